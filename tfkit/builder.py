@@ -26,9 +26,7 @@ from tfkit.initialize import initialize
 from tfkit.model import Model
 from tfkit.nn import Program, Value, is_token, may_read, of_length, of_length_if_given
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
-from tfkit.plugin.manager import load_plugins
 from tfkit.promises import check_layers, check_promises
-from tfkit.spec.find import weights_beside
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
 from tfkit.wrapped import unwrapped
@@ -82,8 +80,8 @@ def build(
     """Build the model of a spec.
 
     Args:
-        spec: a graph that `load` returned, or the argument of `load`. The folder of a model provides its weights too;
-            the graph that `load` returns for it does not.
+        spec: a graph that `load` returned, or the argument of `load`. The folder of a model also provides its weights,
+            and so does the graph that `load` returns for that folder.
         sets: changes as `load` takes them; only for a spec that is not loaded yet.
         device: the device of its parameters; on `meta` they have shapes but no values.
         dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; unless given, that of the weights, or
@@ -98,8 +96,9 @@ def build(
             A plugin's kind that does not know them keeps its own.
         recompute: run every layer again in the backward instead of keeping its activations (activation checkpointing):
             less memory, about a third more time. Results do not change.
-        weights: safetensors to fill it from: a file, the index of several, or their folder. The names are those of the
-            model's state dict, as `tfkit save` writes them, or those in the `checkpoint` section of its spec.
+        weights: safetensors to fill it from: a file, the index of several, their folder, or the folder of a run, whose
+            latest checkpoint is read. The names are those of the model's state dict, as `tfkit save` writes them, or
+            those in the `checkpoint` section of its spec.
         allow_change: accept weights whose file states that they belong to a model with other values, such as another
             epsilon or other positions. Files that tfkit did not write state nothing.
 
@@ -118,13 +117,8 @@ def build(
     if isinstance(spec, Graph) and sets:
         raise ValueError("`sets` have no effect on a graph that is loaded: give them to `tfkit.load`")
     device = device_of(device)
-    if isinstance(spec, Graph):
-        graph = spec
-    else:
-        plugins = load_plugins()
-        graph = load(spec, sets=sets, plugins=plugins)
-        if weights is None and not isinstance(spec, Mapping):
-            weights = weights_beside(spec, plugins.specs)
+    graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
+    weights = graph.weights if weights is None else weights
     if weights is None and allow_change:
         raise ValueError("`allow_change` has no effect without weights")
     kind = None if dtype is None else dtype_of(dtype)

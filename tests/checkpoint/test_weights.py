@@ -171,7 +171,7 @@ def test_values_that_are_not_finite_and_copies_that_differ(file: Path) -> None:
     stored = load_file(file)
     save_file({**stored, "extra": stored["m.wte.weight"] + 1}, file)
     assert refusal(file).startswith(
-        "error: the spec ties `extra` to `m.wte.weight`, but the file has different values in them"
+        "error: `extra` and `m.wte.weight` are one tensor in the model, but differ in the file"
     )
     stored["m.2.qkv.weight"][3, 5] = torch.nan
     save_file(stored, file)

@@ -170,6 +170,10 @@ def test_characters(tmp_path: Path) -> None:
         CharacterTokenizer("aba")
 
 
+def test_ids_beyond_the_vocabulary_of_bytes() -> None:
+    assert tfkit.ByteTokenizer().decode([104, 105, 300, 33]) == "hi\N{REPLACEMENT CHARACTER}!"
+
+
 def test_numbers() -> None:
     made = NumberTokenizer()
     assert made.encode(" 3, 14,15") == [3, 14, 15]

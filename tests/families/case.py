@@ -24,7 +24,7 @@ from tfkit.tools.import_.importing import Imported, import_config
 from tfkit.tools.save.save import save
 
 BATCH = 3
-Kind = Literal["causal", "masked", "seq2seq", "sequence", "token", "question", "pretraining"]
+Kind = Literal["causal", "masked", "seq2seq", "sequence", "token", "question", "pretraining", "body"]
 AUTO = {
     "causal": transformers.AutoModelForCausalLM,
     "masked": transformers.AutoModelForMaskedLM,
@@ -33,6 +33,7 @@ AUTO = {
     "token": transformers.AutoModelForTokenClassification,
     "question": transformers.AutoModelForQuestionAnswering,
     "pretraining": transformers.AutoModelForPreTraining,
+    "body": transformers.AutoModel,
 }
 CLASSES = {"id2label": {0: "so", 1: "not so", 2: "unsaid"}, "label2id": {"so": 0, "not so": 1, "unsaid": 2}}
 
@@ -217,12 +218,12 @@ def _has_encoder(trial: Trial) -> bool:
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """The logits in what a model of theirs returns; of an answer's two ends side by side."""
+    """The logits in what a model of theirs returns, of an answer's two ends side by side; else the hidden states."""
     if hasattr(outputs, "start_logits"):
         return torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
     if hasattr(outputs, "prediction_logits"):
         return outputs.prediction_logits  # type: ignore[no-any-return]
-    return outputs.logits  # type: ignore[no-any-return]
+    return outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state  # type: ignore[no-any-return]
 
 
 def _alone(trial: Trial, ids: list[Tensor], masks: list[Tensor], types: list[Tensor]) -> Tensor:

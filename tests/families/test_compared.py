@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ import torch
 import transformers
 
 from tfkit.tools.compare.compare import Comparison, compare
+from tfkit.tools.import_.importing import import_config
 from tfkit.tools.save.save import save
 
 from ..sampling import chosen
-from .case import Trial
+from .case import Trial, reference
 from .cases import CASES
 
 transformers.utils.logging.disable_progress_bar()
@@ -49,6 +52,29 @@ def test_outputs_are_those_before_something_is_added_to_them_in_place(tmp_path: 
     """As falcon adds its attention to what its FFN returned."""
     trial = Trial.of(CASES["falcon"], tmp_path)
     assert compare(trial.ours.meta["graph"], tmp_path / "theirs").forms == ()
+
+
+def test_a_bfloat16_folder_is_compared_in_float32(tmp_path: Path, run: Callable[..., str]) -> None:
+    """In bfloat16, a single rounding exceeds the tolerance."""
+    theirs = reference(CASES["granite"]).bfloat16()
+    theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
+    graph = import_config(tmp_path / "theirs").graph
+    assert compare(graph, tmp_path / "theirs").equal
+    rounded = compare(graph, tmp_path / "theirs", dtype="bfloat16")
+    assert not rounded.equal
+    assert rounded.difference is not None
+    assert rounded.difference < 0.2
+    (tmp_path / "spec.yaml").write_text(import_config(tmp_path / "theirs").text)
+    files = str(tmp_path / "spec.yaml"), str(tmp_path / "theirs")
+    assert "equal to 1e-05" in run("compare", *files)
+    assert '"equal": false' in run("compare", *files, "--dtype", "bfloat16", "--json", status=1)
+
+
+def test_experts_of_any_width_are_compared(tmp_path: Path) -> None:
+    """The grouped kernels of transformers need rows that are multiples of 16 bytes."""
+    sizes = {"hidden_size": 18, "intermediate_size": 7, "num_attention_heads": 3, "num_key_value_heads": 3}
+    trial = Trial.of(replace(CASES["mixtral"], config={**CASES["mixtral"].config, **sizes}), tmp_path)
+    assert compare(trial.imported.graph, tmp_path / "theirs").equal
 
 
 @torch.no_grad()

@@ -21,9 +21,11 @@ HEADLESS = "model.safetensors"
 
 
 def headless(folder: Path) -> tfkit.Graph:
-    """Save BART without its head, whose bias is then nowhere; the graph of the whole."""
+    """Save BART without its head, whose bias is then nowhere, under the class with a head; return the full graph."""
     theirs = reference(SEQ2SEQ["bart"])
     theirs.model.save_pretrained(folder)  # type: ignore[union-attr, operator]
+    theirs.config.architectures = ["BartForConditionalGeneration"]
+    theirs.config.save_pretrained(folder)
     return import_config(folder).graph
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 import tfkit
+from tfkit.testing import check_model
 
 Run = Callable[..., str]
 SMALL = """\
@@ -27,6 +29,30 @@ graph:
 GPT2 = ["decoder.n_layers=2", "d_model=32", "vocab_size=61", "decoder.attention.n_heads=4", "decoder.ffn.d_ff=64"]
 SLOW = pytest.param("eject", marks=pytest.mark.slow)
 SETS = [word for one in GPT2 for word in ("--set", one)]
+
+
+PLUGIN = """
+from typing import Literal
+import tfkit
+from torch import nn
+
+class OtherConfig(tfkit.FFNConfig):
+    '''A single layer.'''
+    kind: Literal["other"] = "other"
+    d_ff: tfkit.Dim
+
+    def build(self, make):
+        return tfkit.Linear(self.d_model, self.d_model, bias=True, residual=True)
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(OtherConfig)
+"""
+
+
+def same(model: torch.fx.GraphModule, expected: Mapping[str, Tensor]) -> bool:
+    """Return True if a model has exactly these values."""
+    return all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.fixture
@@ -55,6 +81,79 @@ def test_in_python(folder: Path) -> None:
     tfkit.build("out", sets=["decoder.norm.eps=0.1"], allow_change=True)
     with pytest.raises(ValueError, match="`allow_change` has no effect without weights"):
         tfkit.build("small.yaml", allow_change=True)
+
+
+def test_a_loaded_graph_has_the_weights_of_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tfkit.build("out").state_dict()
+    graph = tfkit.load("out")
+    monkeypatch.chdir("/")
+    assert same(tfkit.build(graph), expected)
+    assert not same(tfkit.build(tfkit.load(folder / "out/spec.yaml"), seed=3), expected)
+    assert same(tfkit.build(graph, weights=folder / "out"), expected)
+    with pytest.raises(tfkit.SpecError, match="are those of another model"):
+        tfkit.build(tfkit.load(folder / "out", sets=["decoder.norm.eps=0.1"]))
+    tfkit.build(tfkit.load(folder / "out", sets=["decoder.norm.eps=0.1"]), allow_change=True)
+    (folder / "out/model.safetensors").unlink()
+    with pytest.raises(tfkit.SpecError, match="has neither `model"):
+        tfkit.build(graph)
+
+
+def test_a_folder_whose_spec_needs_a_plugin(folder: Path) -> None:
+    Path("plugins").mkdir()
+    Path("plugins/mine.py").write_text(PLUGIN)
+    Path("mine.yaml").write_text(SMALL.replace("kind: gelu", "kind: other"))
+    plugins = tfkit.load_plugins(plugin_dirs=[Path("plugins")])
+    tfkit.save(model := tfkit.build(tfkit.load("mine.yaml", plugins=plugins), seed=3), "other")
+    assert same(tfkit.build(tfkit.load("other", plugins=plugins)), model.state_dict())
+
+
+def test_tools_in_python_use_the_weights_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfkit.tools.profile import measure
+
+    tfkit.save(tfkit.build("small.yaml", seed=8), "other")
+    assert tfkit.compare("out", "out").equal
+    assert not tfkit.compare("out", "other").equal
+    assert tfkit.compare("out", "small.yaml").equal
+    assert tfkit.compare(tfkit.load("small.yaml"), tfkit.load("out")).equal
+    assert tfkit.compare("small.yaml", "other", weights="out", other_weights="out").equal
+    graph = tfkit.load("out")
+    assert tfkit.count_params(graph).total == tfkit.count_params("small.yaml").total
+    check_model(graph, only=["weights", "init", "forward"])
+    built: list[bool] = []
+
+    def assemble_profile(model: torch.fx.GraphModule, *_: object) -> None:
+        built.append(same(model, tfkit.build("out").state_dict()))
+
+    monkeypatch.setattr(measure, "assemble_profile", assemble_profile)
+    monkeypatch.setattr(measure, "_run", lambda *_: None)
+    tfkit.profile(graph, device="cpu", length=4)
+    assert built == [True]
+
+
+def test_weights_may_be_the_folder_of_a_run(folder: Path, run: Run) -> None:
+    """Its latest checkpoint is read, in Python and by commands."""
+    run("build", "small.yaml", "-o", "run/step-2", "--seed", "9")
+    Path("run/run.yaml").write_text("")
+    Path("run/latest").write_text("step-2")
+    Path("run/step-2/chars.json").write_text('{"characters": "abcde"}')
+    expected = tfkit.build("run").state_dict()
+    assert same(tfkit.build(tfkit.load("run")), expected)
+    assert same(tfkit.build("small.yaml", weights="run"), expected)
+    model = tfkit.build("small.yaml")
+    tfkit.load_weights(model, "run")
+    assert same(model, expected)
+    assert tfkit.compare("run", "small.yaml", other_weights="run").equal
+    run("build", "small.yaml", "--weights", "run", "-o", "again")
+    assert same(tfkit.build("again"), expected)
+    assert Path("again/chars.json").exists()
+
+
+def test_an_imported_graph_has_the_weights_of_its_folder(folder: Path, run: Run) -> None:
+    run("build", "gpt2", *SETS, "-o", "gpt2_small")
+    run("save", "gpt2_small", "--layout", "huggingface", "-o", "published")
+    expected = tfkit.build("gpt2_small").state_dict()
+    assert same(tfkit.build(tfkit.import_config("published").graph), expected)
+    assert not same(tfkit.build(tfkit.import_config("published/config.json").graph, seed=1), expected)
 
 
 @pytest.mark.parametrize("command", ["params", "validate", "show", "explain", "draw", "cost", SLOW])

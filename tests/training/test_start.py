@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 import tfkit
 from tfkit.cli import main
 from tfkit.errors import SpecError
+from tfkit.graph.run import load_run
 from tfkit.spec.content import content_of
 from tfkit.tools.import_.importing import import_config
 from tfkit.training.loop import Trainer
 
-from .runs import Memory, same, small_run, trained, write_run
+from .runs import PLUGINS, Memory, same, small_run, trained, write_run
 
 transformers.utils.logging.disable_progress_bar()
 SMALL = {"vocab_size": 256, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
@@ -81,6 +82,72 @@ def test_a_published_checkpoint_is_fine_tuned_and_published_again(name: str) -> 
     notes = [json.loads(line) for line in text.splitlines()][:2]
     assert notes[0]["weights"].endswith("theirs")
     assert "embedding.tokens.weight" in notes[1]["frozen"]
+
+
+RUN = """
+tfkit: 1
+name: tuned
+model: {model}
+weights: {weights}
+data: {{kind: text, files: sheep.txt, tokenizer: bytes}}
+batch: {{sequences: 4, length: 12}}
+steps: 1
+optimizer: {{kind: adamw, lr: 1e-2}}
+eval: {{every: 1, splits: {{val: 1}}, metrics: [loss, accuracy, bits_per_byte]}}
+"""
+
+
+def tuned(model: str, weights: str) -> Trainer:
+    Path("tune.yaml").write_text(RUN.format(model=model, weights=weights), encoding="utf-8")
+    return Trainer(load_run("tune.yaml", PLUGINS), Memory())
+
+
+@pytest.mark.parametrize("head", ["lm_head.weight", "lm_head.*"])
+def test_a_new_head_on_an_untied_checkpoint(head: str) -> None:
+    published("llama")
+    weights = f"{{path: theirs, missing: ['logits.*'], unused: ['{head}']}}"
+    trainer = tuned("llama.yaml", weights)
+    state, before = trainer.model.state_dict(), tfkit.build("llama.yaml", weights="theirs").state_dict()
+    fresh = tfkit.build("llama.yaml", seed=trainer.run.config.seed).state_dict()
+    assert same(before, state, [name for name in before if name != "logits.output.weight"])
+    assert same(fresh, state, ["logits.output.weight"])
+    with pytest.raises(SpecError, match=r"has tensors that the model lacks:\n *= *lm_head.weight"):
+        tuned("llama.yaml", "{path: theirs, missing: ['logits.*']}")
+
+
+def test_another_head_in_place_of_an_untied_one() -> None:
+    published("llama")
+    graph = "{logits: null, classes: {block: classifier, n_classes: 256}}"
+    weights = "{path: theirs, missing: ['classes.*'], unused: ['lm_head.weight']}"
+    model = f"{{extends: llama.yaml, checkpoint: {{head: ForTokenClassification}}, graph: {graph}}}"
+    state = tuned(model, weights).model.state_dict()
+    before = tfkit.build("llama.yaml", weights="theirs").state_dict()
+    assert same(before, state, [name for name in before if name != "logits.output.weight"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("missing: ['lm_head.weight']", "no weight of the model matches `lm_head.weight`"),
+        ("missing: ['logits.*'], unused: ['logits.*']", "no tensor that the model does not read matches `logits.*`"),
+    ],
+)
+def test_a_name_of_the_other_side_is_explained(words: str, message: str) -> None:
+    published("llama")
+    with pytest.raises(SpecError) as error:
+        tuned("llama.yaml", f"{{path: theirs, {words}}}")
+    assert message in str(error.value)
+    help = "`missing` takes the names of the model's weights, `unused` the names of the file's tensors"
+    assert help in " ".join(str(error.value).split())
+
+
+def test_a_table_may_have_more_rows_than_the_tokenizer_has_tokens(tmp_path: Path) -> None:
+    """Published tables are often padded; transformers samples from all rows, and so does tfkit."""
+    sets = ["vocab_size=300", "d_model=16", "max_len=12", "decoder.n_layers=1", "decoder.attention.n_heads=2"]
+    tfkit.save(tfkit.build("gpt2", sets=sets), "wide")
+    tuned("wide/spec.yaml", "wide")
+    assert train("tune.yaml", "-o", "out") == 0
+    assert set(tfkit.evaluate("out")) == {"val.loss", "val.accuracy", "val.bits_per_byte"}
 
 
 def test_the_first_loss_is_that_of_the_weights_that_a_run_begins_with(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tfkit.checkpoint.header import (
 )
 from tfkit.checkpoint.not_safetensors import HOW_TO_CONVERT, PICKLES
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
-from tfkit.spec.folder import INDEX, WEIGHTS
+from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
 
 MAPPED = 2**25
 """A file is mapped anew after this many bytes, so that data which was read and is held no longer leaves memory."""
@@ -61,14 +61,14 @@ class Checkpoint:
 
         Args:
             path: a safetensors file; a folder with `model.safetensors`, or with `model.safetensors.index.json` and its
-                shards; or the index itself.
+                shards; the index itself; or the folder of a run, whose latest checkpoint is opened.
 
         Raises:
             SpecError: a file is missing, unreadable, damaged, a pickle or of another foreign format; or the index names
                 files outside its folder, or tensors that its files do not have.
         """
         path = Path(path)
-        path = _in_folder(path) if os.path.isdir(path) else path
+        path = _in_folder(model_folder(path)) if os.path.isdir(path) else path
         headers: dict[Path, Header] = {}
         if path.name.endswith(".index.json"):
             for shard, names in _shards(path).items():

@@ -170,8 +170,8 @@ class WeightMap:
             self._check_others(checkpoint)
 
     def _check_others(self, checkpoint: Checkpoint) -> None:
-        """Check the tensors that are in no link."""
-        linked = {name for link in self.links for name in link.file}
+        """Check the tensors that are in no link, except those that are left out by their full name."""
+        linked = {name for link in self.links for name in link.file} | self.ignored.keys()
         self._check_copies(checkpoint, linked)
         for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():
             if name in checkpoint.names and name not in linked:
@@ -189,7 +189,7 @@ class WeightMap:
             if name in checkpoint.names and other in checkpoint.names and name not in linked:
                 if torch.equal(checkpoint.read(name), checkpoint.read(other)):
                     continue
-                message = f"the spec ties {quoted(name)} to {quoted(other)}, but the file has different values in them"
+                message = f"{quoted(name)} and {quoted(other)} are one tensor in the model, but differ in the file"
                 raise SpecError(Diagnostic(message, help="remove `tie` from the spec, and map both"))
 
     def tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -41,7 +41,8 @@ def device_of(name: str) -> torch.device:
 
 def weights_option(what: str = "Safetensors", *, otherwise: str | None = None) -> Decorator:
     """Declare the option `--weights`; `otherwise` describes its default."""
-    help = f"{what}: a file, an index or their folder{f'; {otherwise} unless given' if otherwise else ''}."
+    default = f"; {otherwise} by default" if otherwise else ""
+    help = f"{what}: a file, an index, their folder or a run folder{default}."
     return click.option("--weights", metavar="PATH", type=click.Path(path_type=Path), help=help)
 
 

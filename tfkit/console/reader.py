@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,25 +61,26 @@ class Reader:
         return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
 
     def load(self, spec: str) -> Graph:
-        """Load the graph of a spec; its notes go to standard error."""
+        """Load the graph of a spec, with the weights of its folder; its notes go to standard error."""
         from tfkit.graph.expand import expand
-        from tfkit.spec.find import is_folder
+        from tfkit.spec.find import is_folder, weights_beside
         from tfkit.spec.load import read_spec
 
         if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
         read = read_spec(spec, self.plugins, sets=self.sets)
         warn(read.notes)
-        return expand(read)
+        return replace(expand(read), weights=weights_beside(spec, self.plugins.specs))
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
-        """Return the weights of the command, or of the folder that the spec is; None for random weights."""
+        """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""
         from tfkit.spec.find import weights_beside
+        from tfkit.spec.folder import model_folder
 
-        folder = path if path is not None else weights_beside(spec, self.plugins.specs)
-        if folder is None and allow_change:
+        weights = weights_beside(spec, self.plugins.specs) if path is None else model_folder(path)
+        if weights is None and allow_change:
             raise click.UsageError("--allow-change has no effect without weights")
-        return folder
+        return weights
 
 
 def warn(diagnostics: Iterable[Diagnostic]) -> None:

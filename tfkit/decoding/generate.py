@@ -98,7 +98,8 @@ def generate(
     Raises:
         TypeError: an argument is unknown, or of another type.
         ValueError: a prompt is empty, or longer than the model's `max_len`, or leaves too little room for
-            `max_new_tokens`; an argument is out of its range; the logits are NaN.
+            `max_new_tokens`; an argument is out of its range; the logits are NaN; or the model has
+            no head.
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     if n_samples > 1 and temperature == 0:
@@ -108,6 +109,8 @@ def generate(
     graph = graph_of(built)
     main, *_ = split_for_decoding(graph).given_again
     _check_names(graph, main, inputs)
+    if (output := graph.node(graph.outputs[0]).output).type != "logits":
+        raise ValueError(f"`{graph.name}` returns {output.in_words()}, but tokens are chosen from logits")
     ends = _Ends(_stops(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
     with evaluating(built):

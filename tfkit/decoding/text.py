@@ -90,7 +90,8 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(ids).decode(errors="replace")
+        """The text of ids; those beyond the vocabulary become the sign for unknown characters."""
+        return b"".join(bytes([i]) if i < self.vocab_size else UNKNOWN.encode() for i in ids).decode(errors="replace")
 
     def special(self, text: str) -> int | None:
         """Return None: there are no special tokens."""

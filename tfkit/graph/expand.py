@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
@@ -14,6 +15,7 @@ from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.changes import as_changes
+from tfkit.spec.find import weights_beside
 from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import InputConfig, ModelSpec
@@ -52,6 +54,8 @@ class Graph:
     inputs: Mapping[str, Signal]
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
+    weights: Path | None = None
+    """The folder that the spec was loaded from, if it contains weights: `build` fills the model from it."""
 
     @property
     def name(self) -> str:
@@ -96,11 +100,16 @@ def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None)
     A mapping has the keys and values of a spec's YAML; what it extends is found from the current folder. Text in it is
     an unquoted word of YAML. `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of
     paths to values. Raises SpecError with every error in the spec, before any tensor exists.
+
+    The graph of a model's folder refers to the weights in that folder: `build`, `compare` and `profile` use them. The
+    path of the `spec.yaml` inside gives a graph without weights.
     """
     plugins, changes = plugins or load_plugins(), as_changes(sets)
     if isinstance(spec, Mapping):
         return expand(_warned(take_spec(spec, plugins, sets=changes)))
-    return expand(_warned(read_spec(spec, plugins, sets=changes)))
+    graph = expand(_warned(read_spec(spec, plugins, sets=changes)))
+    folder = weights_beside(spec, plugins.specs)
+    return graph if folder is None else replace(graph, weights=folder.absolute())
 
 
 AnySpec: TypeAlias = Annotated[

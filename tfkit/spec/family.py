@@ -68,7 +68,8 @@ class FamilyConfig(Config):
     """Changes of layer variants that the fields name and the family's first spec does not have."""
     heads: dict[str, Any] = Field(default_factory=dict)
     """Further classes for the same body, by the ends of their names, such as `ForTokenClassification`: changes of this
-    family, or the name of those that many families share, a file of `specs/heads`."""
+    family, or the name of those that many families share, a file of `specs/heads`. By default, every
+    family has `Model`, the class without a head."""
     head: str | None = None
     """The entry of `heads` that applies."""
     spec: dict[str, Any] = Field(default_factory=dict)

@@ -22,7 +22,7 @@ def model_folder(folder: Path) -> Path:
     """Return the folder, or the latest checkpoint if it is the folder of a run."""
     try:
         name = (folder / LATEST).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # also of a zero byte in the path
         return folder
     return folder / name if name and (folder / RUN).is_file() and Path(name).name == name else folder
 

@@ -57,9 +57,10 @@ def family_of(node: Node, known: KnownSpecs, read: Read = source.read) -> Mappin
             raise SpecError(Diagnostic(message, word.span, "checkpoint.extends"))
         chain.append(path)
         texts.append(with_type(read(path, name=str(shortest(path))), path.stem))
-    whole = reduce(merged, (without(text, {"extends"}) for text in reversed(texts)), None)
-    assert whole is not None
-    return without_nulls(whole)
+    # Almost all types have a class without a head; null in `heads` removes it.
+    body = Mapping({"Model": Scalar("body", node.span)}, {"Model": node.span}, node.span)
+    base = Mapping({"heads": body}, {"heads": node.span}, node.span)
+    return without_nulls(reduce(merged, (without(text, {"extends"}) for text in reversed(texts)), base))
 
 
 def _of_an_older_tfkit(node: Mapping, key: str, known: KnownSpecs) -> Diagnostic:

@@ -90,9 +90,9 @@ class WeightsConfig(Config):
     path: Immaterial[str]
     """Safetensors, their folder, or the folder of a run: its latest checkpoint."""
     missing: tuple[str, ...] = ()
-    """Patterns of the model's weights that are not read and begin at random, such as `head.*`."""
+    """Patterns of weights that are not read and begin at random, by their names in the model, such as `logits.*`."""
     unused: tuple[str, ...] = ()
-    """Patterns of tensors of the file that the model does not read."""
+    """Patterns of tensors that the model does not read, by their names in the file, such as `lm_head.weight`."""
     allow_change: bool = False
     """If true, accept weights that state that they are those of another model."""
 

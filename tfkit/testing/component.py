@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from tfkit.arguments import checked
@@ -76,13 +77,16 @@ def check_component(
 def check_model(
     graph: AnySpec, *, plugins: Plugins | None = None, level: Level = "quick", only: Sequence[str] = ()
 ) -> None:
-    """Measure every property on the model of a spec; a graph was loaded with these plugins.
+    """Measure every property on the model of a spec, with the weights of its folder if it has any.
+
+    A graph must have been loaded with these plugins.
 
     Raises AssertionError with all broken promises, except those that follow from another one.
     """
     plugins = plugins or load_plugins()
     graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
-    if broken := broken_promises(Subject(graph, plugins), level, only):
+    subject = Subject(replace(graph, weights=None), plugins, weights=graph.weights)
+    if broken := broken_promises(subject, level, only):
         raise AssertionError(in_lines(f"`{graph.name}`", {"": broken}))
 
 

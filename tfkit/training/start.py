@@ -22,7 +22,8 @@ from tfkit.spec.folder import model_folder
 from tfkit.spec.run import WeightsConfig
 from tfkit.training.groups import no_match
 
-ALLOW = "`weights: {path: ..., missing: [...], unused: [...]}` allows by name what is not read"
+ALLOW = "list what to skip: `weights: {path: ..., missing: [names in the model], unused: [names in the file]}`"
+SIDES = "`missing` takes the names of the model's weights, `unused` the names of the file's tensors"
 CHANGE = "`weights: {path: ..., allow_change: true}` begins with them anyway"
 
 
@@ -55,7 +56,7 @@ def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
     Raises `Invalid` for a pattern that matches nothing, and if nothing is left.
     """
     names = dict(model.named_parameters())
-    _check_matches("freeze", patterns, names, "no parameter matches")
+    _check_matches("freeze", patterns, names, (), "no parameter matches")
     frozen = [name for name in names if _matches(name, patterns)]
     if len(frozen) == len(names):
         raise Invalid("freeze", "every parameter is frozen: there is nothing to train")
@@ -93,10 +94,17 @@ def _in_part(
     taken = {name for link in links for name in link.file}
     others = [name for name in names if name not in taken]
     unused = [name for name in others if _matches(name, config.unused)]
-    _check_matches("missing", config.missing, _own(weights.links), "no weight of the model matches")
-    _check_matches("unused", config.unused, others, "no tensor that the model does not read matches")
+    own = _own(weights.links)
+    surplus = "no tensor that the model does not read matches"
+    _check_matches("missing", config.missing, own, names, "no weight of the model matches")
+    _check_matches("unused", config.unused, others, set(own) - set(names), surplus)
     ignored = {**weights.ignored, **dict.fromkeys(unused, "left out by the run")}
-    return replace(weights, links=tuple(links), ignored=ignored), _own(left_out), unused
+    # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
+    separate = {name for link in left_out for name in link.file}
+    copies = {name: other for name, other in weights.copies.items() if name not in separate}
+    zeros = {name: path for name, path in weights.zeros.items() if name not in separate}
+    read = replace(weights, links=tuple(links), ignored=ignored, copies=copies, zeros=zeros)
+    return read, _own(left_out), unused
 
 
 def _own(links: Sequence[Link]) -> list[str]:
@@ -119,10 +127,17 @@ def _check_meaning(checkpoint: Checkpoint, model: fx.GraphModule, path: Path) ->
         raise SpecError(*(replace(one, help=CHANGE) for one in wrong.diagnostics)) from wrong
 
 
-def _check_matches(field: str, patterns: Sequence[str], names: Collection[str], message: str) -> None:
+def _check_matches(
+    field: str, patterns: Sequence[str], names: Collection[str], other_side: Collection[str], message: str
+) -> None:
+    """Raise `Invalid` for a pattern that matches none of the names; its help says if it matches the other side's."""
     for number, pattern in enumerate(patterns):
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise no_match(f"{field}.{number}", f"{message} {quoted(pattern)}", pattern, list(names))
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        error = no_match(f"{field}.{number}", f"{message} {quoted(pattern)}", pattern, list(names))
+        if any(fnmatchcase(name, pattern) for name in other_side):
+            error.help = SIDES
+        raise error
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -54,6 +54,20 @@ def test_greedy_answers_are_written_token_by_token(stops: bool, tmp_path: Path) 
     assert found["test.decoded_exact_match"] == (written == targets).all(-1).float().mean().item()
 
 
+def test_a_model_may_write_tokens_that_the_data_lacks(tmp_path: Path) -> None:
+    """Such a token is a wrong answer."""
+    run = small_run(
+        tmp_path, ROWS, "eval={every: 1, splits: {train: all}, metrics: [decoded_accuracy]}", "model.vocab_size=30"
+    )
+    model = tfkit.build(run.graph, seed=1)
+    with torch.no_grad():
+        model.head.output.weight.zero_()[29] = 1.0
+        model.decoder.final_norm.bias.fill_(100.0)
+    assert run.config.eval is not None
+    numbers = evaluate(model, run.data, WHOLE, run.config.eval.metrics, sequences=7)
+    assert numbers == {"test.decoded_accuracy": 0.0}
+
+
 def test_a_temperature_changes_answers_and_the_same_are_drawn_again(tmp_path: Path) -> None:
     hot = "{kind: decoded_accuracy, temperature: 1}"
     assert numbers_of(tmp_path, hot) == numbers_of(tmp_path, hot) != numbers_of(tmp_path, "decoded_accuracy")

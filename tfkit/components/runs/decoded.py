@@ -46,7 +46,8 @@ class _Decoded(MetricConfig):
         )
         answer = F.pad(made.tokens, (start, targets.size(1) - start - made.tokens.size(1)), value=stop or 0)
         answer[:, :start] = 0
-        return F.one_hot(answer, data.vocab_size).float()
+        n_tokens = max(data.vocab_size, int(answer.max()) + 1)  # a model may have more tokens than the data
+        return F.one_hot(answer, n_tokens).float()
 
 
 class DecodedAccuracyConfig(_Decoded):

@@ -40,7 +40,7 @@ class Work:
     def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[Subject, str]]:
         """Return the model to check: the spec at full size with trained weights or on request, else a reduced model."""
         if whole or weights is not None:
-            return [(Subject(graph, self.plugins, self.seed, weights), "")]
+            return [(Subject(replace(graph, weights=None), self.plugins, self.seed, weights), "")]
         small = relative(graph, self.plugins)
         return [(Subject(small.graph, self.plugins, self.seed), small.words)]
 

@@ -21,18 +21,19 @@ from tfkit.wrapped import whole
 
 def build_with_weights(
     graph: Graph,
-    path: Path | str | None,
+    path: AnyPath | None,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     seed: int = 0,
     allow_change: bool = False,
 ) -> fx.GraphModule:
-    """`tfkit.build` with the weights of a file, or with random ones of that seed if there is none.
+    """Build a model with the weights of a file, of the folder that the graph was loaded from, or random ones.
 
-    Raises SpecError as it does; or, before any memory is taken, if there is not enough for those of the file.
+    Raises SpecError as `tfkit.build` does; or, before allocating memory, if there is not enough for the weights.
     """
-    if path is None:
+    path = graph.weights if path is None else path
+    if path is None or torch.device(device).type == "meta":
         return build(graph, device=device, dtype=dtype, seed=seed)
     return build_filled(
         graph,

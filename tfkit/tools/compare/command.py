@@ -29,8 +29,9 @@ ROWS = 12
     transformers must be installed, or a file that torch.jit or torch.export wrote.
     Both read the same tokens. The model of a folder has its own weights, and gives
     them to the other if that has none; otherwise both start from the same seed, or
-    have the weights of --weights. Components that cannot be compared are listed
-    with the reason.
+    have the weights of --weights. Both run in float32 by default, in which rounding
+    stays below the tolerance. Components that cannot be compared are listed with
+    the reason.
 
     Exit status: 0 if the outputs can be compared and no component differs by more
     than the tolerance, else 1.
@@ -60,6 +61,7 @@ ROWS = 12
     "--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in this type, too: float64."
 )
 @options.device_option("cpu or cuda.")
+@options.dtype_option("Type of both: float32, bfloat16 ...", default="float32")
 @options.json_option
 def compare(
     reader: Reader,
@@ -75,8 +77,9 @@ def compare(
     if device == "meta":
         raise click.UsageError("on the meta device there are no values to compare")
     graph, other = reader.load(a), _other(reader, b)
-    own = None if isinstance(other, Path) or weights is not None else reader.weights(b, None)
-    source = reader.weights(a, weights, allow_change=allow_change and own is None and not isinstance(other, Path))
+    has_weights = weights or graph.weights or isinstance(other, Path) or other.weights
+    if allow_change and not has_weights:
+        raise click.UsageError("--allow-change has no effect without weights")
     from tfkit.tools.compare.compare import compare as run
 
     with stages() as stage:
@@ -84,9 +87,8 @@ def compare(
         found = run(
             graph,
             other,
-            weights=source or own,
-            other_weights=own,
-            allow_change=allow_change or source is None,
+            weights=weights,
+            allow_change=allow_change,
             float64=reference is not None,
             device=options.device_of(device),
             **given,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.placement import AnyDevice, device_of
+from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import SPEC
 from tfkit.tools.common.weights import build_with_weights
@@ -110,16 +110,20 @@ def compare(
     tolerance: Tolerance = 1e-5,
     float64: bool = False,
     device: AnyDevice = "cpu",
+    dtype: AnyDtype = torch.float32,
 ) -> Comparison:
     """Run two models on the same tokens.
 
     Args:
         a: the model to list the components of, or its spec.
-        b: another one, or its spec; or the folder of a transformers model, whose weights both get; or a file that
-            `torch.jit.save` or `torch.export.save` wrote from A.
-        weights: the weights of both; those of the folder, or random ones, unless given.
+        b: another one, or its spec; or the folder of a transformers model; or a file that `torch.jit.save` or
+            `torch.export.save` wrote from A.
+        weights: the weights of both. By default, the model of a folder has the weights in that folder, and a model
+            without weights gets those of the other model. Random weights are used if neither has any.
         other_weights: the weights of B, if B is a spec with different ones.
         allow_change: accept weights that were saved with other values than A's; B may always have others.
+        dtype: the type of both. The files of most published models are bfloat16, in which a single rounding exceeds
+            the tolerance.
         batch: number of sequences.
         length: tokens of each of them; 16, or the most that both can read, unless given.
         seed: the seed of the tokens, and of random weights.
@@ -132,12 +136,13 @@ def compare(
     """
     a, device = as_graph(a), device_of(device)
     b = as_graph(b) if isinstance(b, Graph | Mapping) or is_spec(b) else Path(b)
-    folder = b if isinstance(b, Path) and os.path.isdir(b) else None
-    source = folder if weights is None else Path(weights)
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
-    model = build_with_weights(a, source, device=device, seed=seed, allow_change=allow_change).eval()
-    other = other_model(model, b, source if other_weights is None else Path(other_weights), device, seed)
+    given = weights or a.weights
+    source = given or _weights_of(b)
+    options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
+    model = build_with_weights(a, source, allow_change=allow_change or given is None, **options).eval()
+    other = other_model(model, b, other_weights or weights or _weights_of(b) or source, **options)
     names = {**other.names, "": ""}
 
     def run() -> Any:
@@ -191,6 +196,11 @@ def _proportional(ours: Tensor, theirs: Tensor) -> bool:
     """True if one is the other times a number: tables of transformers return scaled vectors."""
     factor = (ours * theirs).sum() / ours.square().sum()
     return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
+
+
+def _weights_of(b: Graph | Path) -> Path | None:
+    """Return the folder with the weights of B; None for a spec without weights, and for a program."""
+    return b.weights if isinstance(b, Graph) else b if os.path.isdir(b) else None
 
 
 def is_spec(name: str | os.PathLike[str]) -> bool:

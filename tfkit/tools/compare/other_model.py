@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from tfkit.arguments import AnyPath
 from tfkit.builder import graph_of
 from tfkit.checkpoint.links import published
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
@@ -42,16 +43,22 @@ class Other:
 
 
 def other_model(
-    model: fx.GraphModule, b: Graph | Path, weights: Path | None, device: torch.device | str, seed: int
+    model: fx.GraphModule,
+    b: Graph | Path,
+    weights: AnyPath | None,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int,
 ) -> Other:
     """B, ready to run: with those weights if it is a spec, with its own otherwise."""
     if isinstance(b, Graph):
-        second = build_with_weights(b, weights, device=device, seed=seed, allow_change=True).eval()
+        second = build_with_weights(b, weights, device=device, dtype=dtype, seed=seed, allow_change=True).eval()
         ours, theirs = ([name for name, _ in one.named_modules()] for one in (model, second))
         alone = _outermost(ours, theirs), _outermost(theirs, ours)
         return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)
     if os.path.isdir(b):
-        return _transformers(model, b, device)
+        return _transformers(model, b, device, dtype)
     return Other(_exported(b, device), None, {})
 
 
@@ -61,7 +68,7 @@ def _outermost(names: list[str], others: list[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in known and name.rpartition(".")[0] in known)
 
 
-def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str) -> Other:
+def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str, dtype: torch.dtype) -> Other:
     """A transformers model, its modules found through the map of its weights."""
     graph = graph_of(model)
     family = graph.spec.family
@@ -77,14 +84,16 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         raise SpecError(Diagnostic(message, help="pip install transformers")) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    said = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [family.architecture]
-    cls: Any = getattr(transformers, str(said[0]), None)
+    names = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [family.architecture]
+    cls: Any = getattr(transformers, str(names[0]), None)
     is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
-    if not is_model:  # an Auto class could run code that is in the folder
-        message = f"transformers has no model {quoted(str(said[0]))}"
+    if not is_model:
+        # An Auto class could run code that is in the folder.
+        message = f"transformers has no model {quoted(str(names[0]))}"
         raise SpecError(Diagnostic(message, help="install a version that has it"))
-    dtype = next(model.parameters()).dtype
-    theirs = cls.from_pretrained(folder, attn_implementation="eager", dtype=dtype).to(device).eval()
+    # The default kernels of mixtures need widths that are multiples of 16 bytes.
+    eager: Any = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    theirs = cls.from_pretrained(folder, **eager, dtype=dtype).to(device).eval()
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
     links = published(model, family).links

@@ -6,7 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -69,7 +69,7 @@ def _imported(text: str) -> set[str]:
 
 def _given(graph: Graph, runs: bool) -> Given:
     """The tensors that the file must have, and the values that it must compute."""
-    model = build(graph, device="cpu" if runs else "meta").eval()
+    model = build(replace(graph, weights=None), device="cpu" if runs else "meta").eval()
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     cases = []
     for case in whole_cases(model) if runs else ():

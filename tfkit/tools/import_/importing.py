@@ -20,6 +20,7 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
+from tfkit.spec.brackets import expanded
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.folder import CONFIG, has_weights
@@ -43,7 +44,7 @@ class Imported:
 
     Attributes:
         text: the YAML.
-        graph: the model.
+        graph: the model. If the config.json was named by its folder and that folder has weights, `build` reads them.
         family: the spec that defines the meaning of the fields.
         notes: warnings: what the class in transformers computes otherwise, and what the model leaves out of the weights
             beside the file.
@@ -76,13 +77,17 @@ def import_config(
         SpecError: there is no such family, or it cannot represent a value of the file.
     """
     path, plugins = Path(path), plugins or load_plugins()
+    weights = path.absolute() if has_weights(path) else None
     path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
     family = family or family_of(config, plugins.specs)
     tree, rules = _family(family, plugins)
     head = _head(config, rules)
     if head is not None:
-        tree, rules = _family(family, plugins, head)
+        changed = _family(family, plugins, head)
+        # Older folders name the class without a head, and store one.
+        if not (head.endswith("Model") and _stores_head(rules, changed[1], path.parent)):
+            tree, rules = changed
     tree = read_fields(config, tree, rules)
     for place in _given_by_weights(rules, path.parent):
         tree = _with(tree, place, True)
@@ -94,7 +99,7 @@ def import_config(
     )
     tree = without_idle(tree, plugins)
     with _blaming(config.span, rules):
-        graph = expand(resolve_spec(tree, plugins, file=str(path)))
+        graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
     return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
 
 
@@ -210,13 +215,27 @@ def _head(config: Mapping, family: FamilyConfig) -> str | None:
     names = [str(name) for name in plain(given)] if isinstance(given, Sequence) else []
     heads = {name.casefold(): head for name, head in family.classes.items()}
     found = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
-    if found or not names or any(name.endswith("Model") for name in names):
+    if found or not names:
         return found[0] if found else None
     assert given is not None
     message = f"this is the config of a {names[0]}, which {family.model_type} does not serve"
     notes = (f"served: {listing(family.classes, 20)}",)
     help = "--family names a spec whose family has this class"
     raise SpecError(Diagnostic(message, given.span, "architectures", notes, help))
+
+
+def _stores_head(family: FamilyConfig, body: FamilyConfig, folder: Path) -> bool:
+    """Return True if the weights in a folder have tensors of nodes of the family that the body lacks."""
+    kept = [entry for path, entry in body.tensors.items() if not body.removes(path)]
+    entries = [entry for path, entry in family.tensors.items() if body.removes(path) and entry not in kept]
+    names = [name for entry in entries for name in expanded(entry if isinstance(entry, str) else next(iter(entry)))]
+    stems = [stem for name in names for stem in (f"{family.in_file(name)}.", f"{name.removeprefix('.')}.")]
+    if has_weights(folder):
+        from tfkit.checkpoint.files import Checkpoint
+
+        with suppress(SpecError), Checkpoint.open(folder) as opened:
+            return any(f"{name}.".startswith(stem) for name in opened.names for stem in stems)
+    return False
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def profile_models(
         warmup: steps before them, which do not count.
         directory: a folder to write to: `profile.json`, `report.html`, and for each model a trace for TensorBoard
             (torch-tb-profiler) and Perfetto, and scalars. A former profile is replaced; other contents are an error.
-        weights: the file with the weights of a single model, or one for each; random ones unless given.
+        weights: the file with the weights of a single model, or a list with a file for each model. By default, a model
+            has the weights of the folder that its spec was loaded from, or random weights.
         allow_change: as `tfkit.build` takes it.
         on_step: called after each step with the number of steps done, and of all steps.
 
