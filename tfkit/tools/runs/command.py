@@ -1,4 +1,4 @@
-"""Compare runs fairly by their folders, as a sweep does."""
+"""Compare finished runs by their folders, as a sweep does."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def runs(
     from tfkit.console.output import print_json
     from tfkit.tools.common.atomic_files import write_file
     from tfkit.tools.runs.compare import compare_runs
-    from tfkit.tools.sweep.show import show_results
+    from tfkit.tools.sweep.tables import show_results
 
     if form is not None and json:
         raise click.UsageError("give one of --markdown, --latex and --json")

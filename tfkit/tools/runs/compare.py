@@ -1,4 +1,4 @@
-"""Runs of folders as the arms of a comparison: grouped by meaning, paired by seed."""
+"""Comparison of the runs in folders: grouped into variants, and paired by seed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.run import Run
+from tfkit.graph.run import Run, check_run
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.folder import RUN
+from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.spec.sweep import CompareConfig
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.diff.differences import Difference
-from tfkit.tools.runs.folders import check_alike, check_different, read_cells
 from tfkit.tools.runs.variants import Variant, variants
-from tfkit.tools.sweep.arms import Cell, check_margin, collected
-from tfkit.tools.sweep.curves import Curve, curve_of
-from tfkit.tools.sweep.equal import SIZES, unequal
+from tfkit.tools.sweep.arms import Cell, check_margin, check_number, collected
+from tfkit.tools.sweep.equal import SIZES, unequal, unlike
 from tfkit.tools.sweep.page import differing, page
 from tfkit.tools.sweep.remarks import ended_early, mixed_code
-from tfkit.tools.sweep.result import Results
+from tfkit.tools.sweep.result import Curve, Results, curve_of
 from tfkit.tools.sweep.results import Side, compare
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import plan
@@ -121,3 +123,38 @@ def _until(curve: Curve, step: int) -> Curve:
         return curve
     count = curve.steps.index(step) + 1
     return replace(curve, steps=curve.steps[:count], values=curve.values[:count])
+
+
+def read_cells(folders: Sequence[Path], plugins: Plugins, on: str) -> list[Cell]:
+    """The runs of folders; raises SpecError with the errors of all, among them of those without that number."""
+    data: dict[str, Data] = {}
+    return collected(partial(_cell, folder, plugins, data, on) for folder in folders)
+
+
+def _cell(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> Cell:
+    if not (folder / RUN).is_file():
+        inside = folder / "runs"
+        help = f"name its runs: {inside}/*" if inside.is_dir() else "name folders that `tfkit train` wrote"
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} is not the folder of a run", help=help))
+    run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, known=data), count=flops_of_step)
+    check_number(f"the run in {quoted(str(folder))}", run, on)
+    return Cell(run, folder)
+
+
+def check_different(variants: Sequence[Variant]) -> None:
+    """Raise SpecError if two folders have one run."""
+    for one in variants:
+        seeds: dict[int, Path] = {}
+        for cell in one.cells:
+            other = seeds.setdefault(cell.seed, cell.folder)
+            if other is not cell.folder:
+                both = f"{quoted(str(other))} and {quoted(str(cell.folder))}"
+                raise SpecError(Diagnostic(f"{both} have one run, of seed {cell.seed}", help="name one of them"))
+
+
+def check_alike(one: Variant, base: Variant, on: str) -> None:
+    """Raise SpecError if the numbers of two variants are not of the same data, read in the same way."""
+    notes = unlike(base.run, one.run, on)
+    if notes:
+        folders = " and ".join(quoted(str(variant.cells[0].folder)) for variant in (base, one))
+        raise SpecError(Diagnostic(f"{folders} are evaluated differently", notes=tuple(notes)))

@@ -1,4 +1,4 @@
-"""Runs that mean the same but for their seeds, and a name for them: the values that tell them from others."""
+"""Variants: runs whose settings are equal except for the seed, named after the values that distinguish them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tfkit.graph.run import Run
 from tfkit.graph.run_meaning import Value
-from tfkit.tools.sweep.alike import NONE, word_of
 from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.equal import NONE, word_of
 
 SEED = "seed"
 KINDS = ("kind", "block")

@@ -1,4 +1,4 @@
-"""Compare variants of a run fairly: make the runs that are missing."""
+"""Train variants of a run on the same seeds, and compare them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _options(reader: Reader, *, allow_change: bool) -> list[str]:
 
 
 def _show(found: Results, form: str | None, page: Path) -> None:
-    from tfkit.tools.sweep.show import show_results
+    from tfkit.tools.sweep.tables import show_results
 
     show_results(found, form)
     if form is None:

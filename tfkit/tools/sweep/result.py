@@ -1,13 +1,86 @@
-"""The results of a comparison, as data."""
+"""Results of a comparison as data, and the curves of the runs that they summarize."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from tfkit.tools.sweep.curves import Curve
-from tfkit.tools.sweep.laws import Scaling
+from tfkit.tools.sweep.arms import Cell
 from tfkit.tools.sweep.statistics import Interval, Paired
-from tfkit.tools.sweep.tuning import Tried, Tuned
+from tfkit.tools.train.history import lines
+from tfkit.tools.train.record import Facts, read_facts
+from tfkit.training.loop import DIVERGED
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law, and how well it foretells.
+
+    Attributes:
+        floor: E, the loss that no size goes below.
+        scale: A.
+        exponent: a.
+        intervals: 95% of E, A and a over seeds; None for one seed.
+        missed: the mean loss at the largest size, less what the law of the other sizes foretells.
+    """
+
+    floor: float
+    scale: float
+    exponent: float
+    intervals: tuple[Interval, Interval, Interval] | None
+    missed: float
+
+    def at(self, size: float) -> float:
+        """The loss of a size."""
+        return self.floor + self.scale * size**-self.exponent
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The law of a variant, and what it is drawn from.
+
+    Attributes:
+        name: the variant.
+        words: what its sizes count: parameters, FLOPs, tokens.
+        sizes: from the smallest to the largest.
+        losses: for each size, those of all seeds.
+        law: the law.
+    """
+
+    name: str
+    words: str
+    sizes: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    law: Law
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The values that an arm was given, and those settings whose best value is at the edge of what was tried."""
+
+    values: dict[str, Any]
+    edge: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The result of a trial: the mean of the metric `on`.
+
+    Attributes:
+        mean: None until all runs of the trial are complete, or if a run has no finite value.
+        diverged: the number of runs that diverged, of `runs`.
+    """
+
+    arm: str
+    values: dict[str, Any]
+    words: str
+    on: str
+    mean: float | None
+    best: bool
+    runs: int
+    diverged: int
 
 
 @dataclass(frozen=True)
@@ -82,3 +155,63 @@ class Results:
     laws: tuple[Scaling, ...]
     notes: tuple[str, ...]
     errors: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The number of one run that is compared, over its steps.
+
+    Attributes:
+        seed: that of the run.
+        folder: its folder.
+        steps: the steps with a finite value.
+        values: the value at each step.
+        speed: positions read in a second, evaluations included; None where a process left no time.
+        memory: the largest number of bytes in use; None where a process left none.
+        bits: the values that decide its last digits and its speed: torch, device, threads.
+        diverged: True if the run diverged, or if its last value is not finite.
+    """
+
+    seed: int
+    folder: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    speed: float | None
+    memory: int | None = None
+    bits: Mapping[str, Any] = field(default_factory=dict)
+    diverged: bool = False
+
+    @property
+    def last(self) -> float:
+        """The last value; NaN if there is none, or if the run diverged: what it was before is no result."""
+        return self.values[-1] if self.values and not self.diverged else math.nan
+
+
+def curve_of(cell: Cell, on: str) -> Curve:
+    """Return the curve of a run up to its last evaluation."""
+    points = {line["step"]: line[on] for line in lines(cell.folder) if isinstance(line.get(on), float)}
+    finite = {step: value for step, value in points.items() if math.isfinite(value)}
+    facts = _facts(cell)
+    diverged = facts.ended == DIVERGED or not all(map(math.isfinite, list(points.values())[-1:]))
+    memory = max((session["memory"] for session in facts.sessions if "memory" in session), default=None)
+    steps, values = tuple(finite), tuple(finite.values())
+    return Curve(cell.seed, str(cell.folder), steps, values, _speed(cell, facts), memory, facts.bits, diverged)
+
+
+def speed_of(cell: Cell) -> float | None:
+    """Return the positions that a run trained on per second, evaluations included; None if it is not known."""
+    return _speed(cell, _facts(cell))
+
+
+def _speed(cell: Cell, facts: Facts) -> float | None:
+    if any("seconds" not in session for session in facts.sessions):
+        return None
+    seconds: float = sum(session["seconds"] for session in facts.sessions)
+    step = facts.sessions[-1]["step"]  # 0 if the run ended before its first step, which measures no speed
+    return step * cell.run.tokens_of_step / seconds if step and seconds else None
+
+
+def _facts(cell: Cell) -> Facts:
+    facts = read_facts(cell.folder)
+    assert facts is not None
+    return facts

@@ -1,4 +1,4 @@
-"""Arms compared: what each reached, and how it differs from its baseline."""
+"""Comparison of arms: the result of each arm, and its difference from its baseline."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 
 from tfkit.errors import listing
 from tfkit.spec.sweep import PREVIOUS, CompareConfig
-from tfkit.tools.sweep.alike import unlike
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
-from tfkit.tools.sweep.curves import Curve, curve_of
-from tfkit.tools.sweep.laws import scalings
+from tfkit.tools.sweep.equal import unlike
 from tfkit.tools.sweep.remarks import ended_early, left_out, mixed_code, remarks
-from tfkit.tools.sweep.result import Reached, Result, Results, pairs
+from tfkit.tools.sweep.result import Curve, Reached, Result, Results, Tried, Tuned, curve_of, pairs
+from tfkit.tools.sweep.scaling import scalings
 from tfkit.tools.sweep.statistics import Paired, compare_pairs, interval_of
-from tfkit.tools.sweep.tuning import Tried, Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
 from tfkit.training.loop import DIVERGED

@@ -1,26 +1,31 @@
 """Scaling laws, L = E + A / N^a, with intervals over seeds (https://arxiv.org/abs/2203.15556, appendix D.3).
 
-Losses are compared on a log scale, and the Huber loss keeps a run that went wrong from deciding the law. The bootstrap
-draws whole seeds, since all sizes have the same ones: what a seed does to every size is then in the intervals.
-Percentiles of a few seeds would be too narrow: intervals are the bootstrap's standard error, corrected for the number
-of seeds, times the quantile of t.
+The law of a variant is fitted to one arm for each size, all of them trained on the same seeds. Losses are compared on a
+log scale. The Huber loss keeps a single failed run from deciding the law. The bootstrap draws entire seeds, because all
+sizes have the same seeds: the intervals then contain the effect of a seed on every size. Percentiles of a few seeds
+would be too narrow: intervals are the bootstrap's standard error, corrected for the number of seeds, times the quantile
+of t.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfkit.tools.sweep.arms import Arms, Cell
+from tfkit.tools.sweep.equal import SIZES
+from tfkit.tools.sweep.result import Law, Scaling, curve_of
 from tfkit.tools.sweep.statistics import Interval, half_width, scipy
+from tfkit.tools.train.plan import Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Numbers = NDArray[np.float64]
+
 
 LEAST = 4
 """The sizes that a law needs: one more than it has numbers."""
@@ -31,29 +36,6 @@ STEEPEST = 4.0
 """The largest exponent."""
 HUBER = 1e-3
 """The difference of logarithms beyond which a loss counts less, where seeds do not tell."""
-
-
-@dataclass(frozen=True)
-class Law:
-    """A law, and how well it foretells.
-
-    Attributes:
-        floor: E, the loss that no size goes below.
-        scale: A.
-        exponent: a.
-        intervals: 95% of E, A and a over seeds; None for one seed.
-        missed: the mean loss at the largest size, less what the law of the other sizes foretells.
-    """
-
-    floor: float
-    scale: float
-    exponent: float
-    intervals: tuple[Interval, Interval, Interval] | None
-    missed: float
-
-    def at(self, size: float) -> float:
-        """The loss of a size."""
-        return self.floor + self.scale * size**-self.exponent
 
 
 def law_of(sizes: Sequence[float], losses: Sequence[Sequence[float]]) -> Law:
@@ -135,3 +117,50 @@ def _intervals(n: Numbers, values: Numbers, delta: float, found: Numbers) -> tup
 
 def _power(value: float) -> float:
     return math.exp(min(value, 700.0))
+
+
+def check_laws(arms: Arms, found: Mapping[str, Plan]) -> None:
+    """Raise SpecError if a variant has too few sizes for a law, or several arms of one size."""
+    fit = arms.config.fit
+    if fit is None:
+        return
+    words = SIZES[fit.on][0]
+    for variant, sizes in _sizes(arms, found).items():
+        if len(set(sizes.values())) < len(sizes):
+            message, help = f"several arms of {variant} have equally many {words}", "`tune` what is no size"
+            raise arms.file.error(message, "fit", "on", help=help)
+        if len(sizes) < LEAST:
+            message = f"a law needs {LEAST} sizes, and {variant} has {len(sizes)}"
+            raise arms.file.error(message, "fit", help="for instance `sizes: {params: [0.25M, 0.5M, 1M, 2M]}`")
+
+
+def _sizes(arms: Arms, found: Mapping[str, Plan]) -> dict[str, dict[str, float]]:
+    """The size of each arm, by its variant and its name, from the smallest to the largest."""
+    assert arms.config.fit is not None
+    of = SIZES[arms.config.fit.on][1]
+    every = sorted(arms.arms, key=lambda arm: of(found[arm.name]))
+    return {
+        variant: {arm.name: of(found[arm.name]) for arm in every if arm.variant == variant}
+        for variant in arms.file.variants
+    }
+
+
+def scalings(arms: Arms, complete: Mapping[str, Sequence[Cell]], found: Mapping[str, Plan]) -> list[Scaling]:
+    """The laws of the variants whose every size has a run on a common seed."""
+    if arms.config.fit is None:
+        return []
+    made = []
+    for variant, sizes in _sizes(arms, found).items():
+        rows = [_losses(complete[name], arms.config.fitted) for name in sizes]
+        seeds = [seed for seed in arms.config.seeds if all(seed in row for row in rows)]
+        losses = tuple(tuple(row[seed] for seed in seeds) for row in rows)
+        if seeds:
+            law = law_of(list(sizes.values()), losses)
+            made.append(Scaling(variant, SIZES[arms.config.fit.on][0], tuple(sizes.values()), losses, law))
+    return made
+
+
+def _losses(cells: Sequence[Cell], number: str) -> dict[int, float]:
+    """The last loss of each seed, as far as it is a number above 0."""
+    last = {cell.seed: curve_of(cell, number).last for cell in cells}
+    return {seed: value for seed, value in last.items() if 0 < value < math.inf}

@@ -15,15 +15,13 @@ from tfkit.spec.read_sweep import read_sweep
 from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, check_margin, check_number, collected
-from tfkit.tools.sweep.curves import speed_of
 from tfkit.tools.sweep.equal import check_equal, sizes
-from tfkit.tools.sweep.laws import check_laws
-from tfkit.tools.sweep.looks import plan_remarks
-from tfkit.tools.sweep.result import Results
+from tfkit.tools.sweep.remarks import plan_remarks
+from tfkit.tools.sweep.result import Results, Tuned, speed_of
 from tfkit.tools.sweep.results import results
-from tfkit.tools.sweep.search import Search
+from tfkit.tools.sweep.scaling import check_laws
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS
-from tfkit.tools.sweep.tuning import Tuned, Tuning
+from tfkit.tools.sweep.tuning import Search, Tuning
 from tfkit.tools.sweep.work import Failed, check_runs, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
 

@@ -1,14 +1,15 @@
-"""The results of a sweep as tables: for a terminal, for LaTeX, for Markdown."""
+"""Tables of the results of a sweep, for a terminal, for LaTeX and for Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
+
+from tfkit.console.output import show, table
 from tfkit.tools.common.units import bytes_text, flops_text, short
-from tfkit.tools.sweep.laws import Scaling
-from tfkit.tools.sweep.result import Result, Results
+from tfkit.tools.sweep.result import Result, Results, Scaling, Tried
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS, Interval
-from tfkit.tools.sweep.tuning import Tried
 from tfkit.training.loop import DIVERGED
 
 NONE = "-"
@@ -128,3 +129,30 @@ def _latex(head: Sequence[str], rows: Rows) -> str:
     columns = "l" + "r" * (len(head) - 1)
     body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule", *map(line, rows)]
     return "\n".join([*body, r"\bottomrule", r"\end{tabular}"])
+
+
+WIDEST = 12
+"""Characters of a line in the head of a table: with more, the row would have no room on a narrow terminal."""
+FORMS = {"markdown": markdown, "latex": latex}
+
+
+def show_results(found: Results, form: str | None) -> None:
+    """Print tables and remarks; in a form for papers, the remarks go to standard error."""
+    if form is not None:
+        click.echo(FORMS[form](found))
+        for note in found.notes:
+            click.echo(note, err=True)
+        return
+    for head, rows in tables(found):
+        lines = [_in_lines(one) for one in head]
+        show(table(lines, rows, right=lines[1:]), "")
+    if found.notes:
+        show(*found.notes)
+
+
+def _in_lines(name: str) -> str:
+    """`test.exact_match` in two lines; names of numbers are broken at points, then at underscores, if they are wide."""
+    if len(name) <= WIDEST:
+        return name
+    parts = [part if len(part) <= WIDEST else part.replace("_", "_\n") for part in name.split(".")]
+    return ".\n".join(parts)

@@ -1,8 +1,8 @@
-"""The runs of a sweep that are missing, each in a process of its own.
+"""Trains the missing runs of a sweep, each in its own process.
 
-A run is complete, or it is not: its folder says so, and nothing else is remembered. Its lock is handed to the process
-that trains, and is free as soon as that process has ended, in whatever way. So two sweeps may share a folder, and a
-process that outlives its sweep is waited for by the next one.
+Only the run folder records whether a run is complete. The training process inherits the lock on the folder, and the
+system releases the lock when that process exits, for any reason. Two sweeps can therefore share a folder, and a sweep
+waits for training processes that a killed sweep left behind.
 """
 
 from __future__ import annotations
