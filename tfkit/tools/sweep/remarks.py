@@ -14,7 +14,7 @@ from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, ranges
 from tfkit.tools.common.atomic_files import write_file, writing
-from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.statistics import MOST_PAIRS, NEEDED_PAIRS, Paired, enough
 from tfkit.tools.train.code import EXAMPLES, codes, shown_kind
@@ -22,7 +22,7 @@ from tfkit.tools.train.record import read_facts
 
 
 def remarks(arms: Sequence[Result], margin: float | None) -> Iterator[str]:
-    """Yield the sentences that a reader of the results must know."""
+    """Yield the remarks that a reader of the results must know."""
     for arm in arms:
         for path in arm.tuned.edge if arm.tuned else ():
             assert arm.tuned is not None
@@ -60,16 +60,16 @@ def _diverged(arms: Sequence[Result]) -> Iterator[str]:
 
 
 def _machines(curves: Sequence[Curve]) -> Iterator[str]:
-    """A remark if runs differ in what decides their speeds and last digits."""
-    names = dict.fromkeys(name for one in curves for name in one.bits)
-    found = {name: list(dict.fromkeys(str(one.bits.get(name)) for one in curves)) for name in names}
-    texts = [f"{name} is {' or '.join(map(quoted, values))}" for name, values in found.items() if len(values) > 1]
+    """Yield a remark if runs differ in the values that determine their speeds and last digits."""
+    names = dict.fromkeys(name for curve in curves for name in curve.bits)
+    bits = {name: list(dict.fromkeys(str(curve.bits.get(name)) for curve in curves)) for name in names}
+    texts = [f"{name} is {' or '.join(map(quoted, values))}" for name, values in bits.items() if len(values) > 1]
     if texts:
         yield f"the runs are not of one machine, so that speeds are not comparable: {', '.join(texts)}"
 
 
 def _pairing(name: str, difference: Paired) -> Iterator[str]:
-    """Yield a remark if different seeds would not have given more variable differences."""
+    """Yield a remark if pairing by seed did not reduce the variance of the differences."""
     if difference.correlation is not None and difference.correlation <= 0:
         yield f"pairing gained nothing for {name}: the correlation of its pairs is {difference.correlation:.2f}"
 
@@ -90,11 +90,11 @@ def ended_early(name: str, curves: Sequence[Curve], steps: int) -> Iterator[str]
             yield f"{name}, seed {curve.seed}, ended at step {curve.steps[-1]:,} of {steps:,}"
 
 
-def mixed_code(cells: Iterable[Cell]) -> Iterator[str]:
+def mixed_code(runs: Iterable[SweepRun]) -> Iterator[str]:
     """Yield a remark if the same kind had different code in different runs, or in the processes of one run."""
     versions: dict[str, set[str]] = {}
-    for cell in cells:
-        facts = read_facts(cell.folder)
+    for sweep_run in runs:
+        facts = read_facts(sweep_run.folder)
         for code in codes(facts) if facts else ():
             for kind, modules in code.items():
                 versions.setdefault(kind, set()).add(json.dumps(modules, sort_keys=True))
@@ -145,7 +145,7 @@ class Look:
 
 
 def plan_remarks(folder: Path, arms: Sequence[Result], on: str, seeds: Sequence[int]) -> Iterator[str]:
-    """Yield remarks if these results are not those of the plan that was first shown, and add them to the list."""
+    """Yield remarks if these results follow another plan than the first results shown; add them to the list."""
     compared = [arm for arm in arms if arm.difference is not None]
     runs = {Path(curve.folder).name for arm in compared for curve in arm.curves}
     if not runs:
