@@ -61,8 +61,8 @@ def runs(
 
     if form is not None and json:
         raise click.UsageError("give one of --markdown, --latex and --json")
-    shown = shown_number(on, better, margin)
-    compared = compare_runs(folders, reader.plugins, shown=shown, baseline=baseline, so_far=so_far)
+    comparison = shown_number(on, better, margin)
+    compared = compare_runs(folders, reader.plugins, comparison=comparison, baseline=baseline, so_far=so_far)
     if output is not None:
         write_file(output, compared.page())
     if json:

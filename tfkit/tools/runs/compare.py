@@ -48,25 +48,25 @@ class Compared:
 
 
 def compare_runs(
-    folders: Sequence[Path], plugins: Plugins, *, shown: CompareConfig, baseline: Path | None, so_far: bool
+    folders: Sequence[Path], plugins: Plugins, *, comparison: CompareConfig, baseline: Path | None, so_far: bool
 ) -> Compared:
     """Compare the runs of folders.
 
     Args:
         folders: the folder of each run.
         plugins: the plugins.
-        shown: the metric to compare, and its direction.
+        comparison: the metric to compare, and its direction.
         baseline: a folder, whose variant all variants are compared to; by default the first.
         so_far: also take unfinished runs, and compare all runs at the last step where every run was evaluated.
 
     Raises:
         SpecError: a folder has no run, two folders have the same run, or runs are evaluated on different data.
     """
-    on = shown.on
+    on = comparison.on
     runs = read_runs(folders, plugins, on)
     all_variants = variants(_from_baseline(runs, folders[0] if baseline is None else baseline))
     check_different(all_variants)
-    check_margin(shown, len(all_variants))
+    check_margin(comparison, len(all_variants))
     base, *remaining = all_variants
     collected(partial(check_alike, variant, base, on) for variant in remaining)
     unfinished = [sweep_run for sweep_run in runs if not is_complete(sweep_run)]
@@ -81,8 +81,10 @@ def compare_runs(
         sides = [replace(side, curves=[_until(curve, step) for curve in side.curves]) for side in sides]
         names = ", ".join(quoted(str(sweep_run.folder)) for sweep_run in unfinished)
         notes.append(f"not finished: {names}; all numbers are those of step {step:,}, the last that all runs have")
-    arms, more = compare(sides, shown)
-    results = Results(f"{on} of {len(runs)} runs", on, shown.lower, shown.margin, arms, (), (), (*more, *notes), {})
+    arms, more = compare(sides, comparison)
+    results = Results(
+        f"{on} of {len(runs)} runs", on, comparison.lower, comparison.margin, arms, (), (), (*more, *notes), {}
+    )
     differences = {variant.name: differing(base.run, variant.run) for variant in remaining}
     return Compared(results, differences, {variant.name: variant.run for variant in all_variants})
 

@@ -85,14 +85,9 @@ def _is_kind(path: str) -> bool:
 def _labels(paths: Sequence[str], values: Sequence[Mapping[str, Value]]) -> list[str]:
     """Return the word before the value of each path: its last key, or nothing for a kind that all runs have."""
     keys = [_key(path) for path in paths]
-    return [
-        ""
-        if _is_kind(path) and all(path in run_values for run_values in values)
-        else path
-        if keys.count(key) > 1
-        else key
-        for path, key in zip(paths, keys, strict=True)
-    ]
+    shared = {path for path in paths if _is_kind(path) and all(path in run_values for run_values in values)}
+    labels = [path if keys.count(key) > 1 else key for path, key in zip(paths, keys, strict=True)]
+    return ["" if path in shared else label for path, label in zip(paths, labels, strict=True)]
 
 
 def _key(path: str) -> str:

@@ -212,9 +212,9 @@ def check_number(name: str, run: Run, on: str) -> None:
         raise SpecError(Diagnostic(f"{name} does not report the metric {quoted(on)}", notes=notes, help=help))
 
 
-def check_margin(shown: CompareConfig, variants: int) -> None:
+def check_margin(comparison: CompareConfig, variants: int) -> None:
     """Raise SpecError for a margin where this number of variants leaves nothing to compare."""
-    if shown.margin is not None and variants == 1:
+    if comparison.margin is not None and variants == 1:
         raise SpecError(
             Diagnostic("`margin` has no effect: there is one variant", help="compare two variants, or remove `margin`")
         )

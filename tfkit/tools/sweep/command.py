@@ -72,8 +72,8 @@ def sweep(
     if on is None and (better is not None or margin is not None):
         text = "--margin is a difference" if better is None else "--better is the direction"
         raise click.UsageError(f"{text} of a number: give --on")
-    shown = None if on is None else shown_number(on, better, margin)
-    loaded = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown, allow_change=allow_change)
+    comparison = None if on is None else shown_number(on, better, margin)
+    loaded = Sweep(sweep, reader.plugins, output, sets=reader.sets, comparison=comparison, allow_change=allow_change)
     if plan:
         outline = loaded.outline()
         print_json(outline) if json else _show_outline(outline)

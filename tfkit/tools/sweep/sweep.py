@@ -86,8 +86,8 @@ class Sweep:
         plugins: the plugins.
         folder: the folder of its runs.
         sets: changes of the base run, which all variants inherit.
-        shown: the metric to compare the runs on, by default the metric of the file. Tuning always uses the metric of
-            the file.
+        comparison: the metric to compare the runs on, by default the metric of the file. Tuning always uses the metric
+            of the file.
         allow_change: accept runs that were trained by code other than the current code of their kinds.
     """
 
@@ -98,7 +98,7 @@ class Sweep:
         folder: Path | None,
         *,
         sets: Iterable[str] = (),
-        shown: CompareConfig | None = None,
+        comparison: CompareConfig | None = None,
         allow_change: bool = False,
     ) -> None:
         self.file = read_sweep(name, plugins, sets=list(sets))
@@ -112,10 +112,10 @@ class Sweep:
         self._sized = self._choices()
         check_runs(sweep_run for arm in self.arms.arms for sweep_run in self.arms.runs(arm, self._sized[arm.name]))
         self._sizes = self._checked()
-        self._shown = shown or self.file.config.compare
-        check_margin(self._shown, len(self.file.variants))
+        self._comparison = comparison or self.file.config.compare
+        check_margin(self._comparison, len(self.file.variants))
         for arm, run in self._first_runs().items():
-            check_number(arm, run, self._shown.on)
+            check_number(arm, run, self._comparison.on)
 
     def _tuned(self) -> dict[str, Tuning]:
         """Return the trials of each arm by its name; empty if nothing is tuned."""
@@ -183,18 +183,18 @@ class Sweep:
             trials = [
                 sweep_run for tuning in self._tunings.values() for trial in tuning.waiting() for sweep_run in trial.runs
             ]
-            errors |= _made("tuning", trials, jobs, options, on_progress, on_failure)
+            errors |= _train("tuning", trials, jobs, options, on_progress, on_failure)
             more = sum(tuning.go_on() for tuning in self._tunings.values()) > 0
         if self._choices() != self._sized:
             self._sized = self._choices()
             self._sizes = self._checked()
-        errors |= _made("runs", list(self._runs(self._chosen())), jobs, options, on_progress, on_failure)
+        errors |= _train("runs", list(self._runs(self._chosen())), jobs, options, on_progress, on_failure)
         return self.so_far(errors)
 
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are the errors of failed runs by folder."""
-        trials = [trial for tuning in self._tunings.values() for trial in tuning.tried()]
-        compared = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
+        trials = [trial for tuning in self._tunings.values() for trial in tuning.results()]
+        compared = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._comparison)
         notes = plan_remarks(self.folder, compared.arms, compared.on, self.file.config.seeds)
         return replace(compared, notes=(*compared.notes, *notes))
 
@@ -236,7 +236,7 @@ class Sweep:
             yield from pair
 
 
-def _made(
+def _train(
     stage: str,
     runs: Sequence[SweepRun],
     jobs: int,

@@ -45,7 +45,7 @@ class Tuning:
 
     def waiting(self) -> list[Trial]:
         """Return the trials to train next."""
-        return [trial for trial in self.trials if not is_made(trial)]
+        return [trial for trial in self.trials if not is_trained(trial)]
 
     def go_on(self) -> bool:
         """Record the results of the trained trials; return True if there are more trials to train."""
@@ -59,7 +59,7 @@ class Tuning:
         edge = tuple(path for path, value in best.choice.values.items() if self._at_edge(path, value))
         return best.choice, Tuned(best.choice.values, edge)
 
-    def tried(self) -> list[TrialResult]:
+    def results(self) -> list[TrialResult]:
         """Return the results of all trials."""
         means, on = self._means(), self.arms.config.compare.on
         best = self._best(means)
@@ -79,7 +79,7 @@ class Tuning:
 
     def mean(self, trial: Trial) -> float | None:
         """Return the mean of a trial over its seeds; None before its runs are complete, or if it is not finite."""
-        if not is_made(trial):
+        if not is_trained(trial):
             return None
         mean = fmean(curve_of(sweep_run, self.arms.config.compare.on).last for sweep_run in trial.runs)
         return mean if math.isfinite(mean) else None
@@ -123,7 +123,7 @@ def share_of(range: Range, value: float) -> float:
     return (at - low) / (high - low)
 
 
-def is_made(trial: Trial) -> bool:
+def is_trained(trial: Trial) -> bool:
     """Return True if all runs of a trial are complete."""
     return all(map(is_complete, trial.runs))
 
@@ -140,8 +140,8 @@ class Search(Tuning):
         assert arms.config.tune is not None
         assert arms.config.tune.search is not None
         self._study = _study(arms.config.tune.search)
-        self._told = 0
-        self._asked: Any = None
+        self._reported = 0
+        self._suggested: Any = None
         self._catch_up()
 
     @classmethod
@@ -152,36 +152,36 @@ class Search(Tuning):
         return cls(arms, arm, (), arms.config.tune.search.trials)
 
     def waiting(self) -> list[Trial]:
-        return self.trials[self._told :]
+        return self.trials[self._reported :]
 
     def go_on(self) -> bool:
-        if self._told < self.count:
-            self._tell()
+        if self._reported < self.count:
+            self._report()
         return self._catch_up()
 
     def _catch_up(self) -> bool:
         """Ask for trials until one is to be made; return False if all were."""
-        while self._told < self.count:
-            if self._told == len(self.trials):
+        while self._reported < self.count:
+            if self._reported == len(self.trials):
                 with warnings.catch_warnings():  # the values of diverged trials are infinite, and `gp` clips them
                     warnings.filterwarnings("ignore", "Clip non-finite values")
-                    self._asked = self._study.ask()
-                    choice = _choice(self._asked, self.arms.file.tuned)
+                    self._suggested = self._study.ask()
+                    choice = _choice(self._suggested, self.arms.file.tuned)
                 self.trials.append(self.arms.trial(self.arm, choice))
-            if not is_made(self.trials[-1]):
+            if not is_trained(self.trials[-1]):
                 return True
-            self._tell()
+            self._report()
         return False
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Report the result of the last trial to the study: infinite if a run diverged."""
         trial = self.trials[-1]
         rank = self.rank(self.mean(trial))
         if math.isfinite(rank) or self.diverged(trial):
-            self._study.tell(self._asked, rank)
+            self._study.tell(self._suggested, rank)
         else:
-            self._study.tell(self._asked, state=_optuna().trial.TrialState.FAIL)
-        self._told += 1
+            self._study.tell(self._suggested, state=_optuna().trial.TrialState.FAIL)
+        self._reported += 1
 
 
 def _study(config: SearchConfig) -> Any:
@@ -190,23 +190,23 @@ def _study(config: SearchConfig) -> Any:
     return _optuna().create_study(sampler=kinds[config.sampler](seed=config.seed))
 
 
-def _choice(asked: Any, settings: Sequence[Setting]) -> Choice:
+def _choice(suggestion: Any, settings: Sequence[Setting]) -> Choice:
     """Return the values that Optuna suggests."""
     changes = []
     for setting in settings:
         if setting.range is None:
-            changes.append(setting.values[asked.suggest_categorical(setting.path, range(len(setting.values)))])
+            changes.append(setting.values[suggestion.suggest_categorical(setting.path, range(len(setting.values)))])
         else:
-            changes.append(setting.change(_number(asked, setting.path, setting.range)))
+            changes.append(setting.change(_number(suggestion, setting.path, setting.range)))
     values = {setting.path: plain(change.value) for setting, change in zip(settings, changes, strict=True)}
     return Choice(values, tuple(changes))
 
 
-def _number(asked: Any, path: str, range: Range) -> int | float:
+def _number(suggestion: Any, path: str, range: Range) -> int | float:
     if range.scale == "whole":
-        integer: int = asked.suggest_int(path, int(range.low), int(range.high))
+        integer: int = suggestion.suggest_int(path, int(range.low), int(range.high))
         return integer
-    return float(f"{asked.suggest_float(path, range.low, range.high, log=range.scale == 'log'):.{DIGITS}g}")
+    return float(f"{suggestion.suggest_float(path, range.low, range.high, log=range.scale == 'log'):.{DIGITS}g}")
 
 
 def _optuna() -> ModuleType:
