@@ -1,4 +1,4 @@
-"""Compare finished runs by their folders, as a sweep does."""
+"""Compare runs by their folders, as a sweep does."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     "runs",
     sets=False,
     notes="""
-    Runs with equal settings except the seed are one variant, named after the values
-    that distinguish it. Each variant is compared to the variant of the first DIR, in
-    pairs with equal seeds, as by `tfkit sweep`. Runs that are evaluated on different
-    data are an error; different numbers of tokens are reported. `tfkit compare`
-    compares the weights of two runs.
+    Runs with equal settings except the seed are one variant, named after the
+    values that distinguish it. Each variant is compared to the variant of the
+    first DIR, in pairs with equal seeds, as by `tfkit sweep`. Runs that are
+    evaluated on different data are an error; different numbers of tokens are
+    reported. `tfkit compare` compares the weights of two runs.
 
     Exit status: 0; 1 if the runs cannot be compared.
     """,

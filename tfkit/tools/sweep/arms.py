@@ -267,7 +267,10 @@ def lengthened(text: RunText, file: SweepFile, plugins: Plugins, loaded: dict[st
 
 def _value(file: SweepFile, node: Scalar, run: RunFile) -> int:
     """Return the number of tokens of a run; raise SpecError with the location of the error."""
-    span, help = node.span, "`params` counts the model, `flops` one token, forward and backward"
+    span, help = (
+        node.span,
+        "`params` is the model's parameter count, `flops` the FLOPs of one token, forward and backward",
+    )
     try:
         tokens = evaluate(str(node.value), lambda name: _size(name, run))
     except ExpressionError as error:

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 @command(
     "sweep",
     notes="""
-    SWEEP is a YAML file, or the name of a sweep that comes with tfkit. Each run is
-    in DIR/runs, named after the digest of its settings. The same command trains only
-    the missing runs: after an interruption, or for a new variant. Several sweeps may
-    share a DIR. --set changes the base run of all variants; --on compares another
-    metric of the same runs, and does not repeat tuning. DIR/report.html shows curves,
-    differences, pictures and costs. If the code of a kind has changed, the runs that
-    it trained are an error, unless --allow-change accepts them.
+    SWEEP is a YAML file, or the name of a sweep that comes with tfkit. Each run
+    is in DIR/runs, named after the digest of its settings. The same command
+    trains only the missing runs: after an interruption, or for a new variant.
+    Several sweeps may share a DIR. --set changes the base run of all variants;
+    --on compares another metric of the same runs, and does not repeat tuning.
+    DIR/report.html shows curves, differences, pictures and costs. If the code
+    of a kind has changed, the runs that it trained are an error, unless
+    --allow-change accepts them.
 
-    Exit status: 0; 1 if the sweep is wrong, or one of its runs failed. A run that
-    diverged is a result.
+    Exit status: 0; 1 if the sweep is invalid, or one of its runs failed. A run
+    that diverged is a result.
     """,
     examples="""
     tfkit sweep swiglu --plan
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; train nothing.")
 @click.option("--so-far", is_flag=True, help="Compare the finished runs; train nothing.")
 @click.option("--allow-change", is_flag=True, help="Take runs although the code of their kinds has changed.")
-@number_option("The number to compare.  [default: the metric of SWEEP]")
+@number_option("The metric to compare.  [default: the metric of SWEEP]")
 @forms_option
 @json_option
 def sweep(
