@@ -112,22 +112,22 @@ def test_a_run_without_evaluations_has_nothing_to_compare() -> None:
 def test_variants_are_the_runs_that_set_and_extends_make() -> None:
     """A path is assigned as by `--set`; a mapping merges as in a run that extends another."""
     arms = arms_of(SWEEP)
-    cells = {arm.name: arms.cells(arm) for arm in arms.arms}
-    assert [cell.seed for cell in cells["relu"]] == [0, 1]
+    runs = {arm.name: arms.runs(arm) for arm in arms.arms}
+    assert [cell.seed for cell in runs["relu"]] == [0, 1]
     sets = {
         "relu": [],
         "swiglu": ["model.decoder.ffn={kind: swiglu, d_ff: 21}"],
         "deeper": ["model.decoder.n_layers=3"],
     }
     for name, changes in sets.items():
-        for cell in cells[name]:
+        for cell in runs[name]:
             assert cell.run.digest == load_run("small.yaml", PLUGINS, sets=[*changes, f"seed={cell.seed}"]).digest
             assert cell.folder.name == cell.run.digest[:16]
 
 
 def test_another_kind_starts_anew_in_a_mapping_and_keeps_its_fields_in_a_path() -> None:
     arms = arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model.decoder.ffn.kind: gelu}"))
-    gelu = arms.cells(arms.arm("gelu"))[0].run
+    gelu = arms.runs(arms.arm("gelu"))[0].run
     assert gelu.meaning.values["model.graph.decoder.ffn.d_ff"] == 32
     with pytest.raises(SpecError, match="d_ff"):
         arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model: {graph: {decoder: {ffn: {kind: swiglu}}}}}")
@@ -139,7 +139,7 @@ def test_the_grid_crosses_all_variants() -> None:
     assert len(arms.arms) == 6
     one = arms.arm("deeper, lr 0.01, sequences 4")
     assert one.base == "relu, lr 0.01, sequences 4"
-    run = arms.cells(one)[0].run
+    run = arms.runs(one)[0].run
     assert (run.config.optimizer.lr, run.config.batch.sequences) == (0.01, 4)
 
 
@@ -156,10 +156,10 @@ def test_trials_have_their_own_seeds_and_length() -> None:
     write_run(Path(), EVALUATED.replace("steps: 8", "passes: 1"))
     arms = arms_of(SWEEP + TUNE)
     first, second = Tuning.of(arms, arms.arm("relu")).trials
-    (low,), (high,) = first.cells, second.cells
+    (low,), (high,) = first.runs, second.runs
     assert (low.run.steps, low.seed, low.run.config.optimizer.lr) == (4, 9, 1e-3)
     assert high.run.config.optimizer.lr == 1e-2
-    assert arms.cells(arms.arm("relu"), second.choice)[0].run.config.optimizer.lr == 1e-2
+    assert arms.runs(arms.arm("relu"), second.choice)[0].run.config.optimizer.lr == 1e-2
 
 
 SIZES = {
@@ -173,11 +173,11 @@ SIZES = {
 
 
 def steps_of(arms: Arms) -> dict[str, int]:
-    return {arm.name: arms.cells(arm)[0].run.steps for arm in arms.arms}
+    return {arm.name: arms.runs(arm)[0].run.steps for arm in arms.arms}
 
 
 def parameters_of(arms: Arms) -> dict[str, int]:
-    return {arm.name: count_params(arms.cells(arm)[0].run.graph).total for arm in arms.arms}
+    return {arm.name: count_params(arms.runs(arm)[0].run.graph).total for arm in arms.arms}
 
 
 def test_a_length_from_the_size_of_each_run() -> None:
@@ -222,7 +222,7 @@ def test_two_lengths_are_refused() -> None:
 def test_the_base_may_be_the_only_variant() -> None:
     arms = arms_of("tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n")
     assert [arm.name for arm in arms.arms] == ["base"]
-    assert arms.cells(arms.arms[0])[0].run.digest == load_run("small.yaml", PLUGINS, sets=["seed=0"]).digest
+    assert arms.runs(arms.arms[0])[0].run.digest == load_run("small.yaml", PLUGINS, sets=["seed=0"]).digest
 
 
 @pytest.mark.parametrize("name", chosen(shipped_sweeps(), {"minigpt"}))
@@ -234,7 +234,7 @@ def test_sweeps_that_come_with_tfkit(name: str) -> None:
 def runs_of(arms: Arms, name: str) -> list[Path]:
     """The folders of all runs that an arm may need: trials and, whichever of them is the best, runs."""
     arm, every = arms.arm(name), choices(arms.file.tuned)
-    return [cell.folder for one in every for cell in (*arms.trial(arm, one).cells, *arms.cells(arm, one))]
+    return [sweep_run.folder for one in every for sweep_run in (*arms.trial(arm, one).runs, *arms.runs(arm, one))]
 
 
 def test_sweeps_share_runs() -> None:

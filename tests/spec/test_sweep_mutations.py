@@ -134,7 +134,7 @@ def check_runs(data: Mapping[str, Any], sweep: Sweep) -> None:
     assert {arm.variant for arm in arms.arms} == set(variants)
     assert len({arm.name for arm in arms.arms}) == len(arms.arms)
     for arm in arms.arms[:MOST_ARMS]:
-        runs = [cell.run for cell in arms.cells(arm)]
+        runs = [sweep_run.run for sweep_run in arms.runs(arm)]
         assert [run.config.seed for run in runs] == list(data["seeds"])
         assert len({run.steps for run in runs}) == 1
         assert arms.arm(arm.base).variant == base_of(arm.variant, data["compare"].get("to"), list(variants))

@@ -89,7 +89,7 @@ def forms_option(function: Any) -> Any:
 
 def number_option(help: str, *, default: str | None = None) -> Decorator:
     """Declare the options `--on`, `--better` and `--margin`: a metric, its direction, a relevant difference."""
-    on = click.option("--on", default=default, show_default=True, metavar="NUMBER", help=help)
+    on = click.option("--on", default=default, show_default=True, metavar="METRIC", help=help)
     words = "lower or higher.  [default: lower, for a loss]"
     better = click.option("--better", type=click.Choice(["lower", "higher"]), metavar="WORD", help=words)
     words = "The difference that begins to matter."

@@ -24,7 +24,7 @@ from tfkit.spec.folder import RUN
 from tfkit.spec.render import render_run
 from tfkit.tools.runs.variants import variants
 from tfkit.tools.sweep import sweep as module
-from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.train.record import FACTS, METRICS
 from tfkit.training import memory
 
@@ -121,7 +121,7 @@ def test_more_is_better_where_one_says_so(run: Callable[..., str], here: dict[st
 
 def named(*sets: tuple[str, ...]) -> list[str]:
     runs = [load_run("small.yaml", PLUGINS, sets=one) for one in sets]
-    return [one.name for one in variants(Cell(run, Path(str(number))) for number, run in enumerate(runs))]
+    return [one.name for one in variants(SweepRun(run, Path(str(number))) for number, run in enumerate(runs))]
 
 
 FFN = "model.decoder.ffn"

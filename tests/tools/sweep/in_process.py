@@ -11,7 +11,7 @@ from tfkit.cli import main
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.sweep import work
-from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.arms import SweepRun
 
 
 class InProcess:
@@ -20,14 +20,14 @@ class InProcess:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    def __call__(self, cells: Sequence[Cell], **_: Any) -> dict[str, str]:
+    def __call__(self, runs: Sequence[SweepRun], **_: Any) -> dict[str, str]:
         failed = {}
-        for cell in work.missing(cells):
-            cell.folder.mkdir(parents=True, exist_ok=True)
-            write_file(cell.folder / RUN, work._text(cell.run))
+        for sweep_run in work.missing(runs):
+            sweep_run.folder.mkdir(parents=True, exist_ok=True)
+            write_file(sweep_run.folder / RUN, work._text(sweep_run.run))
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-                status = main(["train", str(cell.folder), "--json"])
-            if not work.is_complete(cell):
-                failed[cell.run.digest] = f"status {status}"
-            self.made.append(cell.folder.name)
+                status = main(["train", str(sweep_run.folder), "--json"])
+            if not work.is_complete(sweep_run):
+                failed[sweep_run.run.digest] = f"status {status}"
+            self.made.append(sweep_run.folder.name)
         return failed

@@ -8,7 +8,7 @@ import pytest
 
 import tfkit
 from tfkit.graph.run import Run, load_run
-from tfkit.tools.sweep.alike import unlike
+from tfkit.tools.sweep.equal import unlike
 
 SHIPPED = Path(__file__).parents[3] / "specs" / "runs" / "calculator.yaml"
 EVAL = "eval={every: 1, splits: {val: all, test: all}}"

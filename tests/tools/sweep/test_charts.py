@@ -8,9 +8,8 @@ import pytest
 
 from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
-from tfkit.tools.sweep.charts import GAPS, NAMES, ROW, forest, gaps
-from tfkit.tools.sweep.curves import Curve
-from tfkit.tools.sweep.result import Result
+from tfkit.tools.sweep.page import GAPS, NAMES, ROW, forest, gaps
+from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.results import _compared
 
 LOSS = CompareConfig(on="val.loss")

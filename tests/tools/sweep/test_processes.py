@@ -24,7 +24,7 @@ from tests.training.runs import same
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep import work
-from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.train.record import locked
 
 from ...sampling import chosen
@@ -132,17 +132,17 @@ def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.Monkey
     """Once its lock is free, and it is complete, nothing is left to do."""
     here = InProcess()
 
-    def beside_another(cells: Sequence[Cell], **options: Any) -> dict[str, str]:
-        cells[0].folder.mkdir(parents=True)
-        lock = os.open(cells[0].folder / work.LOCK, os.O_CREAT | os.O_RDWR)
+    def beside_another(runs: Sequence[SweepRun], **options: Any) -> dict[str, str]:
+        runs[0].folder.mkdir(parents=True)
+        lock = os.open(runs[0].folder / work.LOCK, os.O_CREAT | os.O_RDWR)
         assert held(lock)
 
-        def told(complete: int, steps: int) -> None:
-            if work.missing(cells):
-                here(cells)
+        def on_progress(complete: int, steps: int) -> None:
+            if work.missing(runs):
+                here(runs)
                 os.close(lock)
 
-        return work.work(cells[:1], **{**options, "told": told})
+        return work.work(runs[:1], **{**options, "on_progress": on_progress})
 
     monkeypatch.setattr(module, "work", beside_another)
     monkeypatch.setattr(work, "subprocess", None)  # no process is to be started

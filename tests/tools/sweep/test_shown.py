@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.tools.sweep.show import _in_lines
+from tfkit.tools.sweep.tables import _in_lines
 
 from .small import SWEEP, TUNE, drawn, result, sweep, write
 
@@ -54,13 +54,13 @@ def test_a_wide_number_has_several_lines_in_a_head() -> None:
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (("--on", "val.perplexity", "--better", "lower"), 1, "relu computes no `val.perplexity`"),
+        (("--on", "val.perplexity", "--better", "lower"), 1, "relu does not report the metric `val.perplexity`"),
         (("--on", "val.accuracy"), 2, "nothing says if `val.accuracy` is better higher or lower: add --better"),
         (("--on", ""), 2, "nothing says if `` is better"),
         (("--better", "higher"), 2, "--better is the direction of a number: give --on"),
         (("--margin", "0.1"), 2, "--margin is a difference of a number: give --on"),
         (("--margin", "0", "--on", "val.loss"), 2, "`--margin` takes a number above 0, not 0.0"),
-        (("--plan", "--on", "val.loss"), 2, "--plan compares nothing: it goes without --on"),
+        (("--plan", "--on", "val.loss"), 2, "--plan cannot be combined with --on"),
     ],
 )
 def test_a_number_that_cannot_be_shown(

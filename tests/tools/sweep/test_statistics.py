@@ -14,9 +14,8 @@ from scipy import stats
 
 from tfkit.errors import SpecError
 from tfkit.spec.sweep import CompareConfig
-from tfkit.tools.sweep.curves import Curve
 from tfkit.tools.sweep.remarks import _pairing, remarks
-from tfkit.tools.sweep.result import Result
+from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.results import _compared
 from tfkit.tools.sweep.statistics import ALPHA, NEEDED_PAIRS, Paired, compare_pairs, enough, interval_of, max_t
 

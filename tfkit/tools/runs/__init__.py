@@ -1,1 +1,1 @@
-"""Runs that belong to no sweep: what they mean without their seeds, and the sweep's comparison of them."""
+"""Comparison of runs that belong to no sweep: grouped into variants, and compared as in a sweep."""

@@ -1,4 +1,4 @@
-"""Compare runs fairly by their folders, as a sweep does."""
+"""Compare runs by their folders, as a sweep does."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     "runs",
     sets=False,
     notes="""
-    Runs that mean the same but for their seeds are one variant, named by what tells
-    it from the others. Each is compared to the variant of the first DIR, in pairs
-    of one seed, as `tfkit sweep` compares. Runs whose numbers are not of the same
-    data are refused; another number of tokens is said. The weights of two runs are
-    compared by `tfkit compare`.
+    Runs with equal settings except the seed are one variant, named after the
+    values that distinguish it. Each variant is compared to the variant of the
+    first DIR, in pairs with equal seeds, as by `tfkit sweep`. Runs that are
+    evaluated on different data are an error; different numbers of tokens are
+    reported. `tfkit compare` compares the weights of two runs.
 
     Exit status: 0; 1 if the runs cannot be compared.
     """,
@@ -36,9 +36,9 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     """,
 )
 @click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=FOLDER)
-@number_option("The number to compare.", default="val.loss")
+@number_option("The metric to compare.", default="val.loss")
 @click.option("--baseline", type=FOLDER, metavar="DIR", help="One of its runs.  [default: the first DIR]")
-@click.option("--so-far", is_flag=True, help="Take unfinished runs too; compare all at one step.")
+@click.option("--so-far", is_flag=True, help="Also take unfinished runs; compare all at one step.")
 @output_option("FILE", "Write a page: curves, models, costs.", dir_okay=False)
 @forms_option
 @json_option
@@ -57,33 +57,33 @@ def runs(
     from tfkit.console.output import print_json
     from tfkit.tools.common.atomic_files import write_file
     from tfkit.tools.runs.compare import compare_runs
-    from tfkit.tools.sweep.show import show_results
+    from tfkit.tools.sweep.tables import show_results
 
     if form is not None and json:
         raise click.UsageError("give one of --markdown, --latex and --json")
-    shown = shown_number(on, better, margin)
-    found = compare_runs(folders, reader.plugins, shown=shown, baseline=baseline, so_far=so_far)
+    comparison = shown_number(on, better, margin)
+    compared = compare_runs(folders, reader.plugins, comparison=comparison, baseline=baseline, so_far=so_far)
     if output is not None:
-        write_file(output, found.page())
+        write_file(output, compared.page())
     if json:
         page = None if output is None else str(output)
-        print_json({**vars(found.results), "differing": found.differing, "page": page})
+        print_json({**vars(compared.results), "differing": compared.differing, "page": page})
         return
     if form is None:
-        _show_differing(found.differing)
-    show_results(found.results, form)
+        _show_differing(compared.differing)
+    show_results(compared.results, form)
     if output is not None and form is None:
         click.echo(f"{output}")
 
 
-def _show_differing(found: dict[str, list[Difference]]) -> None:
+def _show_differing(differing: dict[str, list[Difference]]) -> None:
     """Print the values in which variants differ from the baseline."""
     from tfkit.console.output import show, table
 
     rows = [
-        [name if number == 0 else "", one.path, one.before or "-", one.after or "-"]
-        for name, every in found.items()
-        for number, one in enumerate(every)
+        [name if index == 0 else "", difference.path, difference.before or "-", difference.after or "-"]
+        for name, differences in differing.items()
+        for index, difference in enumerate(differences)
     ]
     if rows:
         show(table(["", "value", "baseline", "own"], rows), "")

@@ -1,4 +1,4 @@
-"""Runs of folders as the arms of a comparison: grouped by meaning, paired by seed."""
+"""Comparison of the runs in folders: grouped into variants, and paired by seed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.run import Run
+from tfkit.graph.run import Run, check_run
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.folder import RUN
+from tfkit.spec.read_run import RunText, resolve_run
 from tfkit.spec.sweep import CompareConfig
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.diff.differences import Difference
-from tfkit.tools.runs.folders import check_alike, check_different, read_cells
 from tfkit.tools.runs.variants import Variant, variants
-from tfkit.tools.sweep.arms import Cell, check_margin, collected
-from tfkit.tools.sweep.curves import Curve, curve_of
-from tfkit.tools.sweep.equal import SIZES, unequal
+from tfkit.tools.sweep.arms import SweepRun, check_margin, check_number, collected
+from tfkit.tools.sweep.equal import SIZES, unequal, unlike
 from tfkit.tools.sweep.page import differing, page
 from tfkit.tools.sweep.remarks import ended_early, mixed_code
-from tfkit.tools.sweep.result import Results
+from tfkit.tools.sweep.result import Curve, Results, curve_of
 from tfkit.tools.sweep.results import Side, compare
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import plan
@@ -30,7 +32,7 @@ class Compared:
     """The results of runs.
 
     Attributes:
-        results: as those of a sweep.
+        results: the results, as for a sweep.
         differing: the values in which each variant differs from the baseline, by its name.
         runs: the first run of each variant by its name.
     """
@@ -40,66 +42,68 @@ class Compared:
     runs: dict[str, Run]
 
     def page(self) -> str:
-        """The page of the results."""
+        """Return the page of the results."""
         lines = [f"baseline: {self.results.arms[0].name}"]
         return page(self.results, self.runs, of="comparison", lines=lines, origin={})
 
 
 def compare_runs(
-    folders: Sequence[Path], plugins: Plugins, *, shown: CompareConfig, baseline: Path | None, so_far: bool
+    folders: Sequence[Path], plugins: Plugins, *, comparison: CompareConfig, baseline: Path | None, so_far: bool
 ) -> Compared:
     """Compare the runs of folders.
 
     Args:
         folders: the folder of each run.
         plugins: the plugins.
-        shown: the number to compare, and its direction.
-        baseline: one of the folders, whose variant the others are compared to; the first unless given.
-        so_far: take runs that are not finished too, and the numbers of all at the last step that all have in common.
+        comparison: the metric to compare, and its direction.
+        baseline: a folder, whose variant all variants are compared to; by default the first.
+        so_far: also take unfinished runs, and compare all runs at the last step where every run was evaluated.
 
     Raises:
-        SpecError: a folder has no run; or two have the same one, or numbers that are not of the same data.
+        SpecError: a folder has no run, two folders have the same run, or runs are evaluated on different data.
     """
-    on = shown.on
-    cells = read_cells(folders, plugins, on)
-    every = variants(_from_baseline(cells, folders[0] if baseline is None else baseline))
-    check_different(every)
-    check_margin(shown, len(every))
-    base, *others = every
-    collected(partial(check_alike, one, base, on) for one in others)
-    unfinished = [cell for cell in cells if not is_complete(cell)]
-    left_out = set() if so_far else {cell.folder for cell in unfinished}
-    sides = [_side(one, base, on, left_out) for one in every]
-    notes = [*_unequal(sides), *mixed_code(cells)]
+    on = comparison.on
+    runs = read_runs(folders, plugins, on)
+    all_variants = variants(_from_baseline(runs, folders[0] if baseline is None else baseline))
+    check_different(all_variants)
+    check_margin(comparison, len(all_variants))
+    base, *remaining = all_variants
+    collected(partial(check_alike, variant, base, on) for variant in remaining)
+    unfinished = [sweep_run for sweep_run in runs if not is_complete(sweep_run)]
+    left_out = set() if so_far else {sweep_run.folder for sweep_run in unfinished}
+    sides = [_side(variant, base, on, left_out) for variant in all_variants]
+    notes = [*_unequal(sides), *mixed_code(runs)]
     if not so_far:
-        notes += [f"{quoted(str(one.folder))} is left out: it is not finished" for one in unfinished]
+        notes += [f"{quoted(str(sweep_run.folder))} is left out: it is not finished" for sweep_run in unfinished]
         notes += [note for side in sides for note in ended_early(side.name, side.curves, side.size.steps)]
     elif unfinished:
         step = _common_step(sides)
         sides = [replace(side, curves=[_until(curve, step) for curve in side.curves]) for side in sides]
-        names = ", ".join(quoted(str(one.folder)) for one in unfinished)
+        names = ", ".join(quoted(str(sweep_run.folder)) for sweep_run in unfinished)
         notes.append(f"not finished: {names}; all numbers are those of step {step:,}, the last that all runs have")
-    arms, more = compare(sides, shown)
-    results = Results(f"{on} of {len(cells)} runs", on, shown.lower, shown.margin, arms, (), (), (*more, *notes), {})
-    differences = {one.name: differing(base.run, one.run) for one in others}
-    return Compared(results, differences, {one.name: one.run for one in every})
+    arms, more = compare(sides, comparison)
+    results = Results(
+        f"{on} of {len(runs)} runs", on, comparison.lower, comparison.margin, arms, (), (), (*more, *notes), {}
+    )
+    differences = {variant.name: differing(base.run, variant.run) for variant in remaining}
+    return Compared(results, differences, {variant.name: variant.run for variant in all_variants})
 
 
-def _from_baseline(cells: Sequence[Cell], folder: Path) -> list[Cell]:
-    """The runs, with that of a folder first; raises SpecError if it is none of them."""
-    if all(cell.folder != folder for cell in cells):
-        message = f"the baseline {quoted(str(folder))} is none of the folders"
-        raise SpecError(Diagnostic(message, help="name it among the runs, too"))
-    return sorted(cells, key=lambda cell: cell.folder != folder)
+def _from_baseline(runs: Sequence[SweepRun], folder: Path) -> list[SweepRun]:
+    """Return the runs, with the run of `folder` first; raise SpecError if it is not among them."""
+    if all(sweep_run.folder != folder for sweep_run in runs):
+        message = f"the baseline {quoted(str(folder))} must be one of the compared folders"
+        raise SpecError(Diagnostic(message, help="add it to the list of folders"))
+    return sorted(runs, key=lambda sweep_run: sweep_run.folder != folder)
 
 
-def _side(one: Variant, base: Variant, on: str, left_out: Collection[Path]) -> Side:
-    curves = [curve_of(cell, on) for cell in one.cells if cell.folder not in left_out]
-    return Side(one.name, one.name, base.name, plan(one.run), curves)
+def _side(variant: Variant, base: Variant, on: str, left_out: Collection[Path]) -> Side:
+    curves = [curve_of(sweep_run, on) for sweep_run in variant.runs if sweep_run.folder not in left_out]
+    return Side(variant.name, variant.name, base.name, plan(variant.run), curves)
 
 
 def _unequal(sides: Sequence[Side]) -> Iterator[str]:
-    """Remarks about variants that read more than the baseline, or less."""
+    """Yield remarks about variants that train on more or fewer tokens than the baseline."""
     words, of = SIZES["tokens"]
     sizes = {side.name: of(side.size) for side in sides}
     for side in sides:
@@ -121,3 +125,41 @@ def _until(curve: Curve, step: int) -> Curve:
         return curve
     count = curve.steps.index(step) + 1
     return replace(curve, steps=curve.steps[:count], values=curve.values[:count])
+
+
+def read_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> list[SweepRun]:
+    """Read the runs of folders; raise SpecError with the errors of all of them.
+
+    Every run must report the metric `on`.
+    """
+    data: dict[str, Data] = {}
+    return collected(partial(_run, folder, plugins, data, on) for folder in folders)
+
+
+def _run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> SweepRun:
+    if not (folder / RUN).is_file():
+        inside = folder / "runs"
+        help = f"name its runs: {inside}/*" if inside.is_dir() else "name folders that `tfkit train` wrote"
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} is not the folder of a run", help=help))
+    run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, known=data), count=flops_of_step)
+    check_number(f"the run in {quoted(str(folder))}", run, on)
+    return SweepRun(run, folder)
+
+
+def check_different(variants: Sequence[Variant]) -> None:
+    """Raise SpecError if two folders contain the same run."""
+    for variant in variants:
+        seeds: dict[int, Path] = {}
+        for sweep_run in variant.runs:
+            earlier = seeds.setdefault(sweep_run.seed, sweep_run.folder)
+            if earlier is not sweep_run.folder:
+                both = f"{quoted(str(earlier))} and {quoted(str(sweep_run.folder))}"
+                raise SpecError(Diagnostic(f"{both} have one run, of seed {sweep_run.seed}", help="name one of them"))
+
+
+def check_alike(variant: Variant, base: Variant, on: str) -> None:
+    """Raise SpecError if two variants are not evaluated on the same data in the same way."""
+    notes = unlike(base.run, variant.run, on)
+    if notes:
+        folders = " and ".join(quoted(str(side.runs[0].folder)) for side in (base, variant))
+        raise SpecError(Diagnostic(f"{folders} are evaluated differently", notes=tuple(notes)))

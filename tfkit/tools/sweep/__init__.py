@@ -1,1 +1,1 @@
-"""Sweeps: the runs of a plan, those that are missing made; and the paired comparison of their results."""
+"""Sweeps: training the missing runs of a sweep, and the paired comparison of their results."""

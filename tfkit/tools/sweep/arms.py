@@ -1,37 +1,44 @@
-"""The arms of a sweep: each variant at each point of the grid, with the runs that it takes."""
+"""Arms of a sweep: each variant at each size and grid point, with its runs. The sweep may set sizes and lengths."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.graph.expand import expand
 from tfkit.graph.run import Run, check_run
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.merge import Change
-from tfkit.spec.read_run import RunText, resolve_run
+from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
+from tfkit.spec.merge import Change, change_of
+from tfkit.spec.messages import expression_span, unknown_name
+from tfkit.spec.read_run import RunFile, RunText, model_of, of_model, resolve_run
 from tfkit.spec.read_sweep import Setting, SweepFile
+from tfkit.spec.run import MODEL
 from tfkit.spec.source import plain
 from tfkit.spec.sweep import CompareConfig
 from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.sweep.budgets import lengthened, resized
+from tfkit.tools.solve.budget import Budget, parameters_of
+from tfkit.tools.solve.family import Family
+from tfkit.tools.solve.solve import sizes_of
 from tfkit.tools.train.code import Code, code_of
 from tfkit.tools.train.record import named_by_meaning
 
 T = TypeVar("T")
 LETTERS = 16
-"""Digits of a run's digest that name its folder."""
+"""Digits of a run's digest in the name of its folder."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepRun:
     """A run, and its folder. Unless `allow_change`, it is an error if other code trained the run in the folder."""
 
     run: Run
@@ -40,24 +47,24 @@ class Cell:
 
     @cached_property
     def code(self) -> Code:
-        """The code that trains it now."""
+        """The current code of the run's kinds."""
         return code_of(self.run)
 
     @property
     def seed(self) -> int:
-        """Its seed."""
+        """The seed of the run."""
         return self.run.config.seed
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A value for each setting of a kind, by path; empty where there is none."""
+    """A value for each setting of the grid or of tuning, by path; empty without settings."""
 
     values: dict[str, Any] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
 
     def words(self) -> str:
-        """`lr 0.001, sequences 8`."""
+        """Return the values as text: `lr 0.001, sequences 8`."""
         return ", ".join(f"{path.rpartition('.')[2]} {_word(value)}" for path, value in self.values.items())
 
 
@@ -67,10 +74,10 @@ NOTHING = Choice()
 
 @dataclass(frozen=True)
 class Trial:
-    """Values to try, and the run on each seed of tuning that tries them."""
+    """Values to try, and a run with them on each seed of tuning."""
 
     choice: Choice
-    cells: list[Cell]
+    runs: list[SweepRun]
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,8 @@ class Arm:
     Attributes:
         name: the variant, its size if the sweep has several, and the point if there is a grid.
         variant: the name of the variant.
-        base: the name of the arm that it is compared to, of the same size and point; or its own.
-        text: the run, not resolved, before a choice of tuning is made.
+        base: the name of the arm that it is compared to, of the same size and point. A baseline names itself.
+        text: the run, not resolved, without tuned values.
     """
 
     name: str
@@ -99,22 +106,22 @@ class Arms:
         self._data: dict[str, Data] = {}
         amounts = self.config.sizes.params if self.config.sizes else (None,)
         points = itertools.product(file.variants, amounts, choices(file.grid))
-        self.arms: list[Arm] = collected(self._arm(*one) for one in points)
-        self._cells: dict[tuple[str, str], list[Cell]] = {}
+        self.arms: list[Arm] = collected(self._arm(*point) for point in points)
+        self._runs: dict[tuple[str, str], list[SweepRun]] = {}
         if not file.tuned:
-            collected(partial(self.cells, arm) for arm in self.arms)
+            collected(partial(self.runs, arm) for arm in self.arms)
         _check_names(file, self.arms)
 
-    def cells(self, arm: Arm, choice: Choice = NOTHING) -> list[Cell]:
-        """The runs of an arm, one for each seed, with the values of a choice."""
+    def runs(self, arm: Arm, choice: Choice = NOTHING) -> list[SweepRun]:
+        """Return the runs of an arm, one for each seed, with the values of a choice."""
         key = arm.name, repr(choice.values)
-        if key not in self._cells:
+        if key not in self._runs:
             text = self._lengthened(self._chosen(arm.text, choice))
-            self._cells[key] = [self._cell(text, seed) for seed in self.config.seeds]
-        return self._cells[key]
+            self._runs[key] = [self._sweep_run(text, seed) for seed in self.config.seeds]
+        return self._runs[key]
 
     def trial(self, arm: Arm, choice: Choice) -> Trial:
-        """The runs that try a choice."""
+        """Return the trial of a choice: its runs on the seeds of tuning."""
         tune = self.config.tune
         assert tune is not None
         text = self._chosen(arm.text, choice)
@@ -122,22 +129,22 @@ class Arms:
             text = self._lengthened(text)
         else:
             text = text.of_length(Scalar(tune.steps, text.root.span), of="steps")
-        return Trial(choice, [self._cell(text, seed) for seed in tune.seeds])
+        return Trial(choice, [self._sweep_run(text, seed) for seed in tune.seeds])
 
     def arm(self, name: str) -> Arm:
-        """The arm of that name."""
+        """Return the arm of that name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def _arm(self, variant: str, params: int | None, point: Choice) -> Callable[[], Arm]:
-        def made() -> Arm:
+        def build() -> Arm:
             words = [short(params).replace(".0", "")] if params else []
-            where = "".join(f", {one}" for one in (*words, point.words()) if one)
+            where = "".join(f", {word}" for word in (*words, point.words()) if word)
             text = self._chosen(self.file.variants[variant], point)
             if params:
                 text = resized(text, params, self.file, self._plugins, self._data)
             return Arm(f"{variant}{where}", variant, f"{self.config.base_of(variant)}{where}", text)
 
-        return made
+        return build
 
     def _chosen(self, text: RunText, choice: Choice) -> RunText:
         for change in choice.changes:
@@ -147,33 +154,38 @@ class Arms:
     def _lengthened(self, text: RunText) -> RunText:
         return lengthened(text, self.file, self._plugins, self._data)
 
-    def _cell(self, text: RunText, seed: int) -> Cell:
+    def _sweep_run(self, text: RunText, seed: int) -> SweepRun:
         span = text.root.span
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
         run = check_run(resolve_run(seeded, self._plugins, known=self._data), count=flops_of_step)
         _check_number(self.file, run)
         folder = named_by_meaning(run, lambda digest: self._folder / digest[:LETTERS])
-        return Cell(run, folder, self._allow_change)
+        return SweepRun(run, folder, self._allow_change)
 
 
 def choices(settings: Sequence[Setting]) -> Iterator[Choice]:
-    """Each combination of listed values."""
-    for changes in itertools.product(*(one.values for one in settings)):
-        yield Choice({one.path: plain(change.value) for one, change in zip(settings, changes, strict=True)}, changes)
+    """Yield each combination of the listed values."""
+    for changes in itertools.product(*(setting.values for setting in settings)):
+        yield Choice(
+            {setting.path: plain(change.value) for setting, change in zip(settings, changes, strict=True)}, changes
+        )
 
 
 def collected(makers: Iterable[Callable[[], T]]) -> list[T]:
-    """The results of functions; raises SpecError with the errors of all of them."""
-    found: list[T] = []
+    """Call every function and return the results.
+
+    If any raise SpecError, raise one SpecError with all of their errors.
+    """
+    results: list[T] = []
     errors: list[Diagnostic] = []
     for make in makers:
         try:
-            found.append(make())
-        except SpecError as wrong:
-            errors += wrong.diagnostics
+            results.append(make())
+        except SpecError as error:
+            errors += error.diagnostics
     if errors:
         raise SpecError(*errors)
-    return found
+    return results
 
 
 def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
@@ -185,29 +197,31 @@ def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
 
 
 def numbers_of(run: Run) -> list[str]:
-    """The numbers that the evaluations of a run compute: `val.loss`."""
+    """Return the names of the metrics that the evaluations of a run report: `val.loss`."""
     evaluations = run.config.eval
     splits, metrics = (evaluations.splits, evaluations.metrics) if evaluations else ({}, ())
     return [f"{split}.{metric.kind_name()}" for split in splits for metric in metrics]
 
 
 def check_number(name: str, run: Run, on: str) -> None:
-    """Raise SpecError if the evaluations of a run, or of an arm of that name, do not compute a number."""
+    """Raise SpecError if the evaluations of a run do not report the metric `on`; `name` appears in the error."""
     numbers = numbers_of(run)
     if on not in numbers:
-        notes = (f"numbers of its evaluations: {listing(numbers) or 'none'}",)
-        help = "name a number that all runs compute: --on NUMBER"
-        raise SpecError(Diagnostic(f"{name} computes no {quoted(on)}", notes=notes, help=help))
+        notes = (f"reported metrics: {listing(numbers) or 'none'}",)
+        help = "choose a metric that every run reports: --on METRIC"
+        raise SpecError(Diagnostic(f"{name} does not report the metric {quoted(on)}", notes=notes, help=help))
 
 
-def check_margin(shown: CompareConfig, variants: int) -> None:
+def check_margin(comparison: CompareConfig, variants: int) -> None:
     """Raise SpecError for a margin where this number of variants leaves nothing to compare."""
-    if shown.margin is not None and variants == 1:
-        raise SpecError(Diagnostic("`margin` has no effect: there is one variant", help="compare two, or leave it out"))
+    if comparison.margin is not None and variants == 1:
+        raise SpecError(
+            Diagnostic("`margin` has no effect: there is one variant", help="compare two variants, or remove `margin`")
+        )
 
 
 def _check_number(file: SweepFile, run: Run) -> None:
-    """Raise SpecError if a run does not compute the numbers that the sweep speaks of."""
+    """Raise SpecError if a run does not report the metrics that the sweep compares and fits."""
     names, on = numbers_of(run), file.config.compare.on
     if not names:
         help = "for instance `eval: {every: 500, splits: {val: all}}`"
@@ -215,9 +229,65 @@ def _check_number(file: SweepFile, run: Run) -> None:
         raise SpecError(Diagnostic(message, file.provenance.span(("compare", "on")), "compare.on", help=help))
     for number, *path in ((on, "compare", "on"), (file.config.fitted, "fit", "loss")):
         if number not in names:
-            notes = (f"numbers of its evaluations: {', '.join(names)}",)
-            raise file.error(f"the run computes no {quoted(number)}", *path, notes=notes)
+            notes = (f"reported metrics: {', '.join(names)}",)
+            raise file.error(f"the run does not report the metric {quoted(number)}", *path, notes=notes)
 
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+NAMES = ("params", "flops")
+
+
+def resized(text: RunText, params: int, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
+    """Return the run with the size of its model's family that is nearest to a number of parameters."""
+    data = resolve_run(text, plugins, known=loaded).data
+    try:
+        with of_model():
+            family = Family(model_of(text, data), text.file, plugins)
+            changes = sizes_of(family, Budget("params", params)).sizes[0].sets
+    except SpecError as error:
+        span = file.provenance.span(("sizes", "params"))
+        diagnostics = [replace(item, span=item.span or span, path="sizes.params") for item in error.diagnostics]
+        raise SpecError(*diagnostics) from error
+    for change in changes:
+        text = text.assigned(change_of(f"{MODEL}.{change}"), plugins)
+    return text
+
+
+def lengthened(text: RunText, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
+    """Return the run with the number of tokens that the sweep sets; unchanged if the sweep sets none."""
+    if file.tokens is None:
+        return text
+    run = resolve_run(text, plugins, known=loaded)
+    tokens = _value(file, file.tokens, run)
+    return text.of_length(Scalar(tokens, file.tokens.span), of="tokens")
+
+
+def _value(file: SweepFile, node: Scalar, run: RunFile) -> int:
+    """Return the number of tokens of a run; raise SpecError with the location of the error."""
+    span, help = (
+        node.span,
+        "`params` is the model's parameter count, `flops` the FLOPs of one token, forward and backward",
+    )
+    try:
+        tokens = evaluate(str(node.value), lambda name: _size(name, run))
+    except ExpressionError as error:
+        span = expression_span(span, str(node.value), error.columns)
+        raise SpecError(Diagnostic(f"`tokens`: {error}", span, "tokens", error.notes, error.help or help)) from None
+    if tokens < 1:
+        raise SpecError(Diagnostic(f"`tokens`: {tokens:g} are not enough for a step", span, "tokens", help=help))
+    return math.ceil(tokens)
+
+
+def _size(name: str, run: RunFile) -> Number:
+    """Return the number that a name stands for."""
+    if name not in NAMES:
+        raise unknown_name(name, NAMES)
+    with of_model():
+        graph = expand(run.model)
+    if name == "params":
+        return parameters_of(graph)[0]
+    length = run.data.length
+    return flops_of_step(graph, 1, length) / length

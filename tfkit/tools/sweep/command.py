@@ -1,4 +1,4 @@
-"""Compare variants of a run fairly: make the runs that are missing."""
+"""Train variants of a run on the same seeds, and compare them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 @command(
     "sweep",
     notes="""
-    SWEEP is a YAML file, or the name of a sweep that comes with tfkit. Each run is
-    in DIR/runs under the digest of its meaning: the same command makes those that
-    are missing, as after an interrupt, or for a new variant. Several of them may
-    share a DIR. --set changes the run that all variants begin with; --on shows
-    another number of the same runs, and tunes nothing anew. DIR/report.html shows
-    curves, differences, pictures and costs. If the code of a kind has changed, the
-    runs that it trained are an error, unless --allow-change takes them.
+    SWEEP is a YAML file, or the name of a sweep that comes with tfkit. Each run
+    is in DIR/runs, named after the digest of its settings. The same command
+    trains only the missing runs: after an interruption, or for a new variant.
+    Several sweeps may share a DIR. --set changes the base run of all variants;
+    --on compares another metric of the same runs, and does not repeat tuning.
+    DIR/report.html shows curves, differences, pictures and costs. If the code
+    of a kind has changed, the runs that it trained are an error, unless
+    --allow-change accepts them.
 
-    Exit status: 0; 1 if the sweep is wrong, or one of its runs failed. A run that
-    diverged is a result.
+    Exit status: 0; 1 if the sweep is invalid, or one of its runs failed. A run
+    that diverged is a result.
     """,
     examples="""
     tfkit sweep swiglu --plan
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The folder.  [default: sweeps/NAME]"
 )
-@count_option("--jobs", "Runs at once, each on its own GPU.", default=1)
-@click.option("--plan", is_flag=True, help="Print the runs and their costs; make none.")
-@click.option("--so-far", is_flag=True, help="Compare the runs that are there; make none.")
+@count_option("--jobs", "Parallel runs, each on its own GPU.", default=1)
+@click.option("--plan", is_flag=True, help="Print the runs and their costs; train nothing.")
+@click.option("--so-far", is_flag=True, help="Compare the finished runs; train nothing.")
 @click.option("--allow-change", is_flag=True, help="Take runs although the code of their kinds has changed.")
-@number_option("The number to compare.  [default: that of SWEEP]")
+@number_option("The metric to compare.  [default: the metric of SWEEP]")
 @forms_option
 @json_option
 def sweep(
@@ -68,40 +69,40 @@ def sweep(
     if (form is not None) + plan + json > 1 and not (plan and json):
         raise click.UsageError("give one of --plan, --markdown, --latex and --json, or --plan with --json")
     if plan and (so_far or on is not None):
-        raise click.UsageError(f"--plan compares nothing: it goes without {'--so-far' if so_far else '--on'}")
+        raise click.UsageError(f"--plan cannot be combined with {'--so-far' if so_far else '--on'}")
     if on is None and (better is not None or margin is not None):
         text = "--margin is a difference" if better is None else "--better is the direction"
         raise click.UsageError(f"{text} of a number: give --on")
-    shown = None if on is None else shown_number(on, better, margin)
-    made = Sweep(sweep, reader.plugins, output, sets=reader.sets, shown=shown, allow_change=allow_change)
+    comparison = None if on is None else shown_number(on, better, margin)
+    loaded = Sweep(sweep, reader.plugins, output, sets=reader.sets, comparison=comparison, allow_change=allow_change)
     if plan:
-        outline = made.outline()
+        outline = loaded.outline()
         print_json(outline) if json else _show_outline(outline)
         return
-    found = made.so_far() if so_far else _run(made, jobs, _options(reader, allow_change=allow_change))
-    page = made.write(found)
+    results = loaded.so_far() if so_far else _run(loaded, jobs, _options(reader, allow_change=allow_change))
+    page = loaded.write(results)
     if json:
-        print_json({**vars(found), "page": str(page)})
+        print_json({**vars(results), "page": str(page)})
     else:
-        _show(found, form, page)
-    if found.errors:
+        _show(results, form, page)
+    if results.errors:
         raise click.exceptions.Exit(1)
 
 
-def _run(made: Sweep, jobs: int, options: list[str]) -> Results:
+def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
     """Train the missing runs, and compare all runs."""
     from tfkit.console.output import progress
     from tfkit.tools.sweep.remarks import seeds_text
 
-    outline = made.outline()
+    outline = sweep.outline()
     if outline.missing and outline.needed is not None and outline.seeds < outline.needed:
         click.echo(seeds_text(outline.seeds), err=True)
-    with progress() as told:
-        return made.run(
+    with progress() as show_progress:
+        return sweep.run(
             jobs=jobs,
             options=options,
-            told=lambda what, runs, steps: told(*steps, f"{what}, {runs[0]} of {runs[1]} runs"),
-            failed=lambda folder, text: click.echo(f"error: the run in {folder} failed\n{text}\n", err=True),
+            on_progress=lambda what, runs, steps: show_progress(*steps, f"{what}, {runs[0]} of {runs[1]} runs"),
+            on_failure=lambda folder, text: click.echo(f"error: the run in {folder} failed\n{text}\n", err=True),
         )
 
 
@@ -113,10 +114,10 @@ def _options(reader: Reader, *, allow_change: bool) -> list[str]:
     return [*folders, *disabled, *(flag for flag, is_set in flags if is_set)]
 
 
-def _show(found: Results, form: str | None, page: Path) -> None:
-    from tfkit.tools.sweep.show import show_results
+def _show(results: Results, form: str | None, page: Path) -> None:
+    from tfkit.tools.sweep.tables import show_results
 
-    show_results(found, form)
+    show_results(results, form)
     if form is None:
         click.echo(f"{page}")
 
@@ -129,23 +130,23 @@ def _show_outline(outline: Outline) -> None:
     head = ["", "parameters", "runs", "there", "steps", "FLOPs", "memory", "time"]
     rows = [
         [
-            one.name,
-            short(one.parameters),
-            str(one.runs),
-            str(one.there),
-            f"{one.steps:,}",
-            flops_text(one.flops),
-            bytes_text(one.memory),
-            time_text(one.seconds),
+            row.name,
+            short(row.parameters),
+            str(row.runs),
+            str(row.there),
+            f"{row.steps:,}",
+            flops_text(row.flops),
+            bytes_text(row.memory),
+            time_text(row.seconds),
         ]
-        for one in outline.rows
+        for row in outline.rows
     ]
-    every = outline.rows
+    all_rows = outline.rows
     runs, there, steps, flops = (
-        sum(getattr(one, name) for one in every) for name in ("runs", "there", "steps", "flops")
+        sum(getattr(row, name) for row in all_rows) for name in ("runs", "there", "steps", "flops")
     )
-    times = [one.seconds for one in every if one.seconds is not None]
-    time = time_text(sum(times) if len(times) == len(every) else None)
+    times = [row.seconds for row in all_rows if row.seconds is not None]
+    time = time_text(sum(times) if len(times) == len(all_rows) else None)
     total = ["all", "", str(runs), str(there), f"{steps:,}", flops_text(flops), "", time]
     show(table(head, [*rows, total], right=head[1:], footer=1))
     click.echo(f"\n{outline.different} different runs, {outline.missing} to make; memory is that of a step, predicted")

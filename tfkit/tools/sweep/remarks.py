@@ -1,21 +1,28 @@
-"""Remarks beside the numbers of a comparison: missing pairs, too few seeds, runs that are left out."""
+"""Remarks on a comparison: missing pairs, too few seeds, runs without a value, and results of another plan.
+
+A p-value belongs to a plan: these seeds, and this metric. Adding seeds until a verdict appears, or searching for a
+metric with a verdict, gives more false alarms than 5%. `shown.json` in the folder of a sweep lists what was shown.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from tfkit.errors import listing, quoted
-from tfkit.tools.sweep.arms import Cell
-from tfkit.tools.sweep.curves import Curve
-from tfkit.tools.sweep.result import Result
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, ranges
+from tfkit.tools.common.atomic_files import write_file, writing
+from tfkit.tools.sweep.arms import SweepRun
+from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.statistics import MOST_PAIRS, NEEDED_PAIRS, Paired, enough
 from tfkit.tools.train.code import EXAMPLES, codes, shown_kind
 from tfkit.tools.train.record import read_facts
 
 
 def remarks(arms: Sequence[Result], margin: float | None) -> Iterator[str]:
-    """Yield the sentences that a reader of the results must know."""
+    """Yield the remarks that a reader of the results must know."""
     for arm in arms:
         for path in arm.tuned.edge if arm.tuned else ():
             assert arm.tuned is not None
@@ -53,16 +60,16 @@ def _diverged(arms: Sequence[Result]) -> Iterator[str]:
 
 
 def _machines(curves: Sequence[Curve]) -> Iterator[str]:
-    """A remark if runs differ in what decides their speeds and last digits."""
-    names = dict.fromkeys(name for one in curves for name in one.bits)
-    found = {name: list(dict.fromkeys(str(one.bits.get(name)) for one in curves)) for name in names}
-    texts = [f"{name} is {' or '.join(map(quoted, values))}" for name, values in found.items() if len(values) > 1]
+    """Yield a remark if runs differ in the values that determine their speeds and last digits."""
+    names = dict.fromkeys(name for curve in curves for name in curve.bits)
+    bits = {name: list(dict.fromkeys(str(curve.bits.get(name)) for curve in curves)) for name in names}
+    texts = [f"{name} is {' or '.join(map(quoted, values))}" for name, values in bits.items() if len(values) > 1]
     if texts:
         yield f"the runs are not of one machine, so that speeds are not comparable: {', '.join(texts)}"
 
 
 def _pairing(name: str, difference: Paired) -> Iterator[str]:
-    """Yield a remark if different seeds would not have given more variable differences."""
+    """Yield a remark if pairing by seed did not reduce the variance of the differences."""
     if difference.correlation is not None and difference.correlation <= 0:
         yield f"pairing gained nothing for {name}: the correlation of its pairs is {difference.correlation:.2f}"
 
@@ -83,11 +90,11 @@ def ended_early(name: str, curves: Sequence[Curve], steps: int) -> Iterator[str]
             yield f"{name}, seed {curve.seed}, ended at step {curve.steps[-1]:,} of {steps:,}"
 
 
-def mixed_code(cells: Iterable[Cell]) -> Iterator[str]:
+def mixed_code(runs: Iterable[SweepRun]) -> Iterator[str]:
     """Yield a remark if the same kind had different code in different runs, or in the processes of one run."""
     versions: dict[str, set[str]] = {}
-    for cell in cells:
-        facts = read_facts(cell.folder)
+    for sweep_run in runs:
+        facts = read_facts(sweep_run.folder)
         for code in codes(facts) if facts else ():
             for kind, modules in code.items():
                 versions.setdefault(kind, set()).add(json.dumps(modules, sort_keys=True))
@@ -117,3 +124,70 @@ def _without_pair(arms: Sequence[Result]) -> Iterator[str]:
 def _seeds(seeds: Sequence[int]) -> str:
     """Return `seed 3`, or `seeds 3, 4`."""
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+SHOWN = "shown.json"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Results that were shown.
+
+    Attributes:
+        on: the metric.
+        seeds: the seeds of the sweep, with or without complete runs.
+        runs: the folder names of the runs of compared arms, without baselines, which several sweeps may share.
+    """
+
+    on: str
+    seeds: list[int]
+    runs: list[str]
+
+
+def plan_remarks(folder: Path, arms: Sequence[Result], on: str, seeds: Sequence[int]) -> Iterator[str]:
+    """Yield remarks if these results follow another plan than the first results shown; add them to the list."""
+    compared = [arm for arm in arms if arm.difference is not None]
+    runs = {Path(curve.folder).name for arm in compared for curve in arm.curves}
+    if not runs:
+        return
+    looks = _read(folder / SHOWN)
+    look = Look(on, sorted(seeds), sorted(runs))
+    if look not in looks:
+        looks.append(look)
+        with writing(folder / SHOWN):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / SHOWN, json.dumps([asdict(entry) for entry in looks], indent=1) + "\n")
+    related = [earlier for earlier in looks if not runs.isdisjoint(earlier.runs)]
+    first, metrics = related[0], {earlier.on for earlier in related}
+    if first.seeds != look.seeds:
+        yield (
+            f"the seeds were {ranges(first.seeds)} when results were first shown, and are {ranges(look.seeds)} now: "
+            "changing the seeds until a verdict appears gives more false alarms than 5%"
+        )
+    if first.on != on:
+        yield f"{first.on} was shown first: the best of {len(metrics)} metrics gives more false alarms than 5%"
+    pairs = min(arm.difference.pairs for arm in compared if arm.difference)
+    if pairs < len(seeds):
+        yield f"{pairs} of {len(seeds)} seeds are complete: a verdict counts only with all seeds"
+
+
+def _read(path: Path) -> list[Look]:
+    """Return the results that were shown; raise SpecError if the file cannot be read."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(entries, list):
+            raise TypeError("it must be a list")
+        return [_look(**entry) for entry in entries]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        message = f"cannot read {quoted(str(path))}: {error}"
+        help = "remove the file; the sweep then does not know which results were shown"
+        raise SpecError(Diagnostic(message, help=help)) from error
+
+
+def _look(on: Any, seeds: Any, runs: Any) -> Look:
+    lists = isinstance(seeds, list) and isinstance(runs, list)
+    if not lists or not {type(seed) for seed in seeds} <= {int} or not {type(name) for name in (on, *runs)} <= {str}:
+        raise TypeError("a value has the wrong type")
+    return Look(on, seeds, runs)

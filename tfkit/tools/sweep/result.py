@@ -1,23 +1,96 @@
-"""The results of a comparison, as data."""
+"""Results of a comparison as data, and the curves of the runs that they summarize."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from tfkit.tools.sweep.curves import Curve
-from tfkit.tools.sweep.laws import Scaling
+from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.statistics import Interval, Paired
-from tfkit.tools.sweep.tuning import Tried, Tuned
+from tfkit.tools.train.history import lines
+from tfkit.tools.train.record import Facts, read_facts
+from tfkit.training.loop import DIVERGED
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law, and its error at the largest size.
+
+    Attributes:
+        floor: E, the loss that no size goes below.
+        scale: A.
+        exponent: a.
+        intervals: 95% of E, A and a over seeds; None for one seed.
+        missed: the mean loss at the largest size, minus the prediction of the law of the smaller sizes.
+    """
+
+    floor: float
+    scale: float
+    exponent: float
+    intervals: tuple[Interval, Interval, Interval] | None
+    missed: float
+
+    def at(self, size: float) -> float:
+        """Return the loss at a size."""
+        return self.floor + self.scale * size**-self.exponent
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The law of a variant, and the losses it is fitted to.
+
+    Attributes:
+        name: the variant.
+        words: the unit of its sizes: parameters, FLOPs, tokens.
+        sizes: from the smallest to the largest.
+        losses: for each size, the losses of all seeds.
+        law: the law.
+    """
+
+    name: str
+    words: str
+    sizes: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    law: Law
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The tuned values of an arm, and the paths whose best value is at the edge of the values tried."""
+
+    values: dict[str, Any]
+    edge: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The result of a trial: the mean of the metric `on`.
+
+    Attributes:
+        mean: None until all runs of the trial are complete, or if a run has no finite value.
+        diverged: the number of runs that diverged, of `runs`.
+    """
+
+    arm: str
+    values: dict[str, Any]
+    words: str
+    on: str
+    mean: float | None
+    best: bool
+    runs: int
+    diverged: int
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The tokens that an arm needs for its baseline's last value, as a share of those that the baseline needs.
+    """The tokens that an arm needs for its baseline's last value, as a fraction of the tokens of the baseline.
 
     Attributes:
-        ratio: the geometric mean over seeds; None if no seed gets there.
-        interval: 95% of it; None for fewer than two seeds.
-        seeds: those that get there.
+        ratio: the geometric mean over seeds; None if no seed reaches the value.
+        interval: the 95% interval of the ratio; None for fewer than two seeds.
+        seeds: the number of seeds that reach the value.
     """
 
     ratio: float | None
@@ -56,21 +129,21 @@ class Result:
 
     @property
     def runs(self) -> int:
-        """The number of runs, with those that diverged."""
+        """The number of runs, including diverged runs."""
         return len(self.curves) + len(self.diverged)
 
 
-def pairs(one: Result, base: Result) -> list[tuple[Curve, Curve]]:
-    """The curves of an arm and of its baseline on the seeds that both have."""
-    others = {curve.seed: curve for curve in base.curves}
-    return [(curve, others[curve.seed]) for curve in one.curves if curve.seed in others]
+def pairs(arm: Result, base: Result) -> list[tuple[Curve, Curve]]:
+    """Return the curves of an arm and of its baseline, for each seed that both have."""
+    base_curves = {curve.seed: curve for curve in base.curves}
+    return [(curve, base_curves[curve.seed]) for curve in arm.curves if curve.seed in base_curves]
 
 
 @dataclass(frozen=True)
 class Results:
     """All arms of a sweep, the trials that tuned them, laws, remarks, and the errors of runs by folder.
 
-    `margin` is the difference that begins to matter, if that was said.
+    `margin` is the smallest difference that matters; None if it is not set.
     """
 
     name: str
@@ -78,7 +151,69 @@ class Results:
     lower: bool
     margin: float | None
     arms: tuple[Result, ...]
-    trials: tuple[Tried, ...]
+    trials: tuple[TrialResult, ...]
     laws: tuple[Scaling, ...]
     notes: tuple[str, ...]
     errors: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The compared metric of one run, at every step where the run was evaluated.
+
+    Attributes:
+        seed: the seed of the run.
+        folder: its folder.
+        steps: the steps with a finite value.
+        values: the value at each step.
+        speed: positions per second, evaluations included; None if a process recorded no time.
+        memory: peak memory in bytes; None if no process recorded it.
+        bits: the values that determine its last digits and its speed: torch, device, threads.
+        diverged: True if the run diverged, or if its last value is not finite.
+    """
+
+    seed: int
+    folder: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    speed: float | None
+    memory: int | None = None
+    bits: Mapping[str, Any] = field(default_factory=dict)
+    diverged: bool = False
+
+    @property
+    def last(self) -> float:
+        """The last value; NaN without a value, or if the run diverged. A value before divergence is no result."""
+        return self.values[-1] if self.values and not self.diverged else math.nan
+
+
+def curve_of(sweep_run: SweepRun, on: str) -> Curve:
+    """Return the curve of a run up to its last evaluation."""
+    points = {line["step"]: line[on] for line in lines(sweep_run.folder) if isinstance(line.get(on), float)}
+    finite = {step: value for step, value in points.items() if math.isfinite(value)}
+    facts = _facts(sweep_run)
+    diverged = facts.ended == DIVERGED or not all(map(math.isfinite, list(points.values())[-1:]))
+    memory = max((session["memory"] for session in facts.sessions if "memory" in session), default=None)
+    steps, values = tuple(finite), tuple(finite.values())
+    return Curve(
+        sweep_run.seed, str(sweep_run.folder), steps, values, _speed(sweep_run, facts), memory, facts.bits, diverged
+    )
+
+
+def speed_of(sweep_run: SweepRun) -> float | None:
+    """Return the positions that a run trained on per second, evaluations included; None if it is not known."""
+    return _speed(sweep_run, _facts(sweep_run))
+
+
+def _speed(sweep_run: SweepRun, facts: Facts) -> float | None:
+    if any("seconds" not in session for session in facts.sessions):
+        return None
+    seconds: float = sum(session["seconds"] for session in facts.sessions)
+    step = facts.sessions[-1]["step"]  # 0 if the run ended before its first step, which measures no speed
+    return step * sweep_run.run.tokens_of_step / seconds if step and seconds else None
+
+
+def _facts(sweep_run: SweepRun) -> Facts:
+    facts = read_facts(sweep_run.folder)
+    assert facts is not None
+    return facts

@@ -1,4 +1,4 @@
-"""Arms compared: what each reached, and how it differs from its baseline."""
+"""Comparison of arms: the result of each arm, and its difference from its baseline."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 
 from tfkit.errors import listing
 from tfkit.spec.sweep import PREVIOUS, CompareConfig
-from tfkit.tools.sweep.alike import unlike
-from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
-from tfkit.tools.sweep.curves import Curve, curve_of
-from tfkit.tools.sweep.laws import scalings
+from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Choice, SweepRun
+from tfkit.tools.sweep.equal import unlike
 from tfkit.tools.sweep.remarks import ended_early, left_out, mixed_code, remarks
-from tfkit.tools.sweep.result import Reached, Result, Results, pairs
+from tfkit.tools.sweep.result import Curve, Reached, Result, Results, TrialResult, Tuned, curve_of, pairs
+from tfkit.tools.sweep.scaling import scalings
 from tfkit.tools.sweep.statistics import Paired, compare_pairs, interval_of
-from tfkit.tools.sweep.tuning import Tried, Tuned
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
 from tfkit.training.loop import DIVERGED
@@ -23,7 +21,7 @@ from tfkit.training.loop import DIVERGED
 
 @dataclass(frozen=True)
 class Side:
-    """An arm to compare: the curves of its runs, and what was known of it before them."""
+    """An arm to compare: its size, its tuned values, and the curves of its runs."""
 
     name: str
     variant: str
@@ -36,36 +34,40 @@ class Side:
 def results(
     arms: Arms,
     chosen: dict[str, tuple[Choice, Tuned]],
-    trials: Sequence[Tried],
+    trials: Sequence[TrialResult],
     sizes: dict[str, Plan],
     errors: dict[str, str],
-    shown: CompareConfig,
+    comparison: CompareConfig,
 ) -> Results:
     """Compare the complete runs of a sweep on the number that is to be shown."""
-    on = shown.on
-    complete: dict[str, list[Cell]] = {}
+    on = comparison.on
+    complete: dict[str, list[SweepRun]] = {}
     sides: list[Side] = []
     early: list[str] = []
     for arm in arms.arms:
         choice, tuned = chosen.get(arm.name, (NOTHING, None))
-        known = tuned is not None or not arms.file.tuned
-        cells = [cell for cell in arms.cells(arm, choice) if is_complete(cell)] if known else []
-        complete[arm.name] = cells
-        if not known:
+        is_tuned = tuned is not None or not arms.file.tuned
+        runs = [sweep_run for sweep_run in arms.runs(arm, choice) if is_complete(sweep_run)] if is_tuned else []
+        complete[arm.name] = runs
+        if not is_tuned:
             early.append(_not_tuned(arm.name, trials))
-        side = Side(arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(cell, on) for cell in cells], tuned)
+        side = Side(
+            arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(sweep_run, on) for sweep_run in runs], tuned
+        )
         sides.append(side)
         early += _unlike(arms, arm, chosen, on)
         early += ended_early(arm.name, side.curves, side.size.steps)
     order = ["each variant is compared to the one before it"] if arms.config.compare.to == PREVIOUS else []
-    compared, notes = compare(sides, shown)
+    compared, notes = compare(sides, comparison)
     notes = [*order, *notes, *early]
-    notes += mixed_code(cell for cells in complete.values() for cell in cells)
+    notes += mixed_code(sweep_run for runs in complete.values() for sweep_run in runs)
     laws = tuple(scalings(arms, complete, sizes))
-    return Results(arms.file.name, on, shown.lower, shown.margin, compared, tuple(trials), laws, tuple(notes), errors)
+    return Results(
+        arms.file.name, on, comparison.lower, comparison.margin, compared, tuple(trials), laws, tuple(notes), errors
+    )
 
 
-def _not_tuned(name: str, trials: Sequence[Tried]) -> str:
+def _not_tuned(name: str, trials: Sequence[TrialResult]) -> str:
     """Return the remark about an arm that has no best trial."""
     if all(trial.diverged for trial in trials if trial.arm == name):
         return f"{name} is not tuned: every trial diverged"
@@ -73,18 +75,21 @@ def _not_tuned(name: str, trials: Sequence[Tried]) -> str:
 
 
 def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
-    """A remark about an arm that is not evaluated as its baseline is."""
-    base, own = (arms.cells(one, chosen.get(one.name, (NOTHING, None))[0])[0].run for one in (arms.arm(arm.base), arm))
-    found = unlike(base, own, on)
-    if found:
-        yield f"{arm.name} is evaluated differently from {arm.base}: {listing(found, 4)}"
+    """Yield a remark if an arm is evaluated differently from its baseline."""
+    base, run = (
+        arms.runs(compared, chosen.get(compared.name, (NOTHING, None))[0])[0].run
+        for compared in (arms.arm(arm.base), arm)
+    )
+    changes = unlike(base, run, on)
+    if changes:
+        yield f"{arm.name} is evaluated differently from {arm.base}: {listing(changes, 4)}"
 
 
-def compare(sides: Sequence[Side], shown: CompareConfig) -> tuple[tuple[Result, ...], list[str]]:
-    """The results of arms with their differences, and remarks."""
-    compared = _compared({side.name: _result(side) for side in sides}, shown)
-    notes = [note for side in sides for note in left_out(side.name, side.curves, shown.on)]
-    return compared, [*remarks(compared, shown.margin), *notes]
+def compare(sides: Sequence[Side], comparison: CompareConfig) -> tuple[tuple[Result, ...], list[str]]:
+    """Return the results of arms with their differences, and remarks."""
+    compared = _compared({side.name: _result(side) for side in sides}, comparison)
+    notes = [note for side in sides for note in left_out(side.name, side.curves, comparison.on)]
+    return compared, [*remarks(compared, comparison.margin), *notes]
 
 
 def _result(side: Side) -> Result:
@@ -138,11 +143,11 @@ def _verdict(difference: Paired, lower: bool) -> str | None:
     return "better" if (difference.mean < 0) == lower else "worse"
 
 
-def _reached(both: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
-    """The share of tokens that runs need for the last value of their partners."""
+def _reached(curve_pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
+    """Compare the tokens that runs need for the last value of their baselines."""
     shares = []
-    for own, base in both:
-        need, partner = (_first(one, base.last, lower) for one in (own, base))
+    for curve, base in curve_pairs:
+        need, partner = (_first(run_curve, base.last, lower) for run_curve in (curve, base))
         if need and partner:
             shares.append(math.log(need / partner))
     if not shares:
@@ -153,9 +158,9 @@ def _reached(both: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
 
 
 def _first(curve: Curve, value: float, lower: bool) -> float | None:
-    """The step at which a curve first gets as far as a value, on straight lines between evaluations."""
+    """Return the step, linearly interpolated, at which a curve first reaches a value; None if it never does."""
     sign = 1 if lower else -1
-    ahead = [sign * (one - value) for one in curve.values]
+    ahead = [sign * (current - value) for current in curve.values]
     for index, rest in enumerate(ahead):
         if rest <= 0:
             if index == 0:

@@ -28,9 +28,9 @@ LEVEL = 0.95
 ALPHA = 1 - LEVEL + 1e-12
 """Significance level, raised by 1e-12 so that a p-value of exactly 0.05 passes despite rounding."""
 POWER = 0.8
-"""The probability to find what is there."""
+"""Probability of detecting a difference that exists."""
 MOST_PAIRS = 1000
-"""The largest number of pairs that is named."""
+"""The largest number of pairs that a remark recommends."""
 MOST_FLIPS = 4096
 """Sign patterns of a test: all of them for up to 13 seeds, random ones for more seeds."""
 NEEDED_PAIRS = math.ceil(1 - math.log2(ALPHA))
@@ -83,7 +83,7 @@ def compare_pairs(arms: Mapping[str, Pairs], margin: float | None = None) -> dic
 
     Args:
         arms: the pairs of each arm, at least one. Arms may lack seeds.
-        margin: the difference that begins to matter.
+        margin: the smallest difference that matters.
     """
     compared = {name: _described(list(pairs.values())) for name, pairs in arms.items()}
     tested = {
@@ -216,14 +216,14 @@ def interval_of(values: Sequence[float]) -> Interval:
 
 
 def half_width(freedom: float) -> float:
-    """Half of the interval of a mean whose standard error is 1, by the degrees of freedom of that error."""
+    """Return half the width of the 95% interval of a mean with standard error 1, by the degrees of freedom."""
     return float(scipy().special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def enough(deviation: float, margin: float, comparisons: int) -> int | None:
     """Return the number of pairs whose interval lies within a margin, in 4 of 5 cases without a difference.
 
-    It is that of t intervals, which are nearly as wide. None beyond 1,000.
+    It is computed for t intervals, which are nearly as wide. None beyond 1,000.
 
     Args:
         deviation: the standard deviation of the differences.
@@ -238,7 +238,7 @@ def enough(deviation: float, margin: float, comparisons: int) -> int | None:
 
 
 def scipy() -> Any:
-    """The package; raises SpecError if it is not installed. Its `stats` takes as long to import as half of torch."""
+    """Import scipy; raise SpecError if it is not installed. Its `stats` takes half as long to import as torch."""
     try:
         import scipy  # type: ignore[import-untyped]
     except ImportError as missing:

@@ -14,21 +14,19 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.read_sweep import read_sweep
 from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.common.atomic_files import write_file, writing
-from tfkit.tools.sweep.arms import NOTHING, Arms, Cell, Choice, check_margin, check_number, collected
-from tfkit.tools.sweep.curves import speed_of
+from tfkit.tools.sweep.arms import NOTHING, Arms, Choice, SweepRun, check_margin, check_number, collected
 from tfkit.tools.sweep.equal import check_equal, sizes
-from tfkit.tools.sweep.laws import check_laws
-from tfkit.tools.sweep.looks import plan_remarks
-from tfkit.tools.sweep.result import Results
+from tfkit.tools.sweep.remarks import plan_remarks
+from tfkit.tools.sweep.result import Results, Tuned, speed_of
 from tfkit.tools.sweep.results import results
-from tfkit.tools.sweep.search import Search
+from tfkit.tools.sweep.scaling import check_laws
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS
-from tfkit.tools.sweep.tuning import Tuned, Tuning
-from tfkit.tools.sweep.work import Failed, check_runs, is_complete, missing, work
+from tfkit.tools.sweep.tuning import Search, Tuning
+from tfkit.tools.sweep.work import OnFailure, check_runs, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
 
 PAGE = "report.html"
-Told = Callable[[str, tuple[int, int], tuple[int, int]], None]
+OnProgress = Callable[[str, tuple[int, int], tuple[int, int]], None]
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,14 @@ class Row:
 
     Attributes:
         name: the arm.
-        parameters: those of its model.
-        runs: their number.
-        there: those that are complete.
-        steps: the steps of all of them.
-        flops: their FLOPs.
-        memory: the bytes in use at the peak of one, as predicted.
-        seconds: the time of all of them, if all are as quick as the arm's runs and trials that are there; if none is,
-            the least that their device needs; None where nothing is known of it.
+        parameters: the parameters of its model.
+        runs: the number of runs.
+        there: the number of complete runs.
+        steps: the total steps of the runs.
+        flops: the total FLOPs of the runs.
+        memory: the predicted peak memory of a run, in bytes.
+        seconds: the total time of the runs, predicted from the speed of the arm's complete runs and trials, or else
+            from the limits of the device; None without either.
     """
 
     name: str
@@ -86,11 +84,11 @@ class Sweep:
     Args:
         name: a file, or the name of a sweep that comes with tfkit.
         plugins: the plugins.
-        folder: the place of its runs.
-        sets: changes of the run that all variants begin with.
-        shown: the number to compare the runs on, once they are made; that of the file unless given. What is tuned is
-            tuned by that of the file.
-        allow_change: take runs that were trained by other code than their kinds have now.
+        folder: the folder of its runs.
+        sets: changes of the base run, which all variants inherit.
+        comparison: the metric to compare the runs on, by default the metric of the file. Tuning always uses the metric
+            of the file.
+        allow_change: accept runs that were trained by code other than the current code of their kinds.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class Sweep:
         folder: Path | None,
         *,
         sets: Iterable[str] = (),
-        shown: CompareConfig | None = None,
+        comparison: CompareConfig | None = None,
         allow_change: bool = False,
     ) -> None:
         self.file = read_sweep(name, plugins, sets=list(sets))
@@ -108,46 +106,57 @@ class Sweep:
         self.arms = Arms(self.file, plugins, self.folder, allow_change=allow_change)
         self._plugins = plugins
         self._tunings = self._tuned()
-        check_runs(cell for tuning in self._tunings.values() for trial in tuning.trials for cell in trial.cells)
+        check_runs(
+            sweep_run for tuning in self._tunings.values() for trial in tuning.trials for sweep_run in trial.runs
+        )
         self._sized = self._choices()
-        check_runs(cell for arm in self.arms.arms for cell in self.arms.cells(arm, self._sized[arm.name]))
+        check_runs(sweep_run for arm in self.arms.arms for sweep_run in self.arms.runs(arm, self._sized[arm.name]))
         self._sizes = self._checked()
-        self._shown = shown or self.file.config.compare
-        check_margin(self._shown, len(self.file.variants))
+        self._comparison = comparison or self.file.config.compare
+        check_margin(self._comparison, len(self.file.variants))
         for arm, run in self._first_runs().items():
-            check_number(arm, run, self._shown.on)
+            check_number(arm, run, self._comparison.on)
 
     def _tuned(self) -> dict[str, Tuning]:
-        """The trials of each arm by its name; empty if nothing is tuned."""
+        """Return the trials of each arm by its name; empty if nothing is tuned."""
         tune = self.file.config.tune
         if tune is None:
             return {}
         kind = Tuning if tune.search is None else Search
-        return {one.arm.name: one for one in collected(partial(kind.of, self.arms, arm) for arm in self.arms.arms)}
+        return {
+            tuning.arm.name: tuning for tuning in collected(partial(kind.of, self.arms, arm) for arm in self.arms.arms)
+        }
 
     def _checked(self) -> dict[str, Plan]:
-        found = sizes(self.arms, self._sized, self._plugins)
-        check_equal(self.arms, found, self.folder)
-        check_laws(self.arms, found)
-        return found
+        plans = sizes(self.arms, self._sized, self._plugins)
+        check_equal(self.arms, plans, self.folder)
+        check_laws(self.arms, plans)
+        return plans
 
     def outline(self) -> Outline:
-        """Its runs and costs. Runs whose values are yet to be tuned count with those that are tried first."""
-        chosen, choices, rows, every, unknown = self._chosen(), self._choices(), list[Row](), list[Cell](), 0
+        """Return the runs and their costs.
+
+        Runs whose values are not tuned yet count with the values of the first trial.
+        """
+        chosen, choices, rows, all_runs, unknown = self._chosen(), self._choices(), list[Row](), list[SweepRun](), 0
         for arm in self.arms.arms:
             size, tuning = self._sizes[arm.name], self._tunings.get(arm.name)
-            trials = [cell for trial in tuning.trials for cell in trial.cells] if tuning else []
-            cells = self.arms.cells(arm, choices[arm.name])
-            known = tuning is None or arm.name in chosen
-            like = {cell.folder: cell for cell in (*trials, *(cells if known else ())) if is_complete(cell)}
+            trials = [sweep_run for trial in tuning.trials for sweep_run in trial.runs] if tuning else []
+            runs = self.arms.runs(arm, choices[arm.name])
+            is_tuned = tuning is None or arm.name in chosen
+            complete = {
+                sweep_run.folder: sweep_run
+                for sweep_run in (*trials, *(runs if is_tuned else ()))
+                if is_complete(sweep_run)
+            }
             if tuning is not None:
-                runs = tuning.count * len(tuning.trials[0].cells)
-                rows.append(_row(f"{arm.name}, tuning", trials, size, like, runs=runs))
-                unknown += runs - len(trials)
-            rows.append(_row(arm.name, cells, size, like))
-            every += [*trials, *cells]
-        different = len({cell.run.digest for cell in every})
-        to_make = len(missing(every)) + unknown
+                n_runs = tuning.count * len(tuning.trials[0].runs)
+                rows.append(_row(f"{arm.name}, tuning", trials, size, complete, n_runs=n_runs))
+                unknown += n_runs - len(trials)
+            rows.append(_row(arm.name, runs, size, complete))
+            all_runs += [*trials, *runs]
+        different = len({sweep_run.run.digest for sweep_run in all_runs})
+        to_make = len(missing(all_runs)) + unknown
         needed = NEEDED_PAIRS if any(arm.base != arm.name for arm in self.arms.arms) else None
         seeds = len(self.file.config.seeds)
         return Outline(self.file.name, str(self.folder), different + unknown, to_make, seeds, needed, tuple(rows))
@@ -157,109 +166,124 @@ class Sweep:
         *,
         jobs: int,
         options: Sequence[str] = (),
-        told: Told = lambda *numbers: None,
-        failed: Failed = lambda folder, error: None,
+        on_progress: OnProgress = lambda *numbers: None,
+        on_failure: OnFailure = lambda folder, error: None,
     ) -> Results:
-        """Make the runs that are missing, and compare all.
+        """Train the missing runs, and compare all runs.
 
         Args:
-            jobs: processes at once.
-            options: those of `tfkit train` that choose plugins.
-            told: called with a word for the stage, and the runs and steps that are done and that there are.
-            failed: called with the folder of a run that failed, and its error, while others are made.
+            jobs: the number of parallel processes.
+            options: options of `tfkit train` that choose plugins.
+            on_progress: called with the name of the stage, and the done and total numbers of its runs and steps.
+            on_failure: called with the folder of a failed run, and its error, while other runs continue.
         """
         errors = dict[str, str]()
         more = bool(self._tunings)
         while more:
-            trials = [cell for one in self._tunings.values() for trial in one.waiting() for cell in trial.cells]
-            errors |= _made("tuning", trials, jobs, options, told, failed)
-            more = sum(one.go_on() for one in self._tunings.values()) > 0
+            trials = [
+                sweep_run for tuning in self._tunings.values() for trial in tuning.waiting() for sweep_run in trial.runs
+            ]
+            errors |= _train("tuning", trials, jobs, options, on_progress, on_failure)
+            more = sum(tuning.go_on() for tuning in self._tunings.values()) > 0
         if self._choices() != self._sized:
             self._sized = self._choices()
             self._sizes = self._checked()
-        errors |= _made("runs", list(self._cells(self._chosen())), jobs, options, told, failed)
+        errors |= _train("runs", list(self._runs(self._chosen())), jobs, options, on_progress, on_failure)
         return self.so_far(errors)
 
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
-        """Compare the runs that are complete; `errors` are those of runs that failed, by their folders."""
-        trials = [one for tuning in self._tunings.values() for one in tuning.tried()]
-        compared = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._shown)
+        """Compare the runs that are complete; `errors` are the errors of failed runs by folder."""
+        trials = [trial for tuning in self._tunings.values() for trial in tuning.results()]
+        compared = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._comparison)
         notes = plan_remarks(self.folder, compared.arms, compared.on, self.file.config.seeds)
         return replace(compared, notes=(*compared.notes, *notes))
 
-    def write(self, found: Results) -> Path:
+    def write(self, results: Results) -> Path:
         """Write the page of the results; return its path."""
         from tfkit.tools.sweep.page import page
 
-        place = self.folder / PAGE
-        with writing(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
+        path = self.folder / PAGE
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         config = self.file.config
-        counts = f"{len(config.seeds)} seeds, {len(found.arms)} arms, base {config.base}"
+        counts = f"{len(config.seeds)} seeds, {len(results.arms)} arms, base {config.base}"
         lines, origin = [config.description, counts], {"sweep": self.file.file}
-        text = page(found, self._first_runs(), of="sweep", lines=lines, origin=origin)
-        write_file(place, text)
-        return place
+        text = page(results, self._first_runs(), of="sweep", lines=lines, origin=origin)
+        write_file(path, text)
+        return path
 
     def _chosen(self) -> dict[str, tuple[Choice, Tuned]]:
-        """The choice of each arm whose trials are made."""
-        found = ((name, tuning.best()) for name, tuning in self._tunings.items())
-        return {name: choice for name, choice in found if choice is not None}
+        """Return the choice of each arm whose trials are complete."""
+        best = ((name, tuning.best()) for name, tuning in self._tunings.items())
+        return {name: choice for name, choice in best if choice is not None}
 
     def _choices(self) -> dict[str, Choice]:
-        """The values of each arm: the best ones, or those that are tried first."""
+        """Return the values of each arm: the best values, or else the values of its first trial."""
         first = {name: tuning.trials[0].choice for name, tuning in self._tunings.items()}
         best = {name: choice for name, (choice, _) in self._chosen().items()}
         return {arm.name: {**first, **best}.get(arm.name, NOTHING) for arm in self.arms.arms}
 
     def _first_runs(self) -> dict[str, Run]:
-        """The run of each arm on the first seed."""
+        """Return the run of each arm on the first seed."""
         choices = self._choices()
-        return {arm.name: self.arms.cells(arm, choices[arm.name])[0].run for arm in self.arms.arms}
+        return {arm.name: self.arms.runs(arm, choices[arm.name])[0].run for arm in self.arms.arms}
 
-    def _cells(self, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[Cell]:
-        """The runs of all seeds, arm by arm, so that pairs are complete early; none of an arm that is not tuned."""
+    def _runs(self, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[SweepRun]:
+        """Yield the runs seed by seed, so that pairs are complete early; arms that are not tuned yet have none."""
         ready = [arm for arm in self.arms.arms if arm.name in chosen or not self._tunings]
-        every = [self.arms.cells(arm, chosen[arm.name][0] if chosen else NOTHING) for arm in ready]
-        for pair in zip(*every, strict=True):
+        columns = [self.arms.runs(arm, chosen[arm.name][0] if chosen else NOTHING) for arm in ready]
+        for pair in zip(*columns, strict=True):
             yield from pair
 
 
-def _made(
-    what: str, cells: Sequence[Cell], jobs: int, options: Sequence[str], told: Told, failed: Failed
+def _train(
+    stage: str,
+    runs: Sequence[SweepRun],
+    jobs: int,
+    options: Sequence[str],
+    on_progress: OnProgress,
+    on_failure: OnFailure,
 ) -> dict[str, str]:
-    """Make the missing runs of a stage; return the errors by folder."""
-    wanted = missing(cells)
-    steps = sum(cell.run.steps for cell in wanted)
-    wrong = work(
-        wanted,
+    """Train the missing runs of a stage; return the errors by folder."""
+    to_train = missing(runs)
+    steps = sum(sweep_run.run.steps for sweep_run in to_train)
+    failures = work(
+        to_train,
         jobs=jobs,
         options=options,
-        told=lambda runs, done: told(what, (runs, len(wanted)), (done, steps)),
-        failed=failed,
+        on_progress=lambda n_complete, n_steps: on_progress(stage, (n_complete, len(to_train)), (n_steps, steps)),
+        on_failure=on_failure,
     )
-    return {str(cell.folder): wrong[cell.run.digest] for cell in wanted if cell.run.digest in wrong}
+    return {
+        str(sweep_run.folder): failures[sweep_run.run.digest]
+        for sweep_run in to_train
+        if sweep_run.run.digest in failures
+    }
 
 
-def _row(name: str, cells: Sequence[Cell], size: Plan, like: Mapping[Path, Cell], *, runs: int | None = None) -> Row:
-    """The runs of an arm, `runs` if there are more than `cells`; `like` are the complete ones, trials included."""
-    runs = runs or len(cells)
-    steps = cells[0].run.steps * runs
+def _row(
+    name: str, runs: Sequence[SweepRun], size: Plan, complete: Mapping[Path, SweepRun], *, n_runs: int | None = None
+) -> Row:
+    """Return the row of an arm with `runs`, or with `n_runs` if more will follow; `complete` includes trials."""
+    n_runs = n_runs or len(runs)
+    steps = runs[0].run.steps * n_runs
     return Row(
         name=name,
         parameters=size.parameters,
-        runs=runs,
-        there=sum(cell.folder in like for cell in cells),
+        runs=n_runs,
+        there=sum(sweep_run.folder in complete for sweep_run in runs),
         steps=steps,
         flops=round(size.flops / size.steps * steps),
         memory=size.memory,
-        seconds=_seconds(like.values(), steps, size),
+        seconds=_seconds(complete.values(), steps, size),
     )
 
 
-def _seconds(like: Iterable[Cell], steps: int, size: Plan) -> float | None:
-    """The time of this many steps, as quick as those of runs that are there, or else as a device could be."""
-    measured = [(speed, cell.run.tokens_of_step) for cell in like if (speed := speed_of(cell)) is not None]
+def _seconds(complete: Iterable[SweepRun], steps: int, size: Plan) -> float | None:
+    """Predict the time of `steps` from the speed of complete runs, or else from the limits of the device."""
+    measured = [
+        (speed, sweep_run.run.tokens_of_step) for sweep_run in complete if (speed := speed_of(sweep_run)) is not None
+    ]
     if measured:
         return fmean(steps * tokens / speed for speed, tokens in measured)
     return None if size.seconds is None else size.seconds / size.steps * steps

@@ -1,65 +1,68 @@
-"""The results of a sweep as tables: for a terminal, for LaTeX, for Markdown."""
+"""Tables of the results of a sweep, for a terminal, for LaTeX and for Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
+
+from tfkit.console.output import show, table
 from tfkit.tools.common.units import bytes_text, flops_text, short
-from tfkit.tools.sweep.laws import Scaling
-from tfkit.tools.sweep.result import Result, Results
+from tfkit.tools.sweep.result import Result, Results, Scaling, TrialResult
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS, Interval
-from tfkit.tools.sweep.tuning import Tried
 from tfkit.training.loop import DIVERGED
 
 NONE = "-"
-_LATEX = str.maketrans({one: f"\\{one}" for one in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"})
+_LATEX = str.maketrans(
+    {char: f"\\{char}" for char in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+)
 Rows = list[list[str]]
 
 
-def differences(found: Results) -> tuple[list[str], Rows]:
-    """The head and the rows of the comparison."""
-    head = ["", found.on, "seeds", "difference", "95% interval", "p", "verdict"]
-    return head, [_difference(arm, lower=found.lower) for arm in found.arms]
+def differences(results: Results) -> tuple[list[str], Rows]:
+    """Return the head and the rows of the comparison."""
+    head = ["", results.on, "seeds", "difference", "95% interval", "p", "verdict"]
+    return head, [_difference(arm, lower=results.lower) for arm in results.arms]
 
 
-def costs(found: Results) -> tuple[list[str], Rows]:
-    """The head and the rows of sizes, speeds, and the correlations of pairs."""
+def costs(results: Results) -> tuple[list[str], Rows]:
+    """Return the head and the rows of sizes, speeds, and the correlations of pairs."""
     head = ["", "params", "FLOPs", "tokens/s", "memory", "to equal", "r"]
-    return head, [_cost(one) for one in found.arms]
+    return head, [_cost(arm) for arm in results.arms]
 
 
-def trials(found: Results) -> tuple[list[str], Rows]:
-    """The head and the rows of all trials, and which of them an arm was given the values of."""
-    return ["", "tried", found.trials[0].on, "best"], [
-        [trial.arm, trial.words, _trial_mean(trial), "*" if trial.best else ""] for trial in found.trials
+def trials(results: Results) -> tuple[list[str], Rows]:
+    """Return the head and the rows of all trials; a star marks the values that an arm was trained with."""
+    return ["", "tried", results.trials[0].on, "best"], [
+        [trial.arm, trial.words, _trial_mean(trial), "*" if trial.best else ""] for trial in results.trials
     ]
 
 
-def laws(found: Results) -> tuple[list[str], Rows]:
-    """The head and the rows of scaling laws."""
-    rows = [row for one in found.laws for row in _law(one)]
+def laws(results: Results) -> tuple[list[str], Rows]:
+    """Return the head and the rows of scaling laws."""
+    rows = [row for law in results.laws for row in _law(law)]
     return ["", "L = E + A / N^a", "value", "95% interval"], rows
 
 
-def tables(found: Results) -> list[tuple[list[str], Rows]]:
-    """All tables of a sweep; those of its runs once there is one, if it begins with trials."""
-    made = [trials(found)] if found.trials else []
-    if any(one.curves for one in found.arms) or not made:
-        made = [differences(found), costs(found), *made]
-    return [*made, *([laws(found)] if found.laws else [])]
+def tables(results: Results) -> list[tuple[list[str], Rows]]:
+    """Return all tables of a sweep. Before a tuned sweep has a run, these are only its trials."""
+    parts = [trials(results)] if results.trials else []
+    if any(arm.curves for arm in results.arms) or not parts:
+        parts = [differences(results), costs(results), *parts]
+    return [*parts, *([laws(results)] if results.laws else [])]
 
 
-def markdown(found: Results) -> str:
-    """All tables, for Markdown."""
-    return "\n\n".join(_markdown(*table) for table in tables(found))
+def markdown(results: Results) -> str:
+    """Return all tables in Markdown."""
+    return "\n\n".join(_markdown(*table) for table in tables(results))
 
 
-def latex(found: Results) -> str:
-    """All tables, for LaTeX with booktabs."""
-    return "\n\n".join(_latex(*table) for table in tables(found))
+def latex(results: Results) -> str:
+    """Return all tables in LaTeX with booktabs."""
+    return "\n\n".join(_latex(*table) for table in tables(results))
 
 
-def _trial_mean(trial: Tried) -> str:
+def _trial_mean(trial: TrialResult) -> str:
     if trial.diverged:
         return f"{DIVERGED} {trial.diverged}/{trial.runs}"
     return NONE if trial.mean is None else f"{trial.mean:.4f}"
@@ -100,19 +103,22 @@ def _cost(arm: Result) -> list[str]:
     return [arm.name, short(arm.parameters), flops_text(arm.flops), speed, memory, reached, correlation]
 
 
-def _law(one: Scaling) -> Rows:
-    numbers = {"E": one.law.floor, "A": one.law.scale, "a": one.law.exponent}
+def _law(scaling: Scaling) -> Rows:
+    numbers = {"E": scaling.law.floor, "A": scaling.law.scale, "a": scaling.law.exponent}
     between = (
-        [NONE] * 3 if one.law.intervals is None else [f"{low:.4g} .. {high:.4g}" for low, high in one.law.intervals]
+        [NONE] * 3
+        if scaling.law.intervals is None
+        else [f"{low:.4g} .. {high:.4g}" for low, high in scaling.law.intervals]
     )
     rows = [
-        [one.name, name, f"{number:.4g}", text] for (name, number), text in zip(numbers.items(), between, strict=True)
+        [scaling.name, name, f"{number:.4g}", text]
+        for (name, number), text in zip(numbers.items(), between, strict=True)
     ]
-    return [*rows, [one.name, "largest, less what the others foretell", f"{one.law.missed:+.4f}", NONE]]
+    return [*rows, [scaling.name, "largest, less what the others foretell", f"{scaling.law.missed:+.4f}", NONE]]
 
 
 def interval_text(interval: Interval | None) -> str:
-    """`-0.0520 .. -0.0410`."""
+    """Return `-0.0520 .. -0.0410`."""
     return NONE if interval is None else f"{interval[0]:+.4f} .. {interval[1]:+.4f}"
 
 
@@ -128,3 +134,30 @@ def _latex(head: Sequence[str], rows: Rows) -> str:
     columns = "l" + "r" * (len(head) - 1)
     body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule", *map(line, rows)]
     return "\n".join([*body, r"\bottomrule", r"\end{tabular}"])
+
+
+WIDEST = 12
+"""Characters of a line in the head of a table: with more, the row would have no room on a narrow terminal."""
+FORMS = {"markdown": markdown, "latex": latex}
+
+
+def show_results(results: Results, form: str | None) -> None:
+    """Print tables and remarks; in a form for papers, the remarks go to standard error."""
+    if form is not None:
+        click.echo(FORMS[form](results))
+        for note in results.notes:
+            click.echo(note, err=True)
+        return
+    for head, rows in tables(results):
+        lines = [_in_lines(column) for column in head]
+        show(table(lines, rows, right=lines[1:]), "")
+    if results.notes:
+        show(*results.notes)
+
+
+def _in_lines(name: str) -> str:
+    """Split a wide name into lines: `test.exact_match` at its points, then long parts at underscores."""
+    if len(name) <= WIDEST:
+        return name
+    parts = [part if len(part) <= WIDEST else part.replace("_", "_\n") for part in name.split(".")]
+    return ".\n".join(parts)

@@ -1,48 +1,28 @@
-"""The trials of an arm, and the best of them: every combination of values, or those that a search asks for."""
+"""Trials of an arm, and the best of them: every combination of values, or the values that Optuna suggests.
+
+A search stores nothing (https://optuna.org). Equal seeds suggest equal trials, and their complete runs are reused.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from types import ModuleType
 from typing import Any, Self
 
-from tfkit.spec.sweep import Range
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.spec.read_sweep import Setting
+from tfkit.spec.source import plain
+from tfkit.spec.sweep import Range, SearchConfig
 from tfkit.tools.sweep.arms import Arm, Arms, Choice, Trial, choices, collected
-from tfkit.tools.sweep.curves import curve_of
+from tfkit.tools.sweep.result import TrialResult, Tuned, curve_of
 from tfkit.tools.sweep.work import is_complete
 
 NEAR = 0.02
-"""The part of a range that is its edge, on both sides."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The values that an arm was given, and those settings whose best value is at the edge of what was tried."""
-
-    values: dict[str, Any]
-    edge: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Tried:
-    """The result of a trial: the mean of the metric `on`.
-
-    Attributes:
-        mean: None until all runs of the trial are complete, or if a run has no finite value.
-        diverged: the number of runs that diverged, of `runs`.
-    """
-
-    arm: str
-    values: dict[str, Any]
-    words: str
-    on: str
-    mean: float | None
-    best: bool
-    runs: int
-    diverged: int
+"""Fraction of a range that counts as its edge, at both ends."""
 
 
 class Tuning:
@@ -50,8 +30,8 @@ class Tuning:
 
     Attributes:
         arm: the arm.
-        trials: those that are known; a search knows more as they are made.
-        count: their number in the end.
+        trials: the trials so far; a search adds trials as their predecessors complete.
+        count: the final number of trials.
     """
 
     def __init__(self, arms: Arms, arm: Arm, trials: Sequence[Trial], count: int) -> None:
@@ -59,58 +39,60 @@ class Tuning:
 
     @classmethod
     def of(cls, arms: Arms, arm: Arm) -> Self:
-        """The trials of an arm; raises SpecError with the errors of all their runs."""
-        every = collected(partial(arms.trial, arm, choice) for choice in choices(arms.file.tuned))
-        return cls(arms, arm, every, len(every))
+        """Return the trials of an arm; raise SpecError with the errors of all their runs."""
+        trials = collected(partial(arms.trial, arm, choice) for choice in choices(arms.file.tuned))
+        return cls(arms, arm, trials, len(trials))
 
     def waiting(self) -> list[Trial]:
-        """The trials to make next."""
-        return [trial for trial in self.trials if not is_made(trial)]
+        """Return the trials to train next."""
+        return [trial for trial in self.trials if not is_trained(trial)]
 
     def go_on(self) -> bool:
-        """Take in what was made; return True if there are more trials to make."""
+        """Record the results of the trained trials; return True if there are more trials to train."""
         return False
 
     def best(self) -> tuple[Choice, Tuned] | None:
-        """The choice with the best mean over the seeds of tuning; None if trials are to be made, or none has a mean."""
+        """Return the choice with the best mean; None before all trials are complete, or if none has a mean."""
         best = self._best(self._means())
         if best is None:
             return None
         edge = tuple(path for path, value in best.choice.values.items() if self._at_edge(path, value))
         return best.choice, Tuned(best.choice.values, edge)
 
-    def tried(self) -> list[Tried]:
-        """All trials as data."""
+    def results(self) -> list[TrialResult]:
+        """Return the results of all trials."""
         means, on = self._means(), self.arms.config.compare.on
         best = self._best(means)
         return [
-            Tried(
+            TrialResult(
                 self.arm.name,
                 trial.choice.values,
                 trial.choice.words(),
                 on,
                 mean,
                 trial is best,
-                len(trial.cells),
+                len(trial.runs),
                 self.diverged(trial),
             )
             for trial, mean in zip(self.trials, means, strict=True)
         ]
 
     def mean(self, trial: Trial) -> float | None:
-        """The mean of a trial over its seeds; None until its runs are made, or if it is no finite number."""
-        if not is_made(trial):
+        """Return the mean of a trial over its seeds; None before its runs are complete, or if it is not finite."""
+        if not is_trained(trial):
             return None
-        mean = fmean(curve_of(cell, self.arms.config.compare.on).last for cell in trial.cells)
+        mean = fmean(curve_of(sweep_run, self.arms.config.compare.on).last for sweep_run in trial.runs)
         return mean if math.isfinite(mean) else None
 
     def diverged(self, trial: Trial) -> int:
         """Return the number of runs of a trial that diverged."""
-        curves = (curve_of(cell, self.arms.config.compare.on) for cell in trial.cells if is_complete(cell))
+        curves = (
+            curve_of(sweep_run, self.arms.config.compare.on) for sweep_run in trial.runs if is_complete(sweep_run)
+        )
         return sum(curve.diverged for curve in curves)
 
     def rank(self, mean: float | None) -> float:
-        """A mean as a number of which less is better; infinite for none."""
+        """Return a number that is lower for a better mean; infinite for None."""
         if mean is None:
             return math.inf
         return mean if self.arms.config.compare.lower else -mean
@@ -119,28 +101,120 @@ class Tuning:
         return [self.mean(trial) for trial in self.trials]
 
     def _best(self, means: Sequence[float | None]) -> Trial | None:
-        """The trial with the best of the means; None if trials are to be made, or none has a mean."""
+        """Return the trial with the best mean; None before all trials are complete, or if none has a mean."""
         index = min(range(len(means)), key=lambda index: self.rank(means[index]))
         return None if self.waiting() or means[index] is None else self.trials[index]
 
     def _at_edge(self, path: str, value: Any) -> bool:
-        """True if a value is the least or the largest of the numbers that were tried, or near the end of a range."""
+        """Return True if a value is the smallest or largest of the numbers tried, or near an end of its range."""
         tune = self.arms.config.tune
         assert tune is not None
         if path in tune.ranges:
             return not NEAR <= share_of(tune.ranges[path], value) <= 1 - NEAR
-        tried = tune.over[path]
-        numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in tried)
-        return numbers and value in (min(tried), max(tried))
+        values = tune.over[path]
+        numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in values)
+        return numbers and value in (min(values), max(values))
 
 
 def share_of(range: Range, value: float) -> float:
-    """The place of a value between the ends of its range, 0 to 1."""
+    """Return the position of a value between the ends of its range, from 0 to 1."""
     on_scale = math.log if range.scale == "log" else float
     low, high, at = map(on_scale, (range.low, range.high, value))
     return (at - low) / (high - low)
 
 
-def is_made(trial: Trial) -> bool:
-    """True if all runs of a trial are complete."""
-    return all(map(is_complete, trial.cells))
+def is_trained(trial: Trial) -> bool:
+    """Return True if all runs of a trial are complete."""
+    return all(map(is_complete, trial.runs))
+
+
+DIGITS = 4
+"""Significant digits of a value from a range. Further digits would not affect a result."""
+
+
+class Search(Tuning):
+    """The trials of an arm. Each is suggested after all earlier trials are complete."""
+
+    def __init__(self, arms: Arms, arm: Arm, trials: Sequence[Trial], count: int) -> None:
+        super().__init__(arms, arm, trials, count)
+        assert arms.config.tune is not None
+        assert arms.config.tune.search is not None
+        self._study = _study(arms.config.tune.search)
+        self._reported = 0
+        self._suggested: Any = None
+        self._catch_up()
+
+    @classmethod
+    def of(cls, arms: Arms, arm: Arm) -> Self:
+        """Return the completed trials of an arm, and the next trial; raise SpecError if one of its runs is invalid."""
+        assert arms.config.tune is not None
+        assert arms.config.tune.search is not None
+        return cls(arms, arm, (), arms.config.tune.search.trials)
+
+    def waiting(self) -> list[Trial]:
+        return self.trials[self._reported :]
+
+    def go_on(self) -> bool:
+        if self._reported < self.count:
+            self._report()
+        return self._catch_up()
+
+    def _catch_up(self) -> bool:
+        """Ask for trials until one is to be made; return False if all were."""
+        while self._reported < self.count:
+            if self._reported == len(self.trials):
+                with warnings.catch_warnings():  # the values of diverged trials are infinite, and `gp` clips them
+                    warnings.filterwarnings("ignore", "Clip non-finite values")
+                    self._suggested = self._study.ask()
+                    choice = _choice(self._suggested, self.arms.file.tuned)
+                self.trials.append(self.arms.trial(self.arm, choice))
+            if not is_trained(self.trials[-1]):
+                return True
+            self._report()
+        return False
+
+    def _report(self) -> None:
+        """Report the result of the last trial to the study: infinite if a run diverged."""
+        trial = self.trials[-1]
+        rank = self.rank(self.mean(trial))
+        if math.isfinite(rank) or self.diverged(trial):
+            self._study.tell(self._suggested, rank)
+        else:
+            self._study.tell(self._suggested, state=_optuna().trial.TrialState.FAIL)
+        self._reported += 1
+
+
+def _study(config: SearchConfig) -> Any:
+    samplers = _optuna().samplers
+    kinds = {"tpe": samplers.TPESampler, "gp": samplers.GPSampler, "random": samplers.RandomSampler}
+    return _optuna().create_study(sampler=kinds[config.sampler](seed=config.seed))
+
+
+def _choice(suggestion: Any, settings: Sequence[Setting]) -> Choice:
+    """Return the values that Optuna suggests."""
+    changes = []
+    for setting in settings:
+        if setting.range is None:
+            changes.append(setting.values[suggestion.suggest_categorical(setting.path, range(len(setting.values)))])
+        else:
+            changes.append(setting.change(_number(suggestion, setting.path, setting.range)))
+    values = {setting.path: plain(change.value) for setting, change in zip(settings, changes, strict=True)}
+    return Choice(values, tuple(changes))
+
+
+def _number(suggestion: Any, path: str, range: Range) -> int | float:
+    if range.scale == "whole":
+        integer: int = suggestion.suggest_int(path, int(range.low), int(range.high))
+        return integer
+    return float(f"{suggestion.suggest_float(path, range.low, range.high, log=range.scale == 'log'):.{DIGITS}g}")
+
+
+def _optuna() -> ModuleType:
+    try:
+        import optuna  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as missing:
+        message = "a search needs `optuna`, which is not installed"
+        help = 'pip install "tfkit[sweep]", or list the values'
+        raise SpecError(Diagnostic(message, help=help)) from missing
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,8 +1,8 @@
-"""The runs of a sweep that are missing, each in a process of its own.
+"""Trains the missing runs of a sweep, each in its own process.
 
-A run is complete, or it is not: its folder says so, and nothing else is remembered. Its lock is handed to the process
-that trains, and is free as soon as that process has ended, in whatever way. So two sweeps may share a folder, and a
-process that outlives its sweep is waited for by the next one.
+Only the run folder records whether a run is complete. The training process inherits the lock on the folder, and the
+system releases the lock when that process exits, for any reason. Two sweeps can therefore share a folder, and a sweep
+waits for training processes that a killed sweep left behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfkit.spec.folder import RUN
 from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.common.workshop import held
-from tfkit.tools.sweep.arms import Cell
+from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.train.code import check_code
 from tfkit.tools.train.record import METRICS, facts_of
 
@@ -35,87 +35,97 @@ PAUSE = 0.2
 CHANGED = "--allow-change accepts these runs; -o names a new folder"
 TAIL = 4096
 """Bytes at the end of `metrics.jsonl` that have its last line."""
-Told = Callable[[int, int], None]
-Failed = Callable[[Path, str], None]
+OnProgress = Callable[[int, int], None]
+OnFailure = Callable[[Path, str], None]
 
 
 @dataclass
 class _Process:
-    cell: Cell
-    process: subprocess.Popen[bytes]
+    sweep_run: SweepRun
+    popen: subprocess.Popen[bytes]
     errors: IO[bytes]
     gpu: str | None
 
 
-def check_runs(cells: Iterable[Cell]) -> None:
-    """Raise SpecError for all runs that were trained by other code than their kinds have now."""
-    runs = {cell.folder: cell for cell in cells if not cell.allow_change}
-    records = [(cell, facts) for cell in runs.values() if (facts := facts_of(cell.folder, cell.run)) is not None]
-    check_code(((cell.folder, facts, cell.code) for cell, facts in records), help=CHANGED)
+def check_runs(runs: Iterable[SweepRun]) -> None:
+    """Raise SpecError for all runs that were trained by code other than the current code of their kinds."""
+    checked = {sweep_run.folder: sweep_run for sweep_run in runs if not sweep_run.allow_change}
+    records = [
+        (sweep_run, facts)
+        for sweep_run in checked.values()
+        if (facts := facts_of(sweep_run.folder, sweep_run.run)) is not None
+    ]
+    check_code(((sweep_run.folder, facts, sweep_run.code) for sweep_run, facts in records), help=CHANGED)
 
 
-def is_complete(cell: Cell) -> bool:
+def is_complete(sweep_run: SweepRun) -> bool:
     """Return True if the run is complete; raise SpecError if its folder cannot be read, or contains another run."""
-    check_runs([cell])
-    facts = facts_of(cell.folder, cell.run)
+    check_runs([sweep_run])
+    facts = facts_of(sweep_run.folder, sweep_run.run)
     return facts is not None and facts.ended is not None
 
 
-def missing(cells: Sequence[Cell]) -> list[Cell]:
-    """The runs that are not complete, each once."""
-    return [cell for cell in {cell.run.digest: cell for cell in cells}.values() if not is_complete(cell)]
+def missing(runs: Sequence[SweepRun]) -> list[SweepRun]:
+    """Return the runs that are not complete, without duplicates."""
+    return [
+        sweep_run
+        for sweep_run in {sweep_run.run.digest: sweep_run for sweep_run in runs}.values()
+        if not is_complete(sweep_run)
+    ]
 
 
-def work(cells: Sequence[Cell], *, jobs: int, options: Sequence[str], told: Told, failed: Failed) -> dict[str, str]:
-    """Make the runs that are missing; return the errors of those that failed, by their digest.
+def work(
+    runs: Sequence[SweepRun], *, jobs: int, options: Sequence[str], on_progress: OnProgress, on_failure: OnFailure
+) -> dict[str, str]:
+    """Train the missing runs; return the errors of failed runs by digest.
 
     Args:
-        cells: the runs.
-        jobs: processes at once.
-        options: those of `tfkit train` that choose plugins.
-        told: called with the number of complete runs, and that of all steps made.
-        failed: called with the folder of a run that failed, and its error, as soon as it has.
+        runs: the runs.
+        jobs: the number of parallel processes.
+        options: options of `tfkit train` that choose plugins.
+        on_progress: called with the number of complete runs, and the total number of completed steps.
+        on_failure: called with the folder of a failed run, and its error, as soon as the run fails.
     """
-    every, errors = missing(cells), dict[str, str]()
-    waiting, running = list(every), list[_Process]()
+    to_train, errors = missing(runs), dict[str, str]()
+    waiting, running = list(to_train), list[_Process]()
     try:
         while waiting or running:
-            for cell in list(waiting):
-                if len(running) < jobs and (lock := _lock(cell)) is not None:
-                    waiting.remove(cell)
-                    running += _start(cell, lock, options, _gpu(cell, running))
-            for one in [one for one in running if one.process.poll() is not None]:
-                running.remove(one)
-                cause = _cause(one)
-                if not is_complete(one.cell):
-                    errors[one.cell.run.digest] = cause
-                    failed(one.cell.folder, cause)
-            told(len(every) - len(waiting) - len(running), sum(map(_steps, every)))
+            for sweep_run in list(waiting):
+                if len(running) < jobs and (lock := _lock(sweep_run)) is not None:
+                    waiting.remove(sweep_run)
+                    running += _start(sweep_run, lock, options, _gpu(sweep_run, running))
+            for process in [process for process in running if process.popen.poll() is not None]:
+                running.remove(process)
+                cause = _cause(process)
+                if not is_complete(process.sweep_run):
+                    errors[process.sweep_run.run.digest] = cause
+                    on_failure(process.sweep_run.folder, cause)
+            on_progress(len(to_train) - len(waiting) - len(running), sum(map(_steps, to_train)))
             time.sleep(PAUSE)
     finally:
         _end(running)
     return errors
 
 
-def _gpu(cell: Cell, running: Sequence[_Process]) -> str | None:
-    """The GPU, as `CUDA_VISIBLE_DEVICES` names it, that the fewest processes have; None if the run names its device."""
-    if cell.run.config.machine.device != "cuda":
+def _gpu(sweep_run: SweepRun, running: Sequence[_Process]) -> str | None:
+    """Return the GPU with the fewest processes, a name in `CUDA_VISIBLE_DEVICES`; None if the run names its device."""
+    if sweep_run.run.config.machine.device != "cuda":
         return None
-    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = given.split(",")[:count] if given else [str(index) for index in range(count)]
-    return min(gpus, key=[one.gpu for one in running].count, default=None)
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
+    return min(gpus, key=[process.gpu for process in running].count, default=None)
 
 
-def _start(cell: Cell, lock: int, options: Sequence[str], gpu: str | None) -> list[_Process]:
-    """The process of a run; none if another one has completed it."""
+def _start(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | None) -> list[_Process]:
+    """Start the process of a run; return an empty list if another process has completed it."""
     try:
-        if is_complete(cell):
+        if is_complete(sweep_run):
             return []
-        write_file(cell.folder / RUN, _text(cell.run))
-        command = [sys.executable, "-m", "tfkit", "train", str(cell.folder), *options]
+        write_file(sweep_run.folder / RUN, _text(sweep_run.run))
+        command = [sys.executable, "-m", "tfkit", "train", str(sweep_run.folder), *options]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        process = subprocess.Popen(
+        popen = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -124,7 +134,7 @@ def _start(cell: Cell, lock: int, options: Sequence[str], gpu: str | None) -> li
             pass_fds=(lock,),
             start_new_session=True,  # Ctrl-C is for the sweep, which asks its processes to end
         )
-        return [_Process(cell, process, errors, gpu)]
+        return [_Process(sweep_run, popen, errors, gpu)]
     finally:
         os.close(lock)
 
@@ -133,11 +143,11 @@ def _text(run: Run) -> str:
     return render_run(run.config, run.graph.spec.model)
 
 
-def _lock(cell: Cell) -> int | None:
-    """The lock of a run; None if another process has it."""
-    with writing(cell.folder):
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(cell.folder / LOCK, os.O_CREAT | os.O_RDWR)
+def _lock(sweep_run: SweepRun) -> int | None:
+    """Lock a run and return the file descriptor; None if another process holds the lock."""
+    with writing(sweep_run.folder):
+        sweep_run.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(sweep_run.folder / LOCK, os.O_CREAT | os.O_RDWR)
     with suppress(OSError):  # the system has no locks
         if not held(lock):
             os.close(lock)
@@ -147,26 +157,26 @@ def _lock(cell: Cell) -> int | None:
 
 def _end(running: Sequence[_Process]) -> None:
     """Ask processes to end, which writes their checkpoints, and wait for them."""
-    for one in running:
-        one.process.terminate()
-    for one in running:
-        one.process.wait()
-        one.errors.close()
+    for process in running:
+        process.popen.terminate()
+    for process in running:
+        process.popen.wait()
+        process.errors.close()
 
 
-def _cause(one: _Process) -> str:
-    """The error that a process printed after its progress; the end of all it printed if there is none."""
-    with one.errors as file:
+def _cause(process: _Process) -> str:
+    """Return the error that a process printed after its progress, or else the end of its output."""
+    with process.errors as file:
         file.seek(0)
         text = file.read().decode(errors="replace").strip()
-    found = re.search(r"^error: .*", text, re.DOTALL | re.MULTILINE)
-    return found[0] if found else text[-TAIL:] or f"the process ended with status {one.process.returncode}"
+    match = re.search(r"^error: .*", text, re.DOTALL | re.MULTILINE)
+    return match[0] if match else text[-TAIL:] or f"the process ended with status {process.popen.returncode}"
 
 
-def _steps(cell: Cell) -> int:
-    """The steps of a run so far, as its numbers on the disk say."""
+def _steps(sweep_run: SweepRun) -> int:
+    """Return the steps of a run so far, from the last line of its metrics."""
     try:
-        with (cell.folder / METRICS).open("rb") as file:
+        with (sweep_run.folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().split(b"\n")[:-1]
         return int(lines[-1].removeprefix(b'{"step": ').partition(b",")[0])
