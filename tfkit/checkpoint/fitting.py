@@ -1,4 +1,4 @@
-"""The check of a file against a model: its names, shapes and types, and the meaning of its weights."""
+"""The check of a file against a model: names, shapes and types, and the semantics of the weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfkit.graph.expand import Graph
 def fitting_map(
     model: nn.Module, graph: Graph, checkpoint: Checkpoint, path: Path, *, allow_change: bool = False
 ) -> WeightMap:
-    """The map whose names a file has: of the model's own names, or of its family.
+    """Return the map whose names a file uses: the model's names, or the names of its family.
 
     Raises:
-        SpecError: the file does not hold exactly this model; or states that its weights mean another one, unless
+        SpecError: the file does not contain exactly this model; or it states other semantic values, unless
             `allow_change`.
     """
     weights = nearest_map(model, graph, checkpoint)
@@ -32,17 +32,17 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: Checkpoint) -> WeightMap:
-    """The map that knows more names of a file: of the model's own names, or of its family."""
+    """Return the map with more of the names in a file: the model's names, or the names of its family."""
     family = graph.spec.family
-    weights = WeightMap.own(model)
+    weights = WeightMap.of_model(model)
     if family is None:
         return weights
     assert isinstance(model, fx.GraphModule)
     theirs = published(model, family).for_names(checkpoint.names)
-    return max(weights, theirs, key=lambda one: one.known(checkpoint.names))
+    return max(weights, theirs, key=lambda candidate: candidate.count_in(checkpoint.names))
 
 
 def floating_type(checkpoint: Checkpoint) -> torch.dtype:
-    """The type of a file's tensors; float32 if it has several."""
-    types = {one.dtype for one in checkpoint.names.values()} & FLOATS
+    """Return the type of a file's tensors; float32 if it has several."""
+    types = {info.dtype for info in checkpoint.names.values()} & FLOATS
     return types.pop() if len(types) == 1 else torch.float32

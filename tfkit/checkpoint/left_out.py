@@ -1,4 +1,4 @@
-"""Tensors of a file that a model leaves out: said when it is loaded, and once more before it is saved without them."""
+"""Tensors of a file that a model omits: reported when the file is loaded, and again before it is saved without them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
 from tfkit.spec.family import FamilyConfig
 
 MOST = 8
-"""The most names that are listed for one reason."""
+"""The maximum number of names listed per reason."""
 
 
 def lines(reasons: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for each reason, with the names of its tensors."""
+    """Return a line for each reason, with the names of its tensors."""
     names: dict[str, list[str]] = {}
     for name, reason in collapsed(reasons):
         names.setdefault(reason, []).append(name)
-    return tuple(f"{reason}: {listing(some, MOST)}" for reason, some in names.items())
+    return tuple(f"{reason}: {listing(tensors, MOST)}" for reason, tensors in names.items())
 
 
 def note(reasons: Mapping[str, str], file: str) -> Diagnostic:
-    """The diagnostic that says what the model of a file leaves out."""
+    """Return the diagnostic that lists the tensors of a file which the model omits."""
     count = "1 tensor" if len(reasons) == 1 else f"{len(reasons):,} tensors"
     return Diagnostic(f"the model leaves out {count} of {file}", notes=lines(reasons))
 
 
 def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
-    """The note about the weights in a folder, by the names of a family alone; none if they cannot be read yet."""
+    """Yield the note about the weights in a folder, derived only from the names of a family.
+
+    Yield nothing if they cannot be read yet.
+    """
     with suppress(SpecError), Checkpoint.open(folder) as opened:
         names = opened.names
-        whole = WeightMap((), {}, family.prefix, family.copies, family.ignored)
-        if reasons := whole.for_names(names).left_out(names):
+        all_weights = WeightMap((), {}, family.prefix, family.copies, family.ignored)
+        if reasons := all_weights.for_names(names).left_out(names):
             yield note(reasons, shown(folder))
 
 
 def warn_of(reasons: Mapping[str, str], file: str) -> None:
-    """Give a warning if the model leaves out tensors of a file."""
+    """Warn if the model omits tensors of a file."""
     if reasons:
         text = note(reasons, file).render("warning").removeprefix("warning: ")
         warnings.warn(text, LeftOutWarning, stacklevel=4)

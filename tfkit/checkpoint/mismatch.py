@@ -1,4 +1,4 @@
-"""Mismatches between a file and a model: all at once, with similar names."""
+"""Mismatches between a file and a model: all in one error, with similar names."""
 
 from __future__ import annotations
 
@@ -19,37 +19,39 @@ FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
 def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, TensorInfo], path: Path) -> None:
-    """Raise SpecError unless a file holds all tensors of a map, no others, and of matching shapes and types."""
+    """Raise SpecError unless a file has exactly the tensors of a map, with matching shapes and types."""
     name = quoted(path.name)
-    wanted: dict[str, tuple[int, ...]] = {}
+    expected: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, str] = {}
     for link in weights.links:
         views = [tuple(view.shape) for view in weights.views(link, state)]
-        wanted |= {one: _shape(link, index, views) for index, one in enumerate(link.file)}
-        if all(one in file for one in link.file):
+        expected |= {key: _shape(link, index, views) for index, key in enumerate(link.file)}
+        if all(key in file for key in link.file):
             shapes |= _misfits(link, views, file)
-    known = matcher(weights.unread)
-    missing = collapsed({one: shape for one, shape in wanted.items() if one not in file})
-    surplus = collapsed({k: i.shape for k, i in file.items() if k not in wanted and not known.fullmatch(k)})
-    types = collapsed({k: file[k].dtype for k in wanted if k in file and file[k].dtype not in FLOATS})
-    found: list[tuple[str, Iterable[str]]] = []
+    unread = matcher(weights.unread)
+    missing = collapsed({key: shape for key, shape in expected.items() if key not in file})
+    surplus = collapsed({k: i.shape for k, i in file.items() if k not in expected and not unread.fullmatch(k)})
+    types = collapsed({k: file[k].dtype for k in expected if k in file and file[k].dtype not in FLOATS})
+    problems: list[tuple[str, Iterable[str]]] = []
     if missing:
         notes = [f"{key}{f' {list(shape)}' if shape else ''}{_near(key, surplus)}" for key, shape in missing]
-        found.append((f"{name} lacks tensors of the model", notes))
+        problems.append((f"{name} lacks tensors of the model", notes))
     if surplus:
-        found.append((f"{name} has tensors that the model lacks", [f"{key} {list(shape)}" for key, shape in surplus]))
+        problems.append(
+            (f"{name} has tensors that the model lacks", [f"{key} {list(shape)}" for key, shape in surplus])
+        )
     if shapes:
         notes = [f"{key}: {text}" for key, text in collapsed(shapes)]
-        found.append((f"{name} has tensors of other shapes than the model", notes))
+        problems.append((f"{name} has tensors of other shapes than the model", notes))
     if types:
         notes = [f"{key}: {str(type).removeprefix('torch.')}" for key, type in types]
-        found.append((f"{name} has tensors that are not floating-point numbers", notes))
-    if found:
-        raise SpecError(*[Diagnostic(message, notes=tuple(notes)) for message, notes in found])
+        problems.append((f"{name} has tensors that are not floating-point numbers", notes))
+    if problems:
+        raise SpecError(*[Diagnostic(message, notes=tuple(notes)) for message, notes in problems])
 
 
 def _shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that a tensor of the file must have; None if only the file's other tensors would tell."""
+    """Return the shape that a tensor of the file must have; empty if it depends on the other tensors of the file."""
     if link.pattern is None:
         return views[index]
     try:
@@ -59,14 +61,14 @@ def _shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, .
 
 
 def _misfits(link: Link, views: list[tuple[int, ...]], file: Mapping[str, TensorInfo]) -> dict[str, str]:
-    shapes = [file[one].shape for one in link.file]
+    shapes = [file[name].shape for name in link.file]
     if link.pattern is None:
         pairs = zip(link.file, shapes, views, strict=True)
-        return {one: f"{list(a)} in the file, {list(b)} in the model" for one, a, b in pairs if a != b}
+        return {name: f"{list(a)} in the file, {list(b)} in the model" for name, a, b in pairs if a != b}
     try:
         link.pattern.shapes(shapes, link.sizes, views)
-    except PatternError as wrong:
-        return {link.file[0]: f"{wrong.message}, for {link.own[0]}"}
+    except PatternError as error:
+        return {link.file[0]: f"{error.message}, for {link.model[0]}"}
     return {}
 
 
@@ -76,10 +78,12 @@ def _near(name: str, surplus: Iterable[tuple[str, Any]]) -> str:
 
 
 def collapsed(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Names with `*` in place of the number of layers that are alike: `decoder.layers.0-11.ffn.up.weight`."""
+    """Collapse the names of layers with equal values into ranges: `decoder.layers.0-11.ffn.up.weight`."""
     groups: dict[tuple[str, Any], list[int]] = {}
     for name, value in values.items():
         number = NUMBER.search(name)
         key = f"{name[: number.start()]}*{name[number.end() :]}" if number else name
         groups.setdefault((key, value), []).append(int(number[0]) if number else 0)
-    return [(key.replace("*", ranges(sorted(ones)).replace(" ", "")), value) for (key, value), ones in groups.items()]
+    return [
+        (key.replace("*", ranges(sorted(numbers)).replace(" ", "")), value) for (key, value), numbers in groups.items()
+    ]

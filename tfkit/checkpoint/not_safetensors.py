@@ -14,15 +14,15 @@ HOW_TO_CONVERT = (
 _PICKLE = ("is a pickle, which can run any code when it is read", HOW_TO_CONVERT)
 _GGUF = (
     "is a GGUF file, made for llama.cpp",
-    "take the safetensors files of the same model; `AutoModel.from_pretrained(DIR, gguf_file=FILE)` in transformers "
+    "use the safetensors files of the same model; `AutoModel.from_pretrained(DIR, gguf_file=FILE)` in transformers "
     "reads some and can save them",
 )
-_KERAS = ("is an HDF5 file, made for Keras", "take the safetensors files of the same model")
+_KERAS = ("is an HDF5 file, made for Keras", "use the safetensors files of the same model")
 _NUMPY = ("is a NumPy array", "`safetensors.numpy.save_file({'name': array}, FILE)` makes a safetensors file of it")
 _PACKED = ("is compressed", "unpack it first")
-_POINTER = ("is a pointer of Git LFS, not the file itself", "`git lfs pull` in its repository fetches the file")
-_PAGE = ("is a web page", "the download failed: fetch the file itself")
-_JSON = ("is a JSON text", "give the weights themselves, their folder, or their index (`*.index.json`)")
+_POINTER = ("is a pointer of Git LFS, not the file", "`git lfs pull` in its repository fetches the file")
+_PAGE = ("is a web page", "download the file again: the server sent a page instead")
+_JSON = ("is a JSON text", "pass the weights, their folder, or their index (`*.index.json`)")
 
 _STARTS = {
     b"PK\x03\x04": _PICKLE,  # torch.save writes a zip archive with a pickle in it
@@ -45,16 +45,16 @@ _STARTS = {
 
 
 def refuse_foreign(path: Path, shown: str, start: bytes) -> None:
-    """Raise SpecError if a file is known to be of another format than safetensors.
+    """Raise SpecError if a file has a known format other than safetensors.
 
     Args:
-        path: its path; the name of a pickle is refused whatever the file begins with.
-        shown: the path as the error names it.
+        path: its path; the name of a pickle is rejected whatever the file begins with.
+        shown: the path in the error.
         start: its first eight bytes, if they cannot be the length of a header: 640 begins as a pickle does.
     """
-    found = next((kind for known, kind in _STARTS.items() if start.startswith(known)), None)
+    format = next((kind for mark, kind in _STARTS.items() if start.startswith(mark)), None)
     suffix = path.suffix.lower()
-    if found is None and suffix in PICKLES:
-        found = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
-    if found is not None:
-        raise SpecError(Diagnostic(f"{shown} {found[0]}", help=found[1]))
+    if format is None and suffix in PICKLES:
+        format = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
+    if format is not None:
+        raise SpecError(Diagnostic(f"{shown} {format[0]}", help=format[1]))

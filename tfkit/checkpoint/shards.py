@@ -1,4 +1,4 @@
-"""Published weights written to files: one, or shards with an index if one would be large."""
+"""Writes published weights to a file, or to shards with an index if the file would be large."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfkit.checkpoint.weights import WeightMap
 from tfkit.spec.folder import INDEX, WEIGHTS
 
 MAX_SHARD = 5 * 10**9
-"""The most bytes in a file, unless a single tensor has more."""
+"""The maximum number of bytes in a file, unless a single tensor has more."""
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -26,9 +26,9 @@ def write_shards(
     metadata: Mapping[str, str],
     max_bytes: int = MAX_SHARD,
 ) -> list[Path]:
-    """Write the tensors of a state dict under the names of their map, with `metadata`; returns the files.
+    """Write the tensors of a state dict under the names of their map, with `metadata`, and return the files.
 
-    At most one shard is in memory beside the model.
+    At most one shard is in memory in addition to the model.
     """
     outlines = weights.tensors({name: tensor.to("meta") for name, tensor in state.items()})
     shards: list[list[str]] = [[]]
@@ -42,8 +42,8 @@ def write_shards(
     files = [folder / (WEIGHTS if len(shards) == 1 else _name(i, len(shards))) for i in range(len(shards))]
     tensors = weights.tensors(state)
     for names, file in zip(shards, files, strict=True):
-        held = {name: next(tensors)[1].contiguous() for name in names}
-        save_file(held, file, metadata=dict(metadata))
+        contents = {name: next(tensors)[1].contiguous() for name in names}
+        save_file(contents, file, metadata=dict(metadata))
     if len(files) > 1:
         places = {name: file.name for names, file in zip(shards, files, strict=True) for name in names}
         index = folder / INDEX

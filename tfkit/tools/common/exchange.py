@@ -1,4 +1,4 @@
-"""Two names exchanged in one step, if the system can: neither is missing at any moment."""
+"""Exchanges two names in one step, if the system supports it: neither is missing at any moment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPE
 """The errors of a kernel, a sandbox or a file system without such a call."""
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange two files or folders of one file system; False if that is not possible, with nothing changed.
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange two files or folders of a file system. Return False if that is not supported; nothing has then changed.
 
     Raises:
-        OSError: one of them is missing, or may not be moved.
+        OSError: a file is missing, or may not be moved.
     """
     library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
-    names = os.fsencode(one), os.fsencode(other)
+    names = os.fsencode(first), os.fsencode(second)
     if hasattr(library, "renameat2"):
         failed = library.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
     elif hasattr(library, "renamex_np"):
@@ -32,5 +32,5 @@ def exchange(one: Path, other: Path) -> bool:
         return False
     number = ctypes.get_errno() if failed else 0
     if failed and number not in UNABLE:
-        raise OSError(number, os.strerror(number), str(one), None, str(other))
+        raise OSError(number, os.strerror(number), str(first), None, str(second))
     return not failed

@@ -1,4 +1,4 @@
-"""A table of rows as HTML, for notebooks: no colours of its own, so that it follows their theme."""
+"""A table of rows as HTML, for notebooks: without colours, so that it follows their theme."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tfkit.tools.common.page import tag
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with a title; numbers stand on the right of all columns but the first."""
+    """Build a table with a title; columns are right-aligned except the first."""
     body = tag("tbody", *(_row("td", cells) for cells in rows))
-    made = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
-    return tostring(made, encoding="unicode", method="html")
+    element = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
+    return tostring(element, encoding="unicode", method="html")
 
 
 def _row(name: str, cells: Sequence[str]) -> Element:

@@ -1,4 +1,4 @@
-"""The model that another one is compared with: a spec's, one of transformers, or a program that torch wrote."""
+"""The second model of a comparison: from a spec, from transformers, or a program that torch wrote."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def other_model(
     dtype: torch.dtype,
     seed: int,
 ) -> Other:
-    """B, ready to run: with those weights if it is a spec, with its own otherwise."""
+    """Prepare B to run: with `weights` if it is a spec, with its stored weights otherwise."""
     if isinstance(b, Graph):
         second = build_with_weights(b, weights, device=device, dtype=dtype, seed=seed, allow_change=True).eval()
-        ours, theirs = ([name for name, _ in one.named_modules()] for one in (model, second))
+        ours, theirs = ([name for name, _ in network.named_modules()] for network in (model, second))
         alone = _outermost(ours, theirs), _outermost(theirs, ours)
         return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)
     if os.path.isdir(b):
@@ -62,14 +62,14 @@ def other_model(
     return Other(_exported(b, device), None, {})
 
 
-def _outermost(names: list[str], others: list[str]) -> tuple[str, ...]:
-    """The modules that the other model does not have, without those inside them."""
-    known = set(others)
-    return tuple(name for name in names if name not in known and name.rpartition(".")[0] in known)
+def _outermost(names: list[str], other_names: list[str]) -> tuple[str, ...]:
+    """Return the modules that the other model does not have, without the modules inside them."""
+    shared = set(other_names)
+    return tuple(name for name in names if name not in shared and name.rpartition(".")[0] in shared)
 
 
 def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str, dtype: torch.dtype) -> Other:
-    """A transformers model, its modules found through the map of its weights."""
+    """Load a transformers model, its modules matched through the map of its weights."""
     graph = graph_of(model)
     family = graph.spec.family
     if family is None:
@@ -104,37 +104,37 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
             for link in links
         )
     if getattr(theirs.config, "pad_token_id", None) is None:
-        theirs.config.pad_token_id = -1  # without any, a classifier of theirs refuses more than one sequence
-    known = inspect.signature(theirs.forward).parameters
+        theirs.config.pad_token_id = -1  # without it, a classifier of transformers rejects several sequences
+    parameters = inspect.signature(theirs.forward).parameters
     single = graph.node(graph.outputs[0]).output.width == 1
 
     def run(inputs: Mapping[str, Tensor]) -> Any:
-        found = _first(theirs(**_renamed(inputs, known)))
-        return found[..., None] if single and found.size(-1) > 1 else found  # some leave the axis of one logit out
+        result = _first(theirs(**_renamed(inputs, parameters)))
+        return result[..., None] if single and result.size(-1) > 1 else result  # some omit the axis of a single logit
 
     return Other(run, theirs, matching_modules(model, links, modules))
 
 
-def _first(found: Any) -> Any:
-    """The first output of a transformers model: logits, or the last hidden state if it has no head.
+def _first(result: Any) -> Any:
+    """Return the first output of a transformers model: logits, or the last hidden state if it has no head.
 
     The logits of the two ends of an answer stand side by side.
     """
-    if hasattr(found, "start_logits"):
-        return torch.stack([found.start_logits, found.end_logits], dim=-1)
-    return found.logits if hasattr(found, "logits") else found[0]
+    if hasattr(result, "start_logits"):
+        return torch.stack([result.start_logits, result.end_logits], dim=-1)
+    return result.logits if hasattr(result, "logits") else result[0]
 
 
-def _renamed(inputs: Mapping[str, Tensor], known: Collection[str]) -> dict[str, Tensor]:
-    """Our inputs under their names in transformers, where classes take any name and read only those they know."""
-    given = {NAMES.get(name, name): value for name, value in inputs.items()}
-    if unknown := sorted(given.keys() - known):
+def _renamed(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, Tensor]:
+    """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
+    renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
+    if unknown := sorted(renamed.keys() - parameters):
         raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
-    return given
+    return renamed
 
 
 def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """A program that torch wrote: TorchScript, or a file of torch.export."""
+    """Load a program that torch wrote: TorchScript, or a file of torch.export."""
     try:
         if path.suffix == ".pt2":
             program = torch.export.load(path).module()

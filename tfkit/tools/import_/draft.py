@@ -1,4 +1,4 @@
-"""The family nearest to a published model of an unknown type, and a draft of the model's own family."""
+"""The family nearest to a published model of an unknown type, and a draft of a family for that model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tfkit.tools.show.values import text_of
 
 @dataclass(frozen=True)
 class Nearest:
-    """The family that knows the most of a model's fields and tensors.
+    """The family that has the most of a model's fields and tensors.
 
     Attributes:
         name: its name.
-        fields, tensors: those of the model that it lacks; of tensors the modules that hold them, `{}` for numbers.
-        of_fields, of_tensors: how many the model has.
+        fields, tensors: the fields and tensors of the model that it lacks; for tensors their modules, `{}` for numbers.
+        of_fields, of_tensors: their total numbers in the model.
         unsaid: the fields of the family that the model's config.json omits.
         head: the end of its architecture, such as `CausalLM`.
     """
@@ -49,19 +49,26 @@ class Nearest:
         return f"{self.name}, with {fields}{tensors}"
 
 
-def nearest(given: Mapping[str, Any], folder: Path, known: KnownSpecs, span: Span) -> Nearest:
-    """The family nearest to a config.json, and to the weights beside it if there are some."""
-    fields, tensors = [name for name in given if name not in SILENT], list(_modules_in(folder))
+def nearest(config: Mapping[str, Any], folder: Path, specs: KnownSpecs, span: Span) -> Nearest:
+    """Return the family nearest to a config.json, and to the weights in its folder if any."""
+    fields, tensors = [name for name in config if name not in SILENT], list(_modules_in(folder))
     read = cache(source.read)  # the families that others extend
-    families = {name: plain(family_of(node_of(name, span), known, read)) for name in known.families}
-    found = [_compared(name, family, fields, tensors) for name, family in families.items()]
-    head = _head(_architecture(given))
-    return min(found, key=lambda one: (one.head != head, len(one.fields) + len(one.tensors), len(one.unsaid)))
+    families = {name: plain(family_of(node_of(name, span), specs, read)) for name in specs.families}
+    candidates = [_compared(name, family, fields, tensors) for name, family in families.items()]
+    head = _head(_architecture(config))
+    return min(
+        candidates,
+        key=lambda candidate: (
+            candidate.head != head,
+            len(candidate.fields) + len(candidate.tensors),
+            len(candidate.unsaid),
+        ),
+    )
 
 
-def _architecture(given: Mapping[str, Any]) -> str:
-    """The class that config.json names; `?` if it names none."""
-    classes = given.get("architectures")
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Return the class that config.json names; `?` if it names none."""
+    classes = config.get("architectures")
     return str(classes[0]) if isinstance(classes, list) and classes else "?"
 
 
@@ -70,47 +77,49 @@ def _head(architecture: str) -> str:
 
 
 def _modules_in(folder: Path) -> Iterator[str]:
-    """The modules that hold the tensors of a folder's weights, with `{}` for numbers."""
+    """Yield the modules that hold the tensors of a folder's weights, with `{}` for numbers."""
     if has_weights(folder):
         with Checkpoint.open(folder) as opened:
             yield from dict.fromkeys(numbered(name)[0].rpartition(".")[0] for name in opened.names)
 
 
 def _compared(name: str, family: Mapping[str, Any], fields: Sequence[str], tensors: Sequence[str]) -> Nearest:
-    own = family.get("fields") or {}
-    tops = {field.partition(".")[0] for field in own}
-    files = [next(iter(one)) if isinstance(one, dict) else one for one in (family.get("tensors") or {}).values()]
+    rules = family.get("fields") or {}
+    tops = {field.partition(".")[0] for field in rules}
+    files = [
+        next(iter(entry)) if isinstance(entry, dict) else entry for entry in (family.get("tensors") or {}).values()
+    ]
     prefix = family.get("prefix", "")
-    names = {nameless(prefix + one[1:] if one.startswith(".") else one) for text in files for one in expanded(text)}
-    copies = {nameless(one).rpartition(".")[0] for one in family.get("extra") or {}}
+    names = {nameless(prefix + name[1:] if name.startswith(".") else name) for text in files for name in expanded(text)}
+    copies = {nameless(copy).rpartition(".")[0] for copy in family.get("extra") or {}}
     return Nearest(
         name=name,
-        fields=tuple(one for one in fields if one not in tops),
-        tensors=tuple(one for one in tensors if one not in names | copies),
+        fields=tuple(field for field in fields if field not in tops),
+        tensors=tuple(module for module in tensors if module not in names | copies),
         of_fields=len(fields),
         of_tensors=len(tensors),
-        unsaid=tuple(one for one, rule in own.items() if rule != "unused" and one not in fields),
+        unsaid=tuple(field for field, rule in rules.items() if rule != "unused" and field not in fields),
         head=_head(str(family.get("architecture"))),
     )
 
 
-def draft(given: Mapping[str, Any], near: Nearest) -> str:
-    """The text of a family that begins with the nearest; lines with `?` are open."""
+def draft(config: Mapping[str, Any], near: Nearest) -> str:
+    """Return the text of a family that extends the nearest family; lines with `?` must be completed."""
     lines = [
-        f"# A draft: the nearest family is {near}. Lines with ? are open; specs/README.md says what they can be.",
+        f"# A draft: the nearest family is {near}. Complete the lines with ?; specs/README.md lists their values.",
         f"extends: {near.name}",
-        f"model_type: {json.dumps(given.get('model_type'))}",
-        f"architecture: {json.dumps(_architecture(given))}",
+        f"model_type: {json.dumps(config.get('model_type'))}",
+        f"architecture: {json.dumps(_architecture(config))}",
     ]
     if near.tensors:
-        lines += ["tensors:", *(f'  "?": {_quoted(one)}' for one in near.tensors[:1])]
-        lines += [f'  # "?": {_quoted(one)}' for one in near.tensors[1:]]
+        lines += ["tensors:", *(f'  "?": {_quoted(module)}' for module in near.tensors[:1])]
+        lines += [f'  # "?": {_quoted(module)}' for module in near.tensors[1:]]
     if near.fields or near.unsaid:
-        lines += ["fields:", *(f'  {_quoted(one)}: "?"  # {text_of(given[one])} here' for one in near.fields)]
-        lines += [f"  # {one}: null  # ? omitted here" for one in near.unsaid]
+        lines += ["fields:", *(f'  {_quoted(field)}: "?"  # {text_of(config[field])} here' for field in near.fields)]
+        lines += [f"  # {field}: null  # ? omitted here" for field in near.unsaid]
     return "\n".join(lines) + "\n"
 
 
 def _quoted(name: str) -> str:
-    """A name of a file as YAML; `{i}` counts layers."""
+    """Quote a name of a file as YAML; `{i}` counts layers."""
     return json.dumps(name.replace("{}", "{i}", 1).replace("{}", "{e}"), ensure_ascii=False)
