@@ -149,9 +149,8 @@ def build_filled(
     `before` is called with the model on the meta device, before it takes memory.
     """
     from tfkit.checkpoint.files import Checkpoint
-    from tfkit.checkpoint.fitting import fitting_map, floating_type
+    from tfkit.checkpoint.fitting import fitting_map, floating_type, warn_of
     from tfkit.checkpoint.header import shown
-    from tfkit.checkpoint.left_out import warn_of
 
     with Checkpoint.open(path) as checkpoint:
         model = _on_meta(graph, dtype or floating_type(checkpoint), **options)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from tfkit.checkpoint.header import (
     AGAIN,
+    HOW_TO_CONVERT,
     MAX_HEADER,
+    PICKLES,
     Header,
     Malformed,
     TensorInfo,
@@ -23,7 +25,6 @@ from tfkit.checkpoint.header import (
     stamp,
     unreadable,
 )
-from tfkit.checkpoint.not_safetensors import HOW_TO_CONVERT, PICKLES
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
 

@@ -1,8 +1,10 @@
 """The header of a safetensors file, read without trust: files that could harm the process are rejected here.
 
-A file is eight bytes with the length of the header, the header, and the data. The header is a JSON object: from each
-name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without gaps.
-https://github.com/huggingface/safetensors#format
+Files of other formats are recognized by their first bytes or their names, with advice about each.
+
+A safetensors file is eight bytes with the length of the header, the header, and the data. The header is a JSON object:
+from each name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without
+gaps. https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from tfkit.checkpoint.not_safetensors import refuse_foreign
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 
 DTYPES = {
@@ -45,6 +46,43 @@ MAX_PARTS = 1_000_000
 MAX_DIMS = 16
 MAX_BYTES = 2**63 - 1
 AGAIN = "the file is damaged or was made to look like a checkpoint: fetch it again from its source"
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+HOW_TO_CONVERT = (
+    "write its tensors to a safetensors file: `AutoModel.from_pretrained(OLD).save_pretrained(NEW)` in transformers, "
+    "or `safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`"
+)
+_PICKLE = ("is a pickle, which can run any code when it is read", HOW_TO_CONVERT)
+_GGUF = (
+    "is a GGUF file, made for llama.cpp",
+    "use the safetensors files of the same model; `AutoModel.from_pretrained(DIR, gguf_file=FILE)` in transformers "
+    "reads some and can save them",
+)
+_KERAS = ("is an HDF5 file, made for Keras", "use the safetensors files of the same model")
+_NUMPY = ("is a NumPy array", "`safetensors.numpy.save_file({'name': array}, FILE)` makes a safetensors file of it")
+_PACKED = ("is compressed", "unpack it first")
+_POINTER = ("is a pointer of Git LFS, not the file", "`git lfs pull` in its repository fetches the file")
+_PAGE = ("is a web page", "download the file again: the server sent a page instead")
+_JSON = ("is a JSON text", "pass the weights, their folder, or their index (`*.index.json`)")
+
+_STARTS = {
+    b"PK\x03\x04": _PICKLE,  # torch.save writes a zip archive with a pickle in it
+    b"\x80\x02": _PICKLE,
+    b"\x80\x03": _PICKLE,
+    b"\x80\x04": _PICKLE,
+    b"\x80\x05": _PICKLE,
+    b"GGUF": _GGUF,
+    b"lmgg": _GGUF,
+    b"tjgg": _GGUF,
+    b"\x89HDF": _KERAS,
+    b"\x93NUMPY": _NUMPY,
+    b"\x1f\x8b": _PACKED,
+    b"\x28\xb5\x2f\xfd": _PACKED,
+    b"version ": _POINTER,
+    b"<!": _PAGE,
+    b"<html": _PAGE,
+    b"{": _JSON,
+}
 
 
 class Malformed(ValueError):  # noqa: N818 - a description of the file
@@ -110,7 +148,7 @@ def read_header(path: Path) -> Header:
         try:
             start = file.read(8)
             length = int.from_bytes(start, "little")
-            refuse_foreign(path, shown(path), start if length > MAX_HEADER else b"")
+            _reject_foreign(path, start if length > MAX_HEADER else b"")
             raw = file.read(_checked_length(length, identity.size))
             header = parse_object(raw)
             metadata = _metadata(header)
@@ -163,6 +201,21 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed("its JSON is not an object")
     return value
+
+
+def _reject_foreign(path: Path, start: bytes) -> None:
+    """Raise SpecError if a file has a known format other than safetensors.
+
+    Args:
+        path: its path; the name of a pickle is rejected whatever the file begins with.
+        start: its first eight bytes, if they cannot be the length of a header: 640 begins as a pickle does.
+    """
+    format = next((kind for mark, kind in _STARTS.items() if start.startswith(mark)), None)
+    suffix = path.suffix.lower()
+    if format is None and suffix in PICKLES:
+        format = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
+    if format is not None:
+        raise SpecError(Diagnostic(f"{shown(path)} {format[0]}", help=format[1]))
 
 
 def _stamp(status: os.stat_result) -> Stamp:

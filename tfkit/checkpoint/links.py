@@ -10,8 +10,7 @@ from itertools import product
 import torch
 
 from tfkit.checkpoint.computed import Expected, computed
-from tfkit.checkpoint.mismatch import collapsed
-from tfkit.checkpoint.names import above, filled, holes, matcher, nameless, numbered
+from tfkit.checkpoint.names import above, collapsed, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.weights import Link, WeightMap, places
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted

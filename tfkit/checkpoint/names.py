@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tfkit.errors import ranges
 
 _HOLE = re.compile(r"\{(\w+)\}")
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -41,3 +44,15 @@ def above(name: str) -> Iterator[str]:
     """Yield the paths of the modules around a tensor, from the innermost outwards."""
     while name := name.rpartition(".")[0]:
         yield name
+
+
+def collapsed(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Collapse the names of layers with equal values into ranges: `decoder.layers.0-11.ffn.up.weight`."""
+    groups: dict[tuple[str, Any], list[int]] = {}
+    for name, value in values.items():
+        number = NUMBER.search(name)
+        key = f"{name[: number.start()]}*{name[number.end() :]}" if number else name
+        groups.setdefault((key, value), []).append(int(number[0]) if number else 0)
+    return [
+        (key.replace("*", ranges(sorted(numbers)).replace(" ", "")), value) for (key, value), numbers in groups.items()
+    ]

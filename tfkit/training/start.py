@@ -11,9 +11,9 @@ from torch import fx
 
 from tfkit.builder import graph_of
 from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.fitting import nearest_map
+from tfkit.checkpoint.fitting import check, nearest_map
 from tfkit.checkpoint.meaning import check_meaning
-from tfkit.checkpoint.mismatch import check, collapsed
+from tfkit.checkpoint.names import collapsed
 from tfkit.checkpoint.weights import Link, WeightMap
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted
 from tfkit.graph.run import Run

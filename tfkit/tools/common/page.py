@@ -1,4 +1,7 @@
-"""Self-contained HTML pages. Their contents are text: markup in a name of a spec is escaped."""
+"""Self-contained HTML pages. Their contents are text: markup in a name of a spec is escaped.
+
+Tables for notebooks have no colours, so they follow the theme of the notebook.
+"""
 
 from __future__ import annotations
 
@@ -84,3 +87,14 @@ def _append_text(element: Element, text: str) -> None:
 
 def _value(value: object) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Build a table with a title; columns are right-aligned except the first."""
+    body = tag("tbody", *(_row("td", cells) for cells in rows))
+    element = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
+    return tostring(element, encoding="unicode", method="html")
+
+
+def _row(name: str, cells: Sequence[str]) -> Element:
+    return tag("tr", *(tag(name, cell, style=f"text-align:{'right' if i else 'left'}") for i, cell in enumerate(cells)))

@@ -10,9 +10,8 @@ from torch import fx
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, build_filled, graph_of
 from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.fitting import fitting_map
+from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.checkpoint.header import shown
-from tfkit.checkpoint.left_out import warn_of
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
 from tfkit.tools.common.memory import check_memory

@@ -1,8 +1,12 @@
-"""The family nearest to a published model of an unknown type, and a draft of a family for that model."""
+"""The family nearest to a published model of an unknown type, and a draft of a family for that model.
+
+Layers that are neither attention nor FFN are detected by words in the config.json.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +16,9 @@ from typing import Any
 from tfkit.checkpoint.config_json.reading import SILENT
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.names import nameless, numbered
-from tfkit.errors import Span
+from tfkit.errors import Diagnostic, Span, listing, quoted
 from tfkit.plugin.known_specs import KnownSpecs
-from tfkit.spec import source
+from tfkit.spec import source, tree
 from tfkit.spec.brackets import expanded
 from tfkit.spec.folder import has_weights
 from tfkit.spec.read_family import family_of
@@ -123,3 +127,31 @@ def draft(config: Mapping[str, Any], near: Nearest) -> str:
 def _quoted(name: str) -> str:
     """Quote a name of a file as YAML; `{i}` counts layers."""
     return json.dumps(name.replace("{}", "{i}", 1).replace("{}", "{e}"), ensure_ascii=False)
+
+
+WORDS = re.compile(r"mamba|rwkv|lstm|recurrent|linear_att|ssm|lru|d_state|state_(size|dim)|(^|_)conv")
+HELP = "write a plugin whose `attention` computes these layers: docs/attention.md"
+
+
+def other_layers(root: tree.Mapping) -> Diagnostic | None:
+    """Return the diagnostic of a config.json with layers that no kind of tfkit describes.
+
+    Return None if no word indicates such layers.
+    """
+    config = plain(root)
+    matches = [word for word in dict.fromkeys(_words(config)) if WORDS.search(word)]
+    if not matches:
+        return None
+    name, node = quoted(str(config.get("model_type"))), root.items.get("model_type", root)
+    note = f"words for layers with a state of constant size, or with convolutions: {listing(map(quoted, matches), 6)}"
+    message = f"the model type {name} is unknown, and has layers that are neither attention nor FFN"
+    return Diagnostic(message, node.span, "model_type", notes=(note,), help=HELP)
+
+
+def _words(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the model type, the fields, and the names of layers."""
+    yield str(config.get("model_type"))
+    yield from config
+    for name, value in config.items():
+        if name != "architectures" and isinstance(value, list):
+            yield from (item for item in value if isinstance(item, str))

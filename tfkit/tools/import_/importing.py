@@ -30,8 +30,7 @@ from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
-from tfkit.tools.import_.draft import draft, nearest
-from tfkit.tools.import_.other_layers import other_layers
+from tfkit.tools.import_.draft import draft, nearest, other_layers
 from tfkit.tools.show.values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
@@ -141,7 +140,7 @@ def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
             f"{family.architecture} of transformers does not compute the same as this model", notes=(text,)
         )
     if has_weights(folder):
-        from tfkit.checkpoint.left_out import left_out_of
+        from tfkit.checkpoint.fitting import left_out_of
 
         yield from left_out_of(folder, family)
 

@@ -16,10 +16,10 @@ from torch import fx, nn
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, graph_of
 from tfkit.checkpoint.finite import BROKEN, not_finite
-from tfkit.checkpoint.left_out import lines
+from tfkit.checkpoint.fitting import left_out_lines
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import safetensors_metadata
-from tfkit.checkpoint.shards import SHARD, write_shards
+from tfkit.checkpoint.weights import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
@@ -128,7 +128,7 @@ def _check_nothing_left_out(model: fx.GraphModule) -> None:
     if reasons:
         message = f"{len(reasons):,} tensors of the file that filled the model would be missing"
         help = "to write it without them: --allow-drop, in Python `allow_drop=True`"
-        raise SpecError(Diagnostic(message, notes=lines(reasons), help=help))
+        raise SpecError(Diagnostic(message, notes=left_out_lines(reasons), help=help))
 
 
 def write_model(model: fx.GraphModule, target: Path) -> None:
