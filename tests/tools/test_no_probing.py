@@ -24,7 +24,7 @@ OF_OTHERS = {
     "tools/common/workshop.py": "os, library",
     "tools/compare/other_model.py": "transformers, result, theirs.config",
     "tools/check/measure.py": "error",
-    "tools/components/component_docs.py": "one",
+    "tools/components/component_docs.py": "item",
     "tools/draw/svg.py": "shape",
     "tools/export/export.py": "os, error",
     "tools/generate/command.py": "sys.stdout",
