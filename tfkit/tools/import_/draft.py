@@ -53,13 +53,13 @@ class Nearest:
         return f"{self.name}, with {fields}{tensors}"
 
 
-def nearest(config: Mapping[str, Any], folder: Path, specs: KnownSpecs, span: Span) -> Nearest:
+def nearest(content: Mapping[str, Any], folder: Path, specs: KnownSpecs, span: Span) -> Nearest:
     """Return the family nearest to a config.json, and to the weights in its folder if any."""
-    fields, tensors = [name for name in config if name not in SILENT], list(_modules_in(folder))
+    fields, tensors = [name for name in content if name not in SILENT], list(_modules_in(folder))
     read = cache(source.read)  # the families that others extend
     families = {name: plain(family_of(node_of(name, span), specs, read)) for name in specs.families}
     candidates = [_compared(name, family, fields, tensors) for name, family in families.items()]
-    head = _head(_architecture(config))
+    head = _head(_architecture(content))
     return min(
         candidates,
         key=lambda candidate: (
@@ -70,9 +70,9 @@ def nearest(config: Mapping[str, Any], folder: Path, specs: KnownSpecs, span: Sp
     )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(content: Mapping[str, Any]) -> str:
     """Return the class that config.json names; `?` if it names none."""
-    classes = config.get("architectures")
+    classes = content.get("architectures")
     return str(classes[0]) if isinstance(classes, list) and classes else "?"
 
 
@@ -107,19 +107,19 @@ def _compared(name: str, family: Mapping[str, Any], fields: Sequence[str], tenso
     )
 
 
-def draft(config: Mapping[str, Any], near: Nearest) -> str:
+def draft(content: Mapping[str, Any], near: Nearest) -> str:
     """Return the text of a family that extends the nearest family; lines with `?` must be completed."""
     lines = [
         f"# A draft: the nearest family is {near}. Complete the lines with ?; specs/README.md lists their values.",
         f"extends: {near.name}",
-        f"model_type: {json.dumps(config.get('model_type'))}",
-        f"architecture: {json.dumps(_architecture(config))}",
+        f"model_type: {json.dumps(content.get('model_type'))}",
+        f"architecture: {json.dumps(_architecture(content))}",
     ]
     if near.tensors:
         lines += ["tensors:", *(f'  "?": {_quoted(module)}' for module in near.tensors[:1])]
         lines += [f'  # "?": {_quoted(module)}' for module in near.tensors[1:]]
     if near.fields or near.unsaid:
-        lines += ["fields:", *(f'  {_quoted(field)}: "?"  # {text_of(config[field])} here' for field in near.fields)]
+        lines += ["fields:", *(f'  {_quoted(field)}: "?"  # {text_of(content[field])} here' for field in near.fields)]
         lines += [f"  # {field}: null  # ? omitted here" for field in near.unsaid]
     return "\n".join(lines) + "\n"
 
@@ -138,20 +138,20 @@ def other_layers(root: tree.Mapping) -> Diagnostic | None:
 
     Return None if no word indicates such layers.
     """
-    config = plain(root)
-    matches = [word for word in dict.fromkeys(_words(config)) if WORDS.search(word)]
+    content = plain(root)
+    matches = [word for word in dict.fromkeys(_words(content)) if WORDS.search(word)]
     if not matches:
         return None
-    name, node = quoted(str(config.get("model_type"))), root.items.get("model_type", root)
+    name, node = quoted(str(content.get("model_type"))), root.items.get("model_type", root)
     note = f"words for layers with a state of constant size, or with convolutions: {listing(map(quoted, matches), 6)}"
     message = f"the model type {name} is unknown, and has layers that are neither attention nor FFN"
     return Diagnostic(message, node.span, "model_type", notes=(note,), help=HELP)
 
 
-def _words(config: Mapping[str, Any]) -> Iterator[str]:
+def _words(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield the model type, the fields, and the names of layers."""
-    yield str(config.get("model_type"))
-    yield from config
-    for name, value in config.items():
+    yield str(content.get("model_type"))
+    yield from content
+    for name, value in content.items():
         if name != "architectures" and isinstance(value, list):
             yield from (item for item in value if isinstance(item, str))
