@@ -1,4 +1,4 @@
-"""From graph to `nn.Module`: one call per node, built on the meta device, then given memory and weights."""
+"""From graph to `nn.Module`: one call per node, built on the meta device, then filled with memory and weights."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class FailedError(Exception):
 
 
 class Builder:
-    """Builds the children of a component, and remembers the config of each module."""
+    """Builds the children of a component, and records the config of each module."""
 
     def __init__(self, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> None:
         self.attention_backend = attention_backend
         self.recompute = recompute
-        self.made: dict[nn.Module, Component] = {}
-        self.given: dict[nn.Module, tuple[Any, ...]] = {}
+        self.configs: dict[nn.Module, Component] = {}
+        self.arguments: dict[nn.Module, tuple[Any, ...]] = {}
 
-    def __call__(self, config: Component, /, *args: Any, **given: Any) -> nn.Module:
+    def __call__(self, config: Component, /, *args: Any, **kwargs: Any) -> nn.Module:
         """Build `config`; see `tfkit.component.Make`."""
         try:
-            module = config.build(self, *args, **given)  # type: ignore[attr-defined]
+            module = config.build(self, *args, **kwargs)  # type: ignore[attr-defined]
             if not isinstance(module, nn.Module):
                 raise TypeError(f"it returned {type(module).__name__}, not an nn.Module")
         except (Invalid, SpecError, FailedError):
             raise
         except Exception as cause:
             raise FailedError(config, cause) from cause
-        self.made[module], self.given[module] = config, args
+        self.configs[module], self.arguments[module] = config, args
         return module
 
 
@@ -84,38 +84,38 @@ def build(
             and so does the graph that `load` returns for that folder.
         sets: changes as `load` takes them; only for a spec that is not loaded yet.
         device: the device of its parameters; on `meta` they have shapes but no values.
-        dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; unless given, that of the weights, or
-            torch's default if they are random.
-        seed: every parameter is filled from this seed and its own name, so that a change of one component leaves
-            the others' weights bit-identical.
+        dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; by default the type of the
+            weights, or torch's default if they are random.
+        seed: every parameter is filled from this seed and its name, so a change of a component leaves the weights of
+            all other components bit-identical.
         attention_backend: the implementation of attention. Results do not change.
             `sdpa`: torch's fused kernels, if they can express it (they have no soft-cap).
             `eager`: every step written out; `tfkit.attention_weights` does it for any model.
             `flex`: FlexAttention on CUDA for windows, prefixes, padding, soft-caps and ALiBi, without a mask of
             [queries, keys]; `sdpa` for everything else, including heads narrower than 16 and dropout of the weights.
-            A plugin's kind that does not know them keeps its own.
+            A plugin's kind that does not support a backend uses its only implementation.
         recompute: run every layer again in the backward instead of keeping its activations (activation checkpointing):
             less memory, about a third more time. Results do not change.
         weights: safetensors to fill it from: a file, the index of several, their folder, or the folder of a run, whose
-            latest checkpoint is read. The names are those of the model's state dict, as `tfkit save` writes them, or
-            those in the `checkpoint` section of its spec.
+            latest checkpoint is read. The names are the names in the model's state dict, as `tfkit save` writes
+            them, or in the `checkpoint` section of its spec.
         allow_change: accept weights whose file states that they belong to a model with other values, such as another
             epsilon or other positions. Files that tfkit did not write state nothing.
 
     Returns:
         A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
-        where there is a token, or [b, t, t], True where one may read another. 0 and 1 are accepted, anything else is an
-        error, but on an accelerator whole numbers are not checked, so as not to wait for it. Sequences longer than
+        where there is a token, or [b, t, t], True where a token may attend to another. 0 and 1 are accepted, anything
+        else is an error, but on an accelerator integers are not checked, which would wait for it. Sequences longer than
         `max_len` are an error. `model.code` is its forward; `model.meta` has `graph`, the loaded spec, and
         `components`, the slot and kind of each submodule by path.
 
     Raises:
-        SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or are not
-            exactly those of this model.
+        SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or do not fit this
+            model exactly.
         ValueError: there is no such device, type or attention backend; or `sets` or `allow_change` have no effect.
     """
     if isinstance(spec, Graph) and sets:
-        raise ValueError("`sets` have no effect on a graph that is loaded: give them to `tfkit.load`")
+        raise ValueError("`sets` have no effect on a loaded graph: pass them to `tfkit.load`")
     device = device_of(device)
     graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
     weights = graph.weights if weights is None else weights
@@ -144,14 +144,13 @@ def build_filled(
     before: Callable[[nn.Module], None] = lambda model: None,
     **options: Any,
 ) -> torch.fx.GraphModule:
-    """A model filled from a file, tensor by tensor and never twice in memory; see `build`.
+    """Build a model and fill it from a file, tensor by tensor and never twice in memory; see `build`.
 
     `before` is called with the model on the meta device, before it takes memory.
     """
     from tfkit.checkpoint.files import Checkpoint
-    from tfkit.checkpoint.fitting import fitting_map, floating_type
+    from tfkit.checkpoint.fitting import fitting_map, floating_type, warn_of
     from tfkit.checkpoint.header import shown
-    from tfkit.checkpoint.left_out import warn_of
 
     with Checkpoint.open(path) as checkpoint:
         model = _on_meta(graph, dtype or floating_type(checkpoint), **options)
@@ -168,7 +167,7 @@ def build_filled(
 
 
 def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
-    """Raise SpecError if a component breaks a promise; a forward with `flex` would compile."""
+    """Raise SpecError if a component breaks a guarantee. `flex` is not checked: its forward would compile."""
     if attention_backend != "flex":
         with evaluating(model):
             check_promises(model, graph)
@@ -185,7 +184,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.f
 
 
 def allocate(model: nn.Module, device: torch.device | str) -> None:
-    """Allocate memory for a model on the meta device, its values undefined.
+    """Allocate memory for a model on the meta device; its values are undefined.
 
     `to_empty` does the same, but asks the meta device how: that imports a computer algebra system, half a second.
     """
@@ -194,18 +193,16 @@ def allocate(model: nn.Module, device: torch.device | str) -> None:
 
 def _check_count(model: nn.Module, graph: Graph) -> None:
     """Raise SpecError unless the model has the number of parameters stated in its spec."""
-    said, count = graph.spec.model.parameters, sum(parameter.numel() for parameter in model.parameters())
-    if said is not None and said != count:
-        message = f"the spec states {said:,} parameters, but the model has {count:,}"
+    stated, count = graph.spec.model.parameters, sum(parameter.numel() for parameter in model.parameters())
+    if stated is not None and stated != count:
+        message = f"the spec states {stated:,} parameters, but the model has {count:,}"
         span = graph.spec.provenance.span(("parameters",))
-        raise SpecError(
-            Diagnostic(message, span, "parameters", help="a spec that changes the model states its own number")
-        )
+        raise SpecError(Diagnostic(message, span, "parameters", help="update `parameters` in the spec"))
 
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Building allocates many live objects; a GC pass over them costs 10% of the build, more in a large process."""
+    """Pause garbage collection: building allocates many live objects, and a pass over them costs 10% of the build."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -218,7 +215,7 @@ def _collection_paused() -> Iterator[None]:
 def assemble(
     graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False
 ) -> torch.fx.GraphModule:
-    """The module of a graph on the current device, its parameters not filled; see `build`."""
+    """Build the module of a graph on the current device, its parameters not filled; see `build`."""
     builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
@@ -235,27 +232,29 @@ def assemble(
     output = outputs[0] if len(outputs) == 1 else tuple(outputs)
     model = program.build_graph_module(output, _class_name(graph.name), Model)
     paths = {module: path for path, module in model.named_modules()}
-    model.meta["components"] = {paths[module]: made for module, made in builder.made.items() if module in paths}
-    model.meta["given"] = {paths[module]: given for module, given in builder.given.items() if module in paths}
+    model.meta["components"] = {paths[module]: config for module, config in builder.configs.items() if module in paths}
+    model.meta["given"] = {
+        paths[module]: arguments for module, arguments in builder.arguments.items() if module in paths
+    }
     model.meta["graph"] = graph
     return model
 
 
 def graph_of(model: nn.Module) -> Graph:
-    """The graph that a model was built from, wrapped or not; raises `ValueError` if tfkit did not build it."""
+    """Return the graph that a model was built from, wrapped or not. Raise `ValueError` if tfkit did not build it."""
     graph: Graph = unwrapped(model).meta["graph"]
     return graph
 
 
 def inputs_of(model: nn.Module) -> list[str]:
-    """The names of a built model's inputs."""
+    """Return the names of a built model's inputs."""
     assert isinstance(model, torch.fx.GraphModule), "a module that runs steps of a model, or the result of `unwrapped`"
     return [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; afterwards every module is in its previous mode."""
+    """Set the model to eval mode; afterwards every module is in its previous mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -270,7 +269,7 @@ def call(
 ) -> dict[str, Any]:
     """Write the call of a node's module; return its value and, if it makes one, its mask.
 
-    `values` has all previous values by name, including masks; `further` are arguments beside the wires.
+    `values` has all previous values by name, including masks; `further` are arguments in addition to the wires.
     """
     args, kwargs = _arguments(graph, node, program, values)
     value = program.call(node.name, module, *args, **kwargs, **further)
@@ -284,24 +283,24 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
     path = ("graph", node.name)
     try:
         return builder(node.config, node.signals)
-    except Invalid as wrong:
-        raise SpecError(refused(wrong, path, graph.spec.provenance)) from None
+    except Invalid as error:
+        raise SpecError(refused(error, path, graph.spec.provenance)) from None
     except FailedError as failed:
         what, place = type(failed.config), place_of(graph, node.name, failed.config)
         raise SpecError(crashed(what, "`build`", failed.cause, place, graph.spec.provenance)) from failed.cause
 
 
 def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str | None] = ()) -> dict[str, Value]:
-    """Masks as optional arguments, checked before anything reads them; those of `pairs` may have pairs of tokens."""
-    given = {name: program.input(name, optional=True) for name in names}
-    checks = {name: may_read if name in pairs else is_token for name in given}
-    return {name: program.apply(name, checks[name], value, name) for name, value in given.items()}
+    """Add masks as optional inputs, checked before any use. Masks in `pairs` may be pairwise."""
+    masks = {name: program.input(name, optional=True) for name in names}
+    checks = {name: may_read if name in pairs else is_token for name in masks}
+    return {name: program.apply(name, checks[name], value, name) for name, value in masks.items()}
 
 
 def _arguments(
     graph: Graph, node: Node, program: Program, values: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a node's module: its input first, masks and the other wires as keywords."""
+    """Return the arguments of a node's module: its input first, masks and the other wires as keywords."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for field, source in node.wires.items():
@@ -310,10 +309,10 @@ def _arguments(
             assert isinstance(source, str)
             kwargs[field] = program.weight(f"{table_owner(graph, source)}.tokens.weight")
             continue
-        value = values[source] if isinstance(source, str) else [values[one] for one in source]
+        value = values[source] if isinstance(source, str) else [values[name] for name in source]
         signals = signal if isinstance(signal, list) else [signal]
-        found = [values.get(one.mask or "") for one in signals]
-        mask = found if isinstance(signal, list) else found[0]
+        masks = [values.get(item.mask or "") for item in signals]
+        mask = masks if isinstance(signal, list) else masks[0]
         if field in ("input", "inputs"):
             args.append(value)
         else:
@@ -324,7 +323,7 @@ def _arguments(
 
 
 def _class_name(name: str) -> str:
-    """`llama3_8b` as Llama3_8b: digits that meet would read as another number."""
+    """Convert `llama3_8b` to Llama3_8b: adjacent digits would read as another number."""
     title = ""
     for word in "".join(c if c.isalnum() else " " for c in name).split():
         title += "_" * (title[-1:].isdigit() and word[:1].isdigit()) + word[:1].upper() + word[1:]

@@ -128,7 +128,7 @@ def test_folders_without_weights() -> None:
     assert refused("f") == f"{neither}   = it has `config.json`"
     Path("f/lora.safetensors").write_bytes(b"")
     assert refused("f") == (
-        f"{neither}   = it has `config.json`, `lora.safetensors`\n   = help: name the file itself: f/lora.safetensors"
+        f"{neither}   = it has `config.json`, `lora.safetensors`\n   = help: name the file: f/lora.safetensors"
     )
 
 
@@ -194,7 +194,7 @@ def test_an_index_that_leaves_its_folder(way: str, tmp_path: Path) -> None:
     write_index({"up": name}, Path("f"))
     first, second = refused("f").split("\n")
     assert first.startswith(f"error: `f/{INDEX}` names a file outside its folder: `{name[:50]}")
-    assert second == "   = help: the files of a checkpoint must be beside their index"
+    assert second == "   = help: put the files of a checkpoint next to their index"
 
 
 def test_the_links_of_a_hub_cache_are_followed() -> None:
@@ -231,7 +231,7 @@ def test_an_index_that_its_files_contradict() -> None:
 
 
 def test_files_that_change_or_vanish() -> None:
-    changed = "error: `2.safetensors` was changed while it was in use\n   = help: load it anew"
+    changed = "error: `2.safetensors` was changed while it was in use\n   = help: load the file again"
     write_shards()
     with Checkpoint.open(".") as checkpoint:
         checkpoint.read("up")

@@ -26,7 +26,7 @@ def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
         shown = "nan" if dtype == torch.float8_e4m3fn else value
         assert str(error.value) == (
             "error: tensor `w` of `f.safetensors` has values that are infinite or NaN\n"
-            f"   = 2 in all; the first is {shown} at [1, 2]"
+            f"   = 2 in total; the first is {shown} at [1, 2]"
         )
 
 
@@ -49,8 +49,8 @@ def test_values_beyond_the_type_of_the_model() -> None:
         check_finite("w", tensor, Path("f"), torch.float16)
     assert str(error.value) == (
         "error: tensor `w` of `f` has values beyond float16\n"
-        "   = 1 in all; the first is 65520.0 at [1, 1]\n"
-        "   = help: float32, the type of the file, holds them"
+        "   = 1 in total; the first is 65520.0 at [1, 1]\n"
+        "   = help: use float32, the type of the file"
     )
     assert torch.equal(tensor.to(torch.float16).isfinite(), tensor < 65520)
     assert is_finite(-tensor)

@@ -22,9 +22,9 @@ from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, assert_sam
 
 pytestmark = pytest.mark.usefixtures("here")
 
-SHAPE = "tensor `w` has a shape that is not at most 16 whole numbers from 0"
+SHAPE = "tensor `w` has a shape that is not at most 16 integers from 0"
 OFFSETS = "tensor `w` has `data_offsets` that are not a start and an end"
-KNOWN = "known are F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, I16, I8, U64, U32, U16, U8, BOOL, C64"
+KNOWN = "supported types are F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, I16, I8, U64, U32, U16, U8, BOOL, C64"
 
 
 GOOD = json.dumps({"w": entry()}).encode()
@@ -133,7 +133,7 @@ def test_pickles_by_name(suffix: str) -> None:
         (b"\x89HDF\r\n\x1a\n", "is an HDF5 file, made for Keras"),
         (b"\x93NUMPY\1\0", "is a NumPy array"),
         (b"\x1f\x8b\x08\0\1\2\3\4", "is compressed"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, not the file itself"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, not the file"),
         (b"<!DOCTYPE html>", "is a web page"),
         (b'{"d_model": 3}', "is a JSON text"),
     ],

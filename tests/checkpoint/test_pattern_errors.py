@@ -31,8 +31,8 @@ from tfkit.checkpoint.pattern import Pattern, PatternError
         ("1, 1 -> 1", "1", "the block `1` is on the left side twice"),
         ("a b -> b", "a b", "the block `a b` is on the left side only"),
         (" ".join(f"[a{i} b{i}]" for i in range(9)), None, "a tensor has at most 256 blocks"),
-        (" ".join(f"n{i}" for i in range(65)), None, "a pattern has at most 64 names; this one has 65"),
-        ("1 " * 501, None, "a pattern has at most 1000 characters; this one has 1002"),
+        (" ".join(f"n{i}" for i in range(65)), None, "a pattern must have at most 64 names; got 65"),
+        ("1 " * 501, None, "a pattern must have at most 1000 characters; got 1002"),
     ],
 )
 def test_texts_that_are_no_pattern(text, blamed, message):
@@ -49,13 +49,13 @@ FUSED = "(h [q k] d) i -> [(h q d) (h k d)] i"
 @pytest.mark.parametrize(
     ("text", "shapes", "sizes", "message"),
     [
-        (FUSED, [], {}, "tensors wanted: 1, given: 0"),
-        (FUSED, [(24,)], {}, "axes wanted: 2, given: 1, in a tensor of shape 24"),
-        ("1 -> 1 1", [()], {}, "axes wanted: 1, given: 0, in a tensor of shape ()"),
+        (FUSED, [], {}, "the pattern takes 1 tensors; got 0"),
+        (FUSED, [(24,)], {}, "the tensor must have 2 axes; got 1, with shape 24"),
+        ("1 -> 1 1", [()], {}, "the tensor must have 1 axes; got 0, with shape ()"),
         (FUSED, [(24, 5)], {"x": 2}, "the pattern has no name `x`"),
-        (FUSED, [(24, 5)], {"q": 0}, "the size of `q` is `0`, not a whole number of 1 or more"),
-        (FUSED, [(24, 5)], {"q": 2.0}, "the size of `q` is `2.0`, not a whole number of 1 or more"),
-        (FUSED, [(24, 5)], {"q": True}, "the size of `q` is `True`, not a whole number of 1 or more"),
+        (FUSED, [(24, 5)], {"q": 0}, "the size of `q` must be a positive integer; got `0`"),
+        (FUSED, [(24, 5)], {"q": 2.0}, "the size of `q` must be a positive integer; got `2.0`"),
+        (FUSED, [(24, 5)], {"q": True}, "the size of `q` must be a positive integer; got `True`"),
         (FUSED, [(24, 5)], {"q": 2, "k": 1}, "`(h [q k] d)` of size 24 does not determine `h`, `d`"),
         (
             "(h d) -> h d",
@@ -103,12 +103,12 @@ error: the block `h k d` is on the left side only
    |    ^^^^^^^^^^^
    = blocks of the other side: `i`, `h q d`, `h v d`"""
     )
-    with pytest.raises(ValueError, match="given") as caught:
+    with pytest.raises(ValueError, match="got 2") as caught:
         Pattern.parse("i -> 1 i").inverse().shapes([(3,), (4,)], {"i": 3})
     assert (
         str(caught.value)
         == """\
-error: tensors wanted: 1, given: 2
+error: the pattern takes 1 tensors; got 2
   --> pattern:1:6
    |
  1 | i -> 1 i

@@ -110,5 +110,5 @@ def test_an_encoder_alone(cls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_class_that_is_not_served_is_an_error(tmp_path: Path) -> None:
     config = transformers.GPT2Config().to_dict() | {"architectures": ["GPT2DoubleHeadsModel"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(tfkit.SpecError, match="a GPT2DoubleHeadsModel, which gpt2 does not serve"):
+    with pytest.raises(tfkit.SpecError, match="class GPT2DoubleHeadsModel is not supported by the family gpt2"):
         import_config(tmp_path)

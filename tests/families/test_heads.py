@@ -119,7 +119,10 @@ def test_the_meaning_of_logits_comes_back(meaning: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["BertForMultipleChoice"]}, "a BertForMultipleChoice, which bert does not serve"),
+        (
+            {"architectures": ["BertForMultipleChoice"]},
+            "class BertForMultipleChoice is not supported by the family bert",
+        ),
         ({"id2label": {"0": "a", "2": "b"}}, "not numbered from 0 to 1"),
         ({"id2label": ["a"]}, "not names"),
         ({"id2label": {}, "num_labels": 3}, "not names"),

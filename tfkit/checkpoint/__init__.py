@@ -1,1 +1,1 @@
-"""The weight map: the tensors of a published checkpoint become those of a model, and back, bit for bit."""
+"""The weight map: converts the tensors of a published checkpoint to the tensors of a model and back, bit for bit."""

@@ -1,6 +1,6 @@
-"""Tensors of a file that a model computes: the file must have the values of the model, and they are not read.
+"""Tensors of a file that a model computes: they must equal the computed values, and are not loaded.
 
-A family names the function and what it is about: `"*.attn.bias": = causal_mask(decoder)`.
+A family names the function and its argument: `"*.attn.bias": = causal_mask(decoder)`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from tfkit.component import AttentionConfig, BlockConfig
 from tfkit.errors import Invalid, listing, quoted
 
 Expected = Callable[[str, Tensor], Tensor]
-"""The values that a tensor of the file must have, by its name and the tensor itself, which has their shape."""
+"""The function that computes the required values of a tensor from its name and the stored tensor."""
 NEAR = 1e-3
-"""The rounding of a sine or cosine of a large angle, where the other side computed it in another precision."""
+"""The rounding of a sine or cosine of a large angle that the publisher computed in another precision."""
 MASKED = -1e4
-"""The highest score that stands for a masked one in published files."""
+"""The highest score that represents a masked position in published files."""
 _CALL = re.compile(r"(\w+)\(([\w.]*)\)")
 
 
 def computed(model: fx.GraphModule, text: str) -> Expected:
-    """The function that a family names in a text, `causal_mask(decoder)`; raises `Invalid` if there is none."""
+    """Return the function that a family names in a text such as `causal_mask(decoder)`.
+
+    Raise `Invalid` if no such function exists.
+    """
     call = _CALL.fullmatch(text)
     if call is None or call[1] not in FUNCTIONS:
-        known = listing((f"{name}(...)" for name in FUNCTIONS), 10)
-        raise Invalid("", f"{quoted(text)} is not a function of the model", notes=[f"it can be {known}"])
+        calls = listing((f"{name}(...)" for name in FUNCTIONS), 10)
+        raise Invalid("", f"{quoted(text)} is not a function of the model", notes=[f"it can be {calls}"])
     return partial(FUNCTIONS[call[1]], model, call[2])
 
 
 def agrees(stored: Tensor, expected: Tensor) -> bool:
-    """True if a tensor of a file has the values that the model computes, up to the rounding of its type."""
+    """Return True if a tensor of a file has the values that the model computes, up to the rounding of its type."""
     if stored.shape != expected.shape:
         return False
     near = max(NEAR, 4 * torch.finfo(stored.dtype).eps) if stored.is_floating_point() else 0.0
@@ -45,12 +48,12 @@ def agrees(stored: Tensor, expected: Tensor) -> bool:
 
 
 def _counts(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """Positions from 0."""
+    """Return positions from 0."""
     return torch.arange(stored.size(-1), device=stored.device).expand(stored.shape)
 
 
 def _causal_mask(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """The mask of a layer of the stack at `path`, with its window: True where a position reads another."""
+    """Return the mask of a layer of the stack at `path`, with its window: True where a position attends to another."""
     block = value_at(model.meta["graph"].spec.model, path)
     stack = block.stack() if isinstance(block, BlockConfig) else None
     number = next(iter(numbered(name)[1]), 0)
@@ -62,12 +65,15 @@ def _causal_mask(model: fx.GraphModule, path: str, name: str, stored: Tensor) ->
 
 
 def _masked_score(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """Any number so low that a softmax makes 0 of it."""
+    """Clamp the stored scores to `MASKED`: every score below it becomes 0 in a softmax."""
     return stored.clamp(max=MASKED)
 
 
 def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """The table of the positions at `path`; its rows before the first position are never read."""
+    """Return the table of the positions at `path`.
+
+    Rows before the first position are never used, so any values pass.
+    """
     if path not in model.meta["components"]:
         return torch.empty(0)
     offset = int(_number(model, f"{path}.offset", 0))
@@ -76,13 +82,13 @@ def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> T
 
 
 def _rotary_table(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """The sines and then the cosines of the angles of the rotary positions at `path`, a row for each position."""
+    """Return the sines, then the cosines, of the angles of the rotary positions at `path`, one row per position."""
     angles = torch.arange(stored.size(0), device=stored.device)[:, None] * _frequencies(model, path)
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
 def _rotary_frequencies(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """The frequencies of the rotary positions at `path`, before any scaling."""
+    """Return the frequencies of the rotary positions at `path`, before any scaling."""
     return _frequencies(model, path)
 
 
@@ -94,7 +100,7 @@ def _frequencies(model: fx.GraphModule, path: str) -> Tensor:
 
 
 def _number(model: fx.GraphModule, path: str, default: float = math.nan) -> float:
-    """A number of the spec; unless given a default, not a number where the model lacks it, which equals nothing."""
+    """Return a number of the spec. If the model lacks it, return `default`: NaN equals nothing."""
     value = value_at(model.meta["graph"].spec.model, path)
     return value if isinstance(value, int | float) else default
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from tfkit.checkpoint.header import (
     AGAIN,
+    HOW_TO_CONVERT,
     MAX_HEADER,
+    PICKLES,
     Header,
     Malformed,
     TensorInfo,
@@ -23,23 +25,22 @@ from tfkit.checkpoint.header import (
     stamp,
     unreadable,
 )
-from tfkit.checkpoint.not_safetensors import HOW_TO_CONVERT, PICKLES
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
 
 MAPPED = 2**25
-"""A file is mapped anew after this many bytes, so that data which was read and is held no longer leaves memory."""
+"""A file is remapped after this many bytes, so that data which was read and is no longer in use leaves memory."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
 """The errors that safetensors and torch raise if a file cannot be mapped."""
 
 
 class Checkpoint:
-    """The tensors of one file or of a sharded checkpoint, by name.
+    """The tensors of a file or of a sharded checkpoint, by name.
 
     Attributes:
         names: type, shape and file of every tensor, file by file and in the order of their data: read in this
-            order, one file is mapped at a time.
-        metadata: the texts that each file has beside its tensors.
+            order, a single file is mapped at a time.
+        metadata: the texts that each file has in addition to its tensors.
     """
 
     def __init__(self, headers: dict[Path, Header]) -> None:
@@ -78,7 +79,7 @@ class Checkpoint:
         else:
             headers[path] = read_header(path)
         checkpoint = cls(headers)
-        for file in headers:  # the library has the last word, and nothing was loaded yet
+        for file in headers:  # safetensors must accept each file before any tensor is loaded
             checkpoint._map(file)
         checkpoint.close()
         return checkpoint
@@ -90,7 +91,7 @@ class Checkpoint:
         self.close()
 
     def read(self, name: str) -> Tensor:
-        """A tensor, as a view of its file: its bytes enter memory when they are used.
+        """Return a tensor, as a view of its file: its bytes enter memory when they are used.
 
         Writing to it does not change the file. It stays valid after the checkpoint is closed, but not if the file is
         truncated: copy tensors that must outlive the file.
@@ -130,16 +131,16 @@ class Checkpoint:
         except OSError as error:
             raise unreadable(path, error) from error
         if now != self._headers[path].stamp:
-            raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load it anew"))
+            raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load the file again"))
 
 
 def _in_folder(folder: Path) -> Path:
-    """The file that holds, or lists, the weights of a folder."""
+    """Return the file that holds, or lists, the weights of a folder."""
     for name in (WEIGHTS, INDEX):
         if os.path.lexists(folder / name):
             return folder / name
     try:
-        names = sorted(one.name for one in folder.iterdir())
+        names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise unreadable(folder, error) from error
     weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
@@ -151,13 +152,13 @@ def _in_folder(folder: Path) -> Path:
         Diagnostic(
             f"{shown(folder)} has neither `{WEIGHTS}` nor `{INDEX}`",
             notes=(f"it has {listing(map(quoted, names))}" if names else "it is empty",),
-            help=f"name the file itself: {listing(str(folder / name) for name in weights)}" if weights else None,
+            help=f"name the file: {listing(str(folder / name) for name in weights)}" if weights else None,
         )
     )
 
 
 def _shards(index: Path) -> dict[str, list[str]]:
-    """The files that an index names, with the tensors assigned to them."""
+    """Read the files that an index lists, and the names of the tensors in each."""
     with open_regular(index) as file:
         try:
             raw = file.read(MAX_HEADER + 1)
@@ -179,7 +180,7 @@ def _shards(index: Path) -> dict[str, list[str]]:
 
 
 def _inside(index: Path, shard: str) -> Path:
-    """The path of a shard; raises an error if it is outside the index's folder, be it by a link.
+    """Return the path of a shard. Raise SpecError if it is outside the index's folder, also through a link.
 
     In a cache of the Hugging Face hub every file of a snapshot is a link to the blobs of the same repository.
     """
@@ -189,9 +190,9 @@ def _inside(index: Path, shard: str) -> Path:
         allowed.append(folder.absolute().parent.parent / "blobs")
     if "\0" not in shard:  # no system allows such a name: opening the file fails
         real = Path(os.path.realpath(folder / shard))
-        if not any(real.is_relative_to(os.path.realpath(one)) for one in allowed):
+        if not any(real.is_relative_to(os.path.realpath(parent)) for parent in allowed):
             message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"
-            raise SpecError(Diagnostic(message, help="the files of a checkpoint must be beside their index"))
+            raise SpecError(Diagnostic(message, help="put the files of a checkpoint next to their index"))
     return folder / shard
 
 
@@ -204,5 +205,5 @@ def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header)
         raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
 
 
-def _twice(name: str, one: Path, other: Path) -> SpecError:
-    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(one)} and {shown(other)}"))
+def _twice(name: str, first: Path, second: Path) -> SpecError:
+    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(first)} and {shown(second)}"))

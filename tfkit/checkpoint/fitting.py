@@ -1,27 +1,43 @@
-"""The check of a file against a model: its names, shapes and types, and the meaning of its weights."""
+"""The check of a file against a model: names, shapes and types, the semantics of the weights, and omitted tensors.
+
+All mismatches are in one error, with similar names. Tensors that a model omits are reported when the file is loaded,
+and again before it is saved without them.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.header import TensorInfo, shown
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import check_meaning
-from tfkit.checkpoint.mismatch import FLOATS, check
-from tfkit.checkpoint.weights import WeightMap
+from tfkit.checkpoint.names import collapsed, matcher
+from tfkit.checkpoint.pattern import PatternError
+from tfkit.checkpoint.weights import Link, WeightMap
+from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
+from tfkit.spec.family import FamilyConfig
+
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+MOST = 8
+"""The maximum number of names listed per reason for an omission."""
 
 
 def fitting_map(
     model: nn.Module, graph: Graph, checkpoint: Checkpoint, path: Path, *, allow_change: bool = False
 ) -> WeightMap:
-    """The map whose names a file has: of the model's own names, or of its family.
+    """Return the map whose names a file uses: the model's names, or the names of its family.
 
     Raises:
-        SpecError: the file does not hold exactly this model; or states that its weights mean another one, unless
+        SpecError: the file does not contain exactly this model; or it states other semantic values, unless
             `allow_change`.
     """
     weights = nearest_map(model, graph, checkpoint)
@@ -32,17 +48,109 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: Checkpoint) -> WeightMap:
-    """The map that knows more names of a file: of the model's own names, or of its family."""
+    """Return the map with more of the names in a file: the model's names, or the names of its family."""
     family = graph.spec.family
-    weights = WeightMap.own(model)
+    weights = WeightMap.of_model(model)
     if family is None:
         return weights
     assert isinstance(model, fx.GraphModule)
     theirs = published(model, family).for_names(checkpoint.names)
-    return max(weights, theirs, key=lambda one: one.known(checkpoint.names))
+    return max(weights, theirs, key=lambda candidate: candidate.count_in(checkpoint.names))
 
 
 def floating_type(checkpoint: Checkpoint) -> torch.dtype:
-    """The type of a file's tensors; float32 if it has several."""
-    types = {one.dtype for one in checkpoint.names.values()} & FLOATS
+    """Return the type of a file's tensors; float32 if it has several."""
+    types = {info.dtype for info in checkpoint.names.values()} & FLOATS
     return types.pop() if len(types) == 1 else torch.float32
+
+
+def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, TensorInfo], path: Path) -> None:
+    """Raise SpecError unless a file has exactly the tensors of a map, with matching shapes and types."""
+    name = quoted(path.name)
+    expected: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, str] = {}
+    for link in weights.links:
+        views = [tuple(view.shape) for view in weights.views(link, state)]
+        expected |= {key: _shape(link, index, views) for index, key in enumerate(link.file)}
+        if all(key in file for key in link.file):
+            shapes |= _misfits(link, views, file)
+    unread = matcher(weights.unread)
+    missing = collapsed({key: shape for key, shape in expected.items() if key not in file})
+    surplus = collapsed({k: i.shape for k, i in file.items() if k not in expected and not unread.fullmatch(k)})
+    types = collapsed({k: file[k].dtype for k in expected if k in file and file[k].dtype not in FLOATS})
+    problems: list[tuple[str, Iterable[str]]] = []
+    if missing:
+        notes = [f"{key}{f' {list(shape)}' if shape else ''}{_near(key, surplus)}" for key, shape in missing]
+        problems.append((f"{name} lacks tensors of the model", notes))
+    if surplus:
+        problems.append(
+            (f"{name} has tensors that the model lacks", [f"{key} {list(shape)}" for key, shape in surplus])
+        )
+    if shapes:
+        notes = [f"{key}: {text}" for key, text in collapsed(shapes)]
+        problems.append((f"{name} has tensors of other shapes than the model", notes))
+    if types:
+        notes = [f"{key}: {str(type).removeprefix('torch.')}" for key, type in types]
+        problems.append((f"{name} has tensors that are not floating-point numbers", notes))
+    if problems:
+        raise SpecError(*[Diagnostic(message, notes=tuple(notes)) for message, notes in problems])
+
+
+def _shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape that a tensor of the file must have; empty if it depends on the other tensors of the file."""
+    if link.pattern is None:
+        return views[index]
+    try:
+        return link.pattern.inverse().shapes(views, link.sizes)[index]
+    except PatternError:
+        return ()
+
+
+def _misfits(link: Link, views: list[tuple[int, ...]], file: Mapping[str, TensorInfo]) -> dict[str, str]:
+    shapes = [file[name].shape for name in link.file]
+    if link.pattern is None:
+        pairs = zip(link.file, shapes, views, strict=True)
+        return {name: f"{list(a)} in the file, {list(b)} in the model" for name, a, b in pairs if a != b}
+    try:
+        link.pattern.shapes(shapes, link.sizes, views)
+    except PatternError as error:
+        return {link.file[0]: f"{error.message}, for {link.model[0]}"}
+    return {}
+
+
+def _near(name: str, surplus: Iterable[tuple[str, Any]]) -> str:
+    near = closest(name, [key for key, _ in surplus])
+    return f"; the file has {near}" if near else ""
+
+
+def left_out_lines(reasons: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a line for each reason, with the names of its tensors."""
+    names: dict[str, list[str]] = {}
+    for name, reason in collapsed(reasons):
+        names.setdefault(reason, []).append(name)
+    return tuple(f"{reason}: {listing(tensors, MOST)}" for reason, tensors in names.items())
+
+
+def _left_out_note(reasons: Mapping[str, str], file: str) -> Diagnostic:
+    """Return the diagnostic that lists the tensors of a file which the model omits."""
+    count = "1 tensor" if len(reasons) == 1 else f"{len(reasons):,} tensors"
+    return Diagnostic(f"the model leaves out {count} of {file}", notes=left_out_lines(reasons))
+
+
+def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
+    """Yield the note about the weights in a folder, derived only from the names of a family.
+
+    Yield nothing if they cannot be read yet.
+    """
+    with suppress(SpecError), Checkpoint.open(folder) as opened:
+        names = opened.names
+        all_weights = WeightMap((), {}, family.prefix, family.copies, family.ignored)
+        if reasons := all_weights.for_names(names).left_out(names):
+            yield _left_out_note(reasons, shown(folder))
+
+
+def warn_of(reasons: Mapping[str, str], file: str) -> None:
+    """Warn if the model omits tensors of a file."""
+    if reasons:
+        text = _left_out_note(reasons, file).render("warning").removeprefix("warning: ")
+        warnings.warn(text, LeftOutWarning, stacklevel=4)

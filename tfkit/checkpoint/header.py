@@ -1,8 +1,10 @@
-"""The header of a safetensors file, read without trust: files that could harm their reader are refused here.
+"""The header of a safetensors file, read without trust: files that could harm the process are rejected here.
 
-A file is eight bytes with the length of the header, the header, and the data. The header is a JSON object: from each
-name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without gaps.
-https://github.com/huggingface/safetensors#format
+Files of other formats are recognized by their first bytes or their names, with advice about each.
+
+A safetensors file is eight bytes with the length of the header, the header, and the data. The header is a JSON object:
+from each name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without
+gaps. https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from tfkit.checkpoint.not_safetensors import refuse_foreign
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 
 DTYPES = {
@@ -39,20 +40,57 @@ DTYPES = {
     "C64": torch.complex64,
 }
 MAX_HEADER = 100_000_000
-"""The format's own limit, in bytes; it holds for indices too."""
+"""The limit of the format, in bytes; it also applies to indices."""
 MAX_PARTS = 1_000_000
-"""The most values in a JSON text, since each takes some memory: enough for 100,000 tensors in a file."""
+"""The maximum number of values in a JSON text, since each takes memory: enough for 100,000 tensors in a file."""
 MAX_DIMS = 16
 MAX_BYTES = 2**63 - 1
 AGAIN = "the file is damaged or was made to look like a checkpoint: fetch it again from its source"
 
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+HOW_TO_CONVERT = (
+    "write its tensors to a safetensors file: `AutoModel.from_pretrained(OLD).save_pretrained(NEW)` in transformers, "
+    "or `safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`"
+)
+_PICKLE = ("is a pickle, which can run any code when it is read", HOW_TO_CONVERT)
+_GGUF = (
+    "is a GGUF file, made for llama.cpp",
+    "use the safetensors files of the same model; `AutoModel.from_pretrained(DIR, gguf_file=FILE)` in transformers "
+    "reads some and can save them",
+)
+_KERAS = ("is an HDF5 file, made for Keras", "use the safetensors files of the same model")
+_NUMPY = ("is a NumPy array", "`safetensors.numpy.save_file({'name': array}, FILE)` makes a safetensors file of it")
+_PACKED = ("is compressed", "unpack it first")
+_POINTER = ("is a pointer of Git LFS, not the file", "`git lfs pull` in its repository fetches the file")
+_PAGE = ("is a web page", "download the file again: the server sent a page instead")
+_JSON = ("is a JSON text", "pass the weights, their folder, or their index (`*.index.json`)")
 
-class Malformed(ValueError):  # noqa: N818 - it says what the file is
+_STARTS = {
+    b"PK\x03\x04": _PICKLE,  # torch.save writes a zip archive with a pickle in it
+    b"\x80\x02": _PICKLE,
+    b"\x80\x03": _PICKLE,
+    b"\x80\x04": _PICKLE,
+    b"\x80\x05": _PICKLE,
+    b"GGUF": _GGUF,
+    b"lmgg": _GGUF,
+    b"tjgg": _GGUF,
+    b"\x89HDF": _KERAS,
+    b"\x93NUMPY": _NUMPY,
+    b"\x1f\x8b": _PACKED,
+    b"\x28\xb5\x2f\xfd": _PACKED,
+    b"version ": _POINTER,
+    b"<!": _PAGE,
+    b"<html": _PAGE,
+    b"{": _JSON,
+}
+
+
+class Malformed(ValueError):  # noqa: N818 - a description of the file
     """An error in a text or a tensor, worded to follow the name of the file."""
 
 
 class TensorInfo(NamedTuple):
-    """A tensor as a header describes it: its type, its shape, and the file that holds it."""
+    """The description of a tensor in a header: its type, its shape, and its file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -69,7 +107,7 @@ class Stamp(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The contents of a file by its header: tensors in the order of their data, and texts; with the file's stamp."""
+    """The contents of a file: tensors in the order of their data, and texts; with the file's stamp."""
 
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
@@ -84,18 +122,18 @@ class _Place(NamedTuple):
 
 
 def shown(path: Path) -> str:
-    """A path as errors name it."""
+    """Return a path as errors name it."""
     return quoted(str(path), 200)
 
 
 def unreadable(path: Path, error: Exception) -> SpecError:
-    """The error for a file that the system cannot read."""
+    """Return the error for a file that the system cannot read."""
     cause = (getattr(error, "strerror", None) or " ".join(str(error).split())).removesuffix(".")
     return SpecError(Diagnostic(f"cannot read {shown(path)}: {cause}"))
 
 
 def stamp(path: Path) -> Stamp:
-    """The stamp of a file as it is now; OSError if there is none."""
+    """Return the current stamp of a file. Raise OSError if it does not exist."""
     return _stamp(os.stat(path))
 
 
@@ -103,25 +141,25 @@ def read_header(path: Path) -> Header:
     """Read and check the header of a safetensors file; its data are not touched.
 
     Raises:
-        SpecError: the file cannot be read, is of another kind, or its header does not describe its data exactly.
+        SpecError: the file cannot be read, has another format, or its header does not describe its data exactly.
     """
     with open_regular(path) as file:
-        known = _stamp(os.fstat(file.fileno()))
+        identity = _stamp(os.fstat(file.fileno()))
         try:
             start = file.read(8)
             length = int.from_bytes(start, "little")
-            refuse_foreign(path, shown(path), start if length > MAX_HEADER else b"")
-            raw = file.read(_checked_length(length, known.size))
+            _reject_foreign(path, start if length > MAX_HEADER else b"")
+            raw = file.read(_checked_length(length, identity.size))
             header = parse_object(raw)
             metadata = _metadata(header)
-            places = _places(header, path, known.size - 8 - length)
+            places = _places(header, path, identity.size - 8 - length)
         except OSError as error:
             raise unreadable(path, error) from error
         except Malformed as error:
             raise SpecError(
                 Diagnostic(f"{shown(path)} is not a valid safetensors file: {error}", help=AGAIN)
             ) from error
-    return Header({one.name: one.info for one in places}, metadata, known)
+    return Header({place.name: place.info for place in places}, metadata, identity)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -141,10 +179,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a text, parsed in memory bounded by its limits.
+    """Return the JSON object in a text, parsed in memory bounded by its limits.
 
     Raises:
-        Malformed: it is not one; or it has a key twice, too many values, or too deep ones.
+        Malformed: it is not an object; or it has a duplicate key, too many values, or too deep nesting.
     """
     if sum(raw.count(mark) for mark in (b",", b"[", b"{")) > MAX_PARTS:
         raise Malformed(f"its JSON has more than {MAX_PARTS:,} values")
@@ -165,6 +203,21 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
+def _reject_foreign(path: Path, start: bytes) -> None:
+    """Raise SpecError if a file has a known format other than safetensors.
+
+    Args:
+        path: its path; the name of a pickle is rejected whatever the file begins with.
+        start: its first eight bytes, if they cannot be the length of a header: 640 begins as a pickle does.
+    """
+    format = next((kind for mark, kind in _STARTS.items() if start.startswith(mark)), None)
+    suffix = path.suffix.lower()
+    if format is None and suffix in PICKLES:
+        format = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
+    if format is not None:
+        raise SpecError(Diagnostic(f"{shown(path)} {format[0]}", help=format[1]))
+
+
 def _stamp(status: os.stat_result) -> Stamp:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -180,16 +233,16 @@ def _checked_length(length: int, size: int) -> int:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in result:
             raise Malformed(f"its JSON has the key {quoted(key)} twice")
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def _metadata(header: dict[str, Any]) -> dict[str, str]:
-    """The texts of a header, which are removed from it."""
+    """Remove the texts of a header from it, and return them."""
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise Malformed("its `__metadata__` is not an object of texts")
@@ -197,21 +250,21 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
 
 
 def _places(header: dict[str, Any], path: Path, size: int) -> list[_Place]:
-    """The tensors in the order of their data, which has `size` bytes."""
+    """Return the tensors in the order of their data, which has `size` bytes."""
     places = []
     for name, entry in header.items():
         try:
             places.append(_place(name, entry, path, size))
         except Malformed as error:
             raise Malformed(f"tensor {quoted(name)} {error}") from None
-    places.sort(key=lambda one: (one.start, one.end))
+    places.sort(key=lambda place: (place.start, place.end))
     if places and places[0].start:
         raise Malformed(f"the first {places[0].start:,} bytes of its data belong to no tensor")
-    for one, next in pairwise(places):
-        if next.start < one.end:
-            raise Malformed(f"tensors {quoted(one.name)} and {quoted(next.name)} overlap")
-        if next.start > one.end:
-            raise Malformed(f"{next.start - one.end:,} bytes after tensor {quoted(one.name)} belong to no tensor")
+    for place, next in pairwise(places):
+        if next.start < place.end:
+            raise Malformed(f"tensors {quoted(place.name)} and {quoted(next.name)} overlap")
+        if next.start > place.end:
+            raise Malformed(f"{next.start - place.end:,} bytes after tensor {quoted(place.name)} belong to no tensor")
     rest = size - (places[-1].end if places else 0)
     if rest:
         raise Malformed(f"the last {rest:,} bytes of its data belong to no tensor")
@@ -224,9 +277,9 @@ def _place(name: str, entry: Any, path: Path, size: int) -> _Place:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         kind = quoted(dtype) if isinstance(dtype, str) else "that is not a text"
-        raise Malformed(f"has a type {kind}; known are {listing(DTYPES, len(DTYPES))}")
+        raise Malformed(f"has a type {kind}; supported types are {listing(DTYPES, len(DTYPES))}")
     if not _counts(shape) or len(shape) > MAX_DIMS:
-        raise Malformed(f"has a shape that is not at most {MAX_DIMS} whole numbers from 0")
+        raise Malformed(f"has a shape that is not at most {MAX_DIMS} integers from 0")
     itemsize = DTYPES[dtype].itemsize
     # A dimension of 0 makes the tensor empty, but its strides must still be numbers that torch can hold.
     if math.prod(max(dim, 1) for dim in shape) * itemsize > MAX_BYTES:
@@ -243,4 +296,4 @@ def _place(name: str, entry: Any, path: Path, size: int) -> _Place:
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_BYTES for one in value)
+    return isinstance(value, list) and all(type(number) is int and 0 <= number <= MAX_BYTES for number in value)

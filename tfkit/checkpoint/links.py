@@ -1,4 +1,4 @@
-"""From the family of a spec to the links between its model and a file."""
+"""Derives the links between a model and a file from the family of its spec."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from itertools import product
 import torch
 
 from tfkit.checkpoint.computed import Expected, computed
-from tfkit.checkpoint.mismatch import collapsed
-from tfkit.checkpoint.names import above, filled, holes, matcher, nameless, numbered
+from tfkit.checkpoint.names import above, collapsed, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.weights import Link, WeightMap, places
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
@@ -23,7 +22,7 @@ _SIZE = re.compile(r"(\w+)=(\d+)")
 
 
 def published(model: torch.fx.GraphModule, family: FamilyConfig) -> WeightMap:
-    """The weight map of a model that its family describes.
+    """Return the weight map of a model that its family describes.
 
     Raises:
         SpecError: a tensor of the model has no entry, or two; or an entry is malformed.
@@ -42,26 +41,26 @@ class _Links:
         self.state = model.state_dict()
         self.places = places(model)
         self.entries: dict[str, list[tuple[str, int]]] = {}
-        self.own: dict[str, list[str]] = {}
+        self.entry_names: dict[str, list[str]] = {}
         for key in family.tensors:
-            self.own[key] = self._expanded(key, key)
-            for index, name in enumerate(self.own[key]):
-                others = self.entries.setdefault(nameless(name), [])
-                for other, _ in others:
-                    if len(self.own[other]) == len(self.own[key]):
-                        raise self._wrong(key, f"two entries name {quoted(name)}", f"the other is {quoted(other)}")
-                others.append((key, index))
+            self.entry_names[key] = self._expanded(key, key)
+            for index, name in enumerate(self.entry_names[key]):
+                entries = self.entries.setdefault(nameless(name), [])
+                for rival, _ in entries:
+                    if len(self.entry_names[rival]) == len(self.entry_names[key]):
+                        raise self._wrong(key, f"two entries name {quoted(name)}", f"the other is {quoted(rival)}")
+                entries.append((key, index))
 
     def map(self) -> WeightMap:
         links: list[Link] = []
         lost: list[str] = []
         grouped: dict[tuple[str, str, tuple[int, ...]], dict[int, str]] = {}
         for name in self.places:
-            found = self._entry(name)
-            if found is None:
+            entry = self._entry(name)
+            if entry is None:
                 lost.append(name)
                 continue
-            key, index, leaf = found
+            key, index, leaf = entry
             numbers = tuple(numbered(name)[1])
             if isinstance(self.family.tensors[key], str):
                 links += self._links(key, [name], [self._files(key)[index]], leaf, numbers)
@@ -70,112 +69,120 @@ class _Links:
         if lost:
             raise self._without_entry(lost)
         for (key, leaf, numbers), names in grouped.items():
-            if len(names) < len(self.own[key]):
+            if len(names) < len(self.entry_names[key]):
                 has = ", ".join(quoted(name) for name in names.values())
                 raise self._wrong(key, "the pattern needs tensors that the model does not have", f"it has {has}")
             links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
-        own = tuple(links), self.places, family.prefix, family.copies, family.ignored, family.older
-        return WeightMap(*own, constants, family.zeros, self._computed())
+        fields = tuple(links), self.places, family.prefix, family.copies, family.ignored, family.older
+        return WeightMap(*fields, constants, family.zeros, self._computed())
 
     def _computed(self) -> dict[str, Expected]:
-        """The functions that the tensors are compared with, by their names in the file."""
-        found: dict[str, Expected] = {}
+        """Return the functions that the tensors are compared with, by their names in the file."""
+        functions: dict[str, Expected] = {}
         for name, text in self.family.computed.items():
             try:
-                found[name] = computed(self.model, text)
-            except Invalid as wrong:
+                functions[name] = computed(self.model, text)
+            except Invalid as error:
                 span = self._span("extra", name)
                 path = f"checkpoint.extra.{name}"
-                raise SpecError(Diagnostic(str(wrong), span, path, tuple(wrong.notes))) from None
-        return found
+                raise SpecError(Diagnostic(str(error), span, path, tuple(error.notes))) from None
+        return functions
 
     def _constants(self, names: Sequence[str]) -> dict[str, float]:
-        """The numbers of the file that are the same in all models, by their names in this one."""
-        found: dict[str, float] = {}
+        """Return the numbers of the file that are the same in all models, by their names in this model."""
+        constants: dict[str, float] = {}
         for name, value in self.family.constants.items():
             begins, hole, _ = name.partition("}")
-            others = matcher([f"{begins}{hole}*"])
-            numbers = {tuple(numbered(other)[1][:1]) for other in names if hole and others.fullmatch(other)}
-            found |= {filled(name, dict(zip(holes(name), one, strict=True))): value for one in numbers or [()]}
-        return found
+            pattern = matcher([f"{begins}{hole}*"])
+            numbers = {
+                tuple(numbered(candidate)[1][:1]) for candidate in names if hole and pattern.fullmatch(candidate)
+            }
+            constants |= {
+                filled(name, dict(zip(holes(name), indices, strict=True))): value for indices in numbers or [()]
+            }
+        return constants
 
     def _entry(self, name: str) -> tuple[str, int, str] | None:
-        """The entry of a tensor, the one of the entry's names that it has, and the rest of the tensor's name."""
+        """Return the entry of a tensor, the index of its name in that entry, and the rest of the tensor's name."""
         stem, _, leaf = name.rpartition(".")
         for text, rest in ((name, ""), (stem, f".{leaf}")):
-            for one in (text, numbered(text)[0]):
-                if one in self.entries:
-                    return *self._widest(self.entries[one], name, rest), rest
+            for stripped in (text, numbered(text)[0]):
+                if stripped in self.entries:
+                    return *self._widest(self.entries[stripped], name, rest), rest
         return None
 
     def _widest(self, entries: Sequence[tuple[str, int]], name: str, leaf: str) -> tuple[str, int]:
-        """Of several entries, the one with the most names, all of which the model has."""
+        """Return the entry with the most names, if the model has all of them."""
         numbers = numbered(name)[1]
 
         def missing(entry: tuple[str, int]) -> bool:
-            names = self.own[entry[0]]
-            given = dict(zip(holes(names[entry[1]]), numbers, strict=False))
-            return any(filled(one, given) + leaf not in self.places for one in names)
+            names = self.entry_names[entry[0]]
+            filling = dict(zip(holes(names[entry[1]]), numbers, strict=False))
+            return any(filled(pattern, filling) + leaf not in self.places for pattern in names)
 
-        return min(entries, key=lambda entry: (missing(entry), -len(self.own[entry[0]])))
+        return min(entries, key=lambda entry: (missing(entry), -len(self.entry_names[entry[0]])))
 
     def _files(self, key: str) -> list[str]:
         entry = self.family.tensors[key]
         text = entry if isinstance(entry, str) else next(iter(entry))
         files = [self.family.in_file(name) for name in self._expanded(text, key)]
-        if isinstance(entry, str) and len(files) != len(self.own[key]):
-            message = f"{len(self.own[key])} tensors of the model cannot be {len(files)} of the file without a pattern"
+        if isinstance(entry, str) and len(files) != len(self.entry_names[key]):
+            count = len(self.entry_names[key])
+            message = f"{count} tensors of the model cannot be {len(files)} of the file without a pattern"
             raise self._wrong(key, message)
         return files
 
     def _links(
-        self, key: str, own: Sequence[str], files: Sequence[str], leaf: str, numbers: Sequence[int]
+        self, key: str, tensors: Sequence[str], files: Sequence[str], leaf: str, numbers: Sequence[int]
     ) -> Iterator[Link]:
-        """The links of an entry for one layer; if the file's names have further holes, one for each number."""
-        given = dict(zip(holes(self.own[key][0]), numbers, strict=False))
-        names = [filled(name, given) + leaf for name in files]
+        """Yield the links of an entry for one layer.
+
+        If the file's names have more holes, yield a link for each index.
+        """
+        filling = dict(zip(holes(self.entry_names[key][0]), numbers, strict=False))
+        names = [filled(name, filling) + leaf for name in files]
         open_ = list(dict.fromkeys(hole for name in names for hole in holes(name)))
-        shape = self.places[own[0]].view(self.state).shape
+        shape = self.places[tensors[0]].view(self.state).shape
         if len(open_) >= len(shape):
-            raise self._wrong(key, f"{quoted(names[0])} has more holes than {quoted(own[0])} has axes")
-        pattern, sizes = self._pattern(key, own[0], len(shape) - len(open_))
+            raise self._wrong(key, f"{quoted(names[0])} has more holes than {quoted(tensors[0])} has axes")
+        pattern, sizes = self._pattern(key, tensors[0], len(shape) - len(open_))
         for index in product(*map(range, shape[: len(open_)])):
             at = dict(zip(open_, index, strict=True))
             file = tuple(filled(name, at) for name in names)
-            yield Link(tuple(own), file, index, pattern, sizes)
+            yield Link(tuple(tensors), file, index, pattern, sizes)
 
     def _pattern(self, key: str, name: str, rank: int) -> tuple[Pattern | None, dict[str, int]]:
-        """The pattern of an entry for tensors of that rank, and the known sizes of its names."""
+        """Return the pattern of an entry for tensors of a rank, and the known sizes of its names."""
         entry = self.family.tensors[key]
         if isinstance(entry, str):
             return None, {}
         text = next(iter(entry.values()))
         try:
             pattern = _parsed(_SIZE.sub(r"\1", text), rank)
-        except PatternError as wrong:
-            raise self._wrong(key, wrong.message, *wrong.notes, help=wrong.help) from None
+        except PatternError as error:
+            raise self._wrong(key, error.message, *error.notes, help=error.help) from None
         return pattern, {**self._sizes(name, pattern), **{letter: int(size) for letter, size in _SIZE.findall(text)}}
 
     def _sizes(self, name: str, pattern: Pattern) -> dict[str, int]:
-        """The sizes that the components around a tensor give to the pattern's names."""
-        found: dict[str, int] = {}
+        """Return the sizes that the components around a tensor give to the pattern's names."""
+        sizes: dict[str, int] = {}
         for path in above(name):
             if path in self.components:
-                found = {**self.components[path].pattern_sizes, **found}
-        return {letter: size for letter, size in found.items() if letter in pattern.names}
+                sizes = {**self.components[path].pattern_sizes, **sizes}
+        return {letter: size for letter, size in sizes.items() if letter in pattern.names}
 
     def _expanded(self, name: str, key: str) -> list[str]:
         try:
             return expanded(name)
-        except Invalid as wrong:
-            raise self._wrong(key, str(wrong), help=wrong.help) from None
+        except Invalid as error:
+            raise self._wrong(key, str(error), help=error.help) from None
 
     def _without_entry(self, lost: Sequence[str]) -> SpecError:
         notes = tuple(f"{name} {list(shape)}" for name, shape in collapsed({n: self._shape(n) for n in lost}))
         message = "the family has no entry for tensors of the model"
-        help = "write each under `tensors`, with its name in the file"
+        help = "write each tensor under `tensors`, with its name in the file"
         return SpecError(Diagnostic(message, self._span("tensors"), "checkpoint.tensors", notes, help))
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -191,7 +198,7 @@ class _Links:
 
 @cache
 def _parsed(text: str, rank: int) -> Pattern:
-    """The pattern for a tensor of the model with `rank` axes: `...` stands for the unnamed ones."""
+    """Parse the pattern for a tensor of the model with `rank` axes: `...` expands to the unnamed axes."""
     named = len(Pattern.parse(text.replace("...", "_")).target[0].items)
     if "..." not in text:
         return Pattern.parse(text)

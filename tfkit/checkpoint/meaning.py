@@ -1,4 +1,4 @@
-"""The meaning of weights, written beside them in a safetensors file and compared with the model that reads them."""
+"""The semantics of weights: stored as metadata of a safetensors file, and compared with the model that loads it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tfkit.graph.meaning import Meaning, changes, meaning_of, parsed
 MEANING = "tfkit_meaning"
 DIGEST = "tfkit_digest"
 MOST = 20
-"""The most differences that an error lists."""
+"""The maximum number of differences that an error lists."""
 
 
 def safetensors_metadata(graph: Graph) -> dict[str, str]:
-    """The metadata of every safetensors file of a model: the meaning of its tensors, and its digest."""
+    """Return the metadata of every safetensors file of a model: the semantics of its tensors, and their digest."""
     meaning = meaning_of(graph)
     return {"format": "pt", DIGEST: meaning.digest, MEANING: meaning.text}
 
 
 def check_meaning(checkpoint: Checkpoint, graph: Graph, path: Path) -> None:
-    """Raise SpecError if a file states a meaning of its weights that differs from the model's.
+    """Raise SpecError if a file states semantics of its weights that differ from the model's.
 
     Files that tfkit did not write state none.
     """
-    here = meaning_of(graph)
+    expected = meaning_of(graph)
     for file, texts in checkpoint.metadata.items():
-        if MEANING not in texts or texts.get(DIGEST) == here.digest:
+        if MEANING not in texts or texts.get(DIGEST) == expected.digest:
             continue
-        found = changes(_meaning(texts[MEANING], file), here)
-        if found:
-            more = (f"and {len(found) - MOST} more",) if len(found) > MOST else ()
-            notes = (*map(str, found[:MOST]), *more)
+        differences = changes(_meaning(texts[MEANING], file), expected)
+        if differences:
+            more = (f"and {len(differences) - MOST} more",) if len(differences) > MOST else ()
+            notes = (*map(str, differences[:MOST]), *more)
             help = "to load them anyway: --allow-change, in Python `allow_change=True`"
             message = f"the weights in {shown(path)} are those of another model"
             raise SpecError(Diagnostic(message, notes=notes, help=help))

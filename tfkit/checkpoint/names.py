@@ -4,40 +4,55 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tfkit.errors import ranges
 
 _HOLE = re.compile(r"\{(\w+)\}")
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A segment of a name that is a number, such as that of a layer."""
+"""A segment of a name that is a number, such as the number of a layer."""
 
 
 def holes(name: str) -> list[str]:
-    """The holes of a name, in order."""
+    """Return the holes of a name, in order."""
     return _HOLE.findall(name)
 
 
 def filled(name: str, numbers: Mapping[str, int]) -> str:
-    """A name with numbers in its holes; holes without a number stay."""
+    """Fill the holes of a name with numbers; holes without a number remain."""
     return _HOLE.sub(lambda hole: str(numbers.get(hole[1], hole[0])), name)
 
 
 def numbered(name: str) -> tuple[str, list[int]]:
-    """A name with `{}` for each segment that is a number, and the numbers."""
+    """Return a name with `{}` for each segment that is a number, and the numbers."""
     return NUMBER.sub("{}", name), [int(number) for number in NUMBER.findall(name)]
 
 
 def nameless(name: str) -> str:
-    """A name with all holes as `{}`, to find it by the result of `numbered`."""
+    """Return a name with all holes as `{}`, to find it by the result of `numbered`."""
     return _HOLE.sub("{}", name)
 
 
 def matcher(names: Iterable[str]) -> re.Pattern[str]:
-    """A regular expression for these names: `{i}` is a number, `*` is anything."""
+    """Return a regular expression for these names: `{i}` is a number, `*` is anything."""
     texts = [re.escape(name) for name in names]
     texts = [re.sub(r"\\\{\w+\\\}", r"\\d+", text).replace(r"\*", ".*") for text in texts]
     return re.compile("|".join(texts) if texts else r"(?!)")
 
 
 def above(name: str) -> Iterator[str]:
-    """The paths of the modules around a tensor, from the innermost outwards."""
+    """Yield the paths of the modules around a tensor, from the innermost outwards."""
     while name := name.rpartition(".")[0]:
         yield name
+
+
+def collapsed(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Collapse the names of layers with equal values into ranges: `decoder.layers.0-11.ffn.up.weight`."""
+    groups: dict[tuple[str, Any], list[int]] = {}
+    for name, value in values.items():
+        number = NUMBER.search(name)
+        key = f"{name[: number.start()]}*{name[number.end() :]}" if number else name
+        groups.setdefault((key, value), []).append(int(number[0]) if number else 0)
+    return [
+        (key.replace("*", ranges(sorted(numbers)).replace(" ", "")), value) for (key, value), numbers in groups.items()
+    ]

@@ -1,13 +1,13 @@
-"""The one layout operation of a weight map: a pattern that rearranges a list of tensors into another list.
+"""The layout operation of a weight map: a pattern that rearranges a list of tensors into another list.
 
-A pattern reads like one of einops (https://openreview.net/forum?id=oapKSVM2bcj), and can also join axes:
+A pattern has the syntax of einops (https://openreview.net/forum?id=oapKSVM2bcj), and can also join axes:
 
     i o -> o i                                           transpose
     [q k v] i -> q i, k i, v i                           rows of q, then k, then v: three tensors, each a slice
     q i, k i, v i -> [q k v] i                           and joined again
     (h [q k v] d) i -> [(h q d) (h k d) (h v d)] i       fused per head; then all queries, all keys, all values
     (h [(t d) p]) i -> (h [(d t) p]) i                   rotary rows of each head permuted, the other p kept
-    e (f [gate up]) -> e [(gate f) (up f)]               even elements first, then the odd ones, where gate = up = 1
+    e (f [gate up]) -> e [(gate f) (up f)]               even elements first, then odd elements, where gate = up = 1
     1 e -> e                                             an axis of size 1 dropped
 
 A pattern has two sides around `->`, a side has tensors with `,` between them, a tensor has axes. An axis is a name;
@@ -17,7 +17,7 @@ One item of each join of a tensor, with all axes outside joins, makes a *block*,
 tensor `(h [q k v] d) i` has the blocks `h q d i`, `h k d i` and `h v d i`. Both sides have the same blocks, each once:
 nothing is lost or added, a pattern can be read in both directions, and it moves bits without reading them.
 
-Sizes of names are given, or follow from the tensors: an axis with one unknown name gives the size of that name.
+Sizes of names are set, or follow from the tensors: an axis with one unknown name determines the size of that name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Blocks = Mapping[frozenset[str], tuple[Names, Tensor]]
 
 
 class PatternError(Invalid):
-    """An error in a pattern, or in the tensors and sizes given to it.
+    """An error in a pattern, or in the tensors and sizes that it is applied to.
 
     `columns` is the range of its `text` at fault. As a string, the text has carets below that range.
     """
@@ -70,7 +70,7 @@ class PatternError(Invalid):
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A name, or a product or a join of its items. `1` is the product of nothing, a tensor that of its axes."""
+    """A name, or a product or a join of its items. `1` is the empty product; a tensor is the product of its axes."""
 
     columns: Columns
     blocks: tuple[Names, ...]
@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Rearranges the tensors of one side into those of the other: bit-exact, invertible.
+    """A bit-exact, invertible rearrangement of the tensors of one side into the tensors of the other side.
 
     `source` and `target` have a product of axes for each tensor; of an inverse, `source` is the right side of `text`.
     """
@@ -104,55 +104,57 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """The pattern described by `text`, from left to right; reads any text in bounded time.
+        """Parse a pattern, from left to right. Any text is parsed in bounded time.
 
         Raises:
             PatternError: the text is not a pattern, is too large, or its two sides do not have the same blocks.
         """
         names = set(_NAME.findall(text))
-        for what, most, found in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
-            if found > most:
-                raise PatternError(f"a pattern has at most {most} {what}; this one has {found}", text, (0, len(text)))
+        for what, most, count in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
+            if count > most:
+                raise PatternError(f"a pattern must have at most {most} {what}; got {count}", text, (0, len(text)))
         pattern = cls(text, *_parsed(text))
         _check_blocks(pattern)
         return pattern
 
     @property
     def names(self) -> Set[str]:
-        """The names of both sides, in order: their sizes are given, or follow from the tensors."""
+        """The names of both sides, in order. Their sizes are set, or follow from the tensors."""
         return dict.fromkeys(_NAME.findall(self.text)).keys()
 
     def inverse(self) -> Pattern:
-        """The pattern in the other direction: with the same sizes, it restores the original tensors."""
+        """Return the pattern in the other direction: with the same sizes, it restores the original tensors."""
         return Pattern(self.text, self.target, self.source)
 
-    def shapes(self, shapes: Sequence[Sequence[int]], sizes: Sizes, wanted: Sequence[Shape] = ()) -> list[Shape]:
-        """The shapes of the tensors that `apply` makes from tensors of these shapes; raises the same errors."""
-        solved = self._solve([tuple(shape) for shape in shapes], sizes, wanted)
+    def shapes(self, shapes: Sequence[Sequence[int]], sizes: Sizes, required: Sequence[Shape] = ()) -> list[Shape]:
+        """Return the shapes of the tensors that `apply` returns for tensors of these shapes. Raises the same errors."""
+        solved = self._solve([tuple(shape) for shape in shapes], sizes, required)
         return [tensor.shape(solved) for tensor in self.target]
 
-    def apply(self, tensors: Sequence[Tensor], sizes: Sizes, wanted: Sequence[Shape] = ()) -> list[Tensor]:
-        """The rearranged tensors: views, and new ones only if some are joined or no view has that order.
+    def apply(self, tensors: Sequence[Tensor], sizes: Sizes, required: Sequence[Shape] = ()) -> list[Tensor]:
+        """Rearrange tensors.
+
+        The results are views; tensors are copied only if some are joined or no view has that order.
 
         Args:
             tensors: of any dtype and on any device, meta included.
-            sizes: of the names that do not follow from the tensors; those that do may be given, too.
-            wanted: the shapes required of the results, from which sizes follow as well.
+            sizes: sizes of the names that do not follow from the tensors; sizes that follow may also be set.
+            required: the shapes that the results must have, from which sizes follow as well.
 
         Raises:
-            PatternError: number or shapes of the tensors do not fit, those to be joined differ in dtype or device, or
-                a size is missing, wrong, or that of an unknown name.
+            PatternError: number or shapes of the tensors do not fit, joined tensors differ in dtype or device, or a
+                size is missing, invalid, or set for an unknown name.
         """
-        solved = self._solve([tuple(tensor.shape) for tensor in tensors], sizes, wanted)
+        solved = self._solve([tuple(tensor.shape) for tensor in tensors], sizes, required)
         views = chain.from_iterable(_views(*pair, solved) for pair in zip(tensors, self.source, strict=True))
         blocks = {frozenset(names): (names, view) for names, view in views}
         return [self._arranged(tensor, blocks, solved) for tensor in self.target]
 
     def _arranged(self, tensor: Axis, blocks: Blocks, sizes: Sizes) -> Tensor:
-        first, *others = (_block(blocks, names) for names in tensor.blocks)
-        if not others:
+        first, *rest = (_block(blocks, names) for names in tensor.blocks)
+        if not rest:
             return first.reshape(tensor.shape(sizes))
-        kinds = dict.fromkeys(f"{block.dtype} on {block.device}" for block in (first, *others))
+        kinds = dict.fromkeys(f"{block.dtype} on {block.device}" for block in (first, *rest))
         if len(kinds) > 1:  # copying would convert silently
             raise PatternError(
                 f"tensors of several kinds cannot be joined: {listing(kinds)}", self.text, tensor.columns
@@ -162,18 +164,18 @@ class Pattern:
             view.copy_(_block(blocks, names))
         return joined
 
-    def _solve(self, shapes: Sequence[Shape], given: Sizes, wanted: Sequence[Shape]) -> dict[str, int]:
-        """The size of every name, such that all axes have the sizes found."""
-        self._check_given(shapes, given)
-        tensors = [*zip(self.source, shapes, strict=True), *zip(self.target, wanted, strict=bool(wanted))]
+    def _solve(self, shapes: Sequence[Shape], set_sizes: Sizes, required: Sequence[Shape]) -> dict[str, int]:
+        """Return the size of every name, consistent with the sizes of all axes."""
+        self._check_given(shapes, set_sizes)
+        tensors = [*zip(self.source, shapes, strict=True), *zip(self.target, required, strict=bool(required))]
         axes = [(*pair, shape) for tensor, shape in tensors for pair in zip(tensor.items, shape, strict=True)]
-        sizes = dict(given)
-        while ready := [found for found in axes if len(found[0].unknown(sizes)) == 1]:
+        sizes = dict(set_sizes)
+        while ready := [pair for pair in axes if len(pair[0].unknown(sizes)) == 1]:
             sizes.update(self._inferred(*ready[0], sizes))
         for axis, size, shape in axes:
             if unknown := axis.unknown(sizes):
                 message = f"{self._quoted(axis)} of size {size} does not determine {listing(map(quoted, unknown))}"
-                raise PatternError(message, self.text, axis.columns, help="give the sizes of all but one of them")
+                raise PatternError(message, self.text, axis.columns, help="set the sizes of all names but one")
             if axis.size(sizes) != size:
                 raise self._misfit(axis, shape, f"is {size}, not {axis.size(sizes)}", sizes)
         return sizes
@@ -190,10 +192,10 @@ class Pattern:
     def _check_given(self, shapes: Sequence[Shape], sizes: Sizes) -> None:
         if len(shapes) != len(self.source):
             columns = self.source[0].columns[0], self.source[-1].columns[1]
-            raise PatternError(f"tensors wanted: {len(self.source)}, given: {len(shapes)}", self.text, columns)
+            raise PatternError(f"the pattern takes {len(self.source)} tensors; got {len(shapes)}", self.text, columns)
         for tensor, shape in zip(self.source, shapes, strict=True):
             if len(tensor.items) != len(shape):
-                message = f"axes wanted: {len(tensor.items)}, given: {len(shape)}, in a tensor of shape {_by(shape)}"
+                message = f"the tensor must have {len(tensor.items)} axes; got {len(shape)}, with shape {_by(shape)}"
                 raise PatternError(message, self.text, tensor.columns)
         for name, size in sizes.items():
             if name not in self.names:
@@ -203,12 +205,12 @@ class Pattern:
                 message = f"the pattern has no name {quoted(name)}"
                 raise PatternError(message, self.text, (0, len(self.text)), note=note, help=help)
             if type(size) is not int or size < 1:
-                message = f"the size of {quoted(name)} is {quoted(repr(size))}, not a whole number of 1 or more"
+                message = f"the size of {quoted(name)} must be a positive integer; got {quoted(repr(size))}"
                 raise PatternError(message, self.text, (0, len(self.text)))
 
     def _misfit(self, axis: Axis, shape: Shape, why: str, sizes: Sizes) -> PatternError:
-        known = ", ".join(f"{name} = {sizes[name]}" for name in axis.names if axis.items and name in sizes)
-        message = f"{self._quoted(axis)} {why}{known and f' with {known}'}, in a tensor of shape {_by(shape)}"
+        set_sizes = ", ".join(f"{name} = {sizes[name]}" for name in axis.names if axis.items and name in sizes)
+        message = f"{self._quoted(axis)} {why}{set_sizes and f' with {set_sizes}'}, in a tensor of shape {_by(shape)}"
         return PatternError(message, self.text, axis.columns)
 
     def _quoted(self, axis: Axis) -> str:
@@ -216,7 +218,7 @@ class Pattern:
 
 
 def _parsed(text: str) -> list[tuple[Axis, ...]]:
-    """The two sides of a pattern."""
+    """Return the two sides of a pattern."""
     sides: list[list[Axis]] = [[]]
     open_: list[tuple[str, int, list[Axis]]] = [("", 0, [])]  # brackets: which, where, and the items so far
     for match in _TOKEN.finditer(text.rstrip()):
@@ -242,7 +244,7 @@ def _parsed(text: str) -> list[tuple[Axis, ...]]:
 def _unexpected(token: str, text: str, columns: Columns, ends: Sequence[str]) -> PatternError:
     *most, last = ["a name", *(quoted(word) if word else "the end" for word in ["1", "(", "[", *ends])]
     message = f"found {quoted(token) if token else 'the end'} where {', '.join(most)} or {last} is expected"
-    help = "an axis has a name; its size is given beside the pattern" if token.isdecimal() else None
+    help = "write a name for the axis, and set its size next to the pattern" if token.isdecimal() else None
     return PatternError(message, text, columns, help=help)
 
 
@@ -273,7 +275,7 @@ def _check_blocks(pattern: Pattern) -> None:
 
 
 def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Tensor]]:
-    """A view of each block of a tensor, and the names of the view's axes."""
+    """Yield a view of each block of a tensor, and the names of the view's axes."""
     pending = [(tensor, axes.items)]
     while pending:
         view, items = pending.pop()
@@ -293,7 +295,7 @@ def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Te
 
 
 def _block(blocks: Blocks, names: Names) -> Tensor:
-    """The block with its axes in the order of `names`."""
+    """Return the block with its axes in the order of `names`."""
     order, view = blocks[frozenset(names)]
     return view.permute([order.index(name) for name in names])
 

@@ -1,16 +1,21 @@
 """The weight map: the links between tensors of a file and of a model, read in both directions.
 
-A map is a list of links. Each connects tensors of the model, or parts of them (the queries of a fused projection, one
-of many experts), with tensors of the file, and has the pattern that rearranges the latter into the former. Loading
-follows the links one way, saving the other; both move each value once, without reading it.
+A map is a list of links. Each link connects tensors of the model, or parts of them (the queries of a fused projection,
+an expert), with tensors of the file, and has the pattern that rearranges the tensors of the file. Loading follows the
+links in one direction, saving in the other; both move each value once. Published weights are saved to a file, or to
+shards with an index if the file would be large.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tfkit.checkpoint.computed import Expected, agrees
@@ -20,7 +25,11 @@ from tfkit.checkpoint.names import matcher
 from tfkit.checkpoint.pattern import Pattern
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import StackedLinear
+from tfkit.spec.folder import INDEX, WEIGHTS
 
+MAX_SHARD = 5 * 10**9
+"""The maximum number of bytes in a file, unless a single tensor has more."""
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 MAPPED = "map it under `tensors`, to a tensor of the graph"
 
 
@@ -34,35 +43,35 @@ class Place:
     length: int | None = None
 
     def view(self, state: Mapping[str, Tensor]) -> Tensor:
-        """The tensor, as a view of the model's."""
+        """Return the tensor, as a view of the model's."""
         tensor = state[self.parameter]
         return tensor if self.length is None else tensor.narrow(self.dim, self.start, self.length)
 
 
 def places(model: nn.Module) -> dict[str, Place]:
-    """Every tensor of a model by its name; the parts of fused ones each by their own."""
-    found: dict[str, Place] = {}
+    """Return the place of every tensor of a model by its name; each part of a fused tensor has a separate name."""
+    result: dict[str, Place] = {}
     fused = {path: module for path, module in model.named_modules() if getattr(module, "parts", None)}
     for name in model.state_dict():
         path, _, leaf = name.rpartition(".")
         module = fused.get(path)
         if module is None:
-            found[name] = Place(name)
+            result[name] = Place(name)
             continue
         start, dim = 0, 1 if isinstance(module, StackedLinear) else 0
         parts: Mapping[str, int] = module.parts
         for part, length in parts.items():
             around = path.rpartition(".")[0]
-            found[f"{around}.{part}.{leaf}" if around else f"{part}.{leaf}"] = Place(name, dim, start, length)
+            result[f"{around}.{part}.{leaf}" if around else f"{part}.{leaf}"] = Place(name, dim, start, length)
             start += length
-    return found
+    return result
 
 
 @dataclass(frozen=True)
 class Link:
     """Tensors of the model and tensors of the file with the same values."""
 
-    own: tuple[str, ...]
+    model: tuple[str, ...]
     file: tuple[str, ...]
     index: tuple[int, ...] = ()
     """The index of the model's stacked layer, such as an expert."""
@@ -86,29 +95,32 @@ class WeightMap:
     computed: Mapping[str, Expected] = field(default_factory=dict)
 
     @classmethod
-    def own(cls, model: nn.Module) -> WeightMap:
-        """The map of a file that `save` wrote: its names are the model's."""
+    def of_model(cls, model: nn.Module) -> WeightMap:
+        """Return the map of a file that `save` wrote: its names are the model's."""
         return cls(
             tuple(Link((name,), (name,)) for name in model.state_dict()), {n: Place(n) for n in model.state_dict()}
         )
 
-    def known(self, names: Collection[str]) -> int:
-        """The number of the file's tensors that the map knows."""
+    def count_in(self, names: Collection[str]) -> int:
+        """Return the number of the file's tensors that the map contains."""
         return sum(name in names for link in self.links for name in link.file)
 
     def for_names(self, names: Collection[str]) -> WeightMap:
-        """The map with the names as a file has them: see `prefix` and `older` in the `checkpoint` section."""
+        """Return the map with the names that a file uses: see `prefix` and `older` in the `checkpoint` section."""
         bare = self._bare(names)
 
         def spelt(name: str) -> str:
-            others = (name.removesuffix(new) + old for old, new in self.older.items() if name.endswith(new))
-            return name if name in names else next((other for other in others if other in names), name)
+            spellings = (name.removesuffix(new) + old for old, new in self.older.items() if name.endswith(new))
+            return name if name in names else next((spelling for spelling in spellings if spelling in names), name)
 
         links = (replace(link, file=tuple(map(spelt, link.file))) for link in bare.links)
         return replace(bare, links=tuple(links)) if self.older else bare
 
     def _bare(self, names: Collection[str]) -> WeightMap:
-        """The map without its prefix, if no name of the file begins with it: it has the model without its head."""
+        """Return the map without its prefix if no name of the file begins with it.
+
+        Such a file contains the model without its head.
+        """
         if not self.prefix or any(name.startswith(self.prefix) for name in names):
             return self
         cut = len(self.prefix)
@@ -121,8 +133,8 @@ class WeightMap:
         ignored = {bare(name): why for name, why in self.ignored.items()}
         constants = {bare(name): value for name, value in self.constants.items()}
         computed = {bare(name): expected for name, expected in self.computed.items()}
-        own = replace(self, links=links, copies=copies, ignored=ignored, constants=constants, computed=computed)
-        return replace(own, zeros={bare(name): path for name, path in self.zeros.items()}, prefix="")
+        result = replace(self, links=links, copies=copies, ignored=ignored, constants=constants, computed=computed)
+        return replace(result, zeros={bare(name): path for name, path in self.zeros.items()}, prefix="")
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -130,20 +142,22 @@ class WeightMap:
         return (*self.copies, *self.ignored, *self.constants, *self.zeros, *self.computed)
 
     def left_out(self, names: Iterable[str]) -> dict[str, str]:
-        """The tensors of a file that the model does not hold and does not compute, with the reasons."""
+        """Return the tensors of a file that the model does not hold and does not compute, with the reasons."""
         read = {name for link in self.links for name in link.file} | self.copies.keys()
         reasons = {matcher([pattern]): reason for pattern, reason in self.ignored.items()}
-        found = {name: next((why for one, why in reasons.items() if one.fullmatch(name)), None) for name in names}
-        return {name: why for name, why in found.items() if why is not None and name not in read}
+        matches = {
+            name: next((why for pattern, why in reasons.items() if pattern.fullmatch(name)), None) for name in names
+        }
+        return {name: why for name, why in matches.items() if why is not None and name not in read}
 
     def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
-        """The model's tensors of a link."""
-        return [self.places[name].view(state)[link.index] for name in link.own]
+        """Return the model's tensors of a link."""
+        return [self.places[name].view(state)[link.index] for name in link.model]
 
     def check_values(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
         """Raise SpecError if a file has values that the model cannot take.
 
-        They are not finite, or beyond the model's type, or not those that a tie or a constant requires.
+        They are not finite, or beyond the model's type, or differ from the values that a tie or a constant requires.
         """
         types = {name: self.views(link, state)[0].dtype for link in self.links for name in link.file}
         for name, dtype in types.items():
@@ -152,25 +166,25 @@ class WeightMap:
 
     @torch.no_grad()
     def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor], *, checked: bool = False) -> None:
-        """Fill the tensors of a state dict from a file that has passed `check`, one tensor at a time.
+        """Fill the tensors of a state dict from a file that has passed `check`, tensor by tensor.
 
-        Values are checked on the way, unless `check_values` has done so.
+        Values are checked while loading, unless `check_values` has checked them.
         """
         order = {name: number for number, name in enumerate(checkpoint.names)}
         for link in sorted(self.links, key=lambda link: order[link.file[0]]):
-            found = [checkpoint.read(name) for name in link.file]
+            tensors = [checkpoint.read(name) for name in link.file]
             views = self.views(link, state)
-            for name, tensor in [] if checked else zip(link.file, found, strict=True):
+            for name, tensor in [] if checked else zip(link.file, tensors, strict=True):
                 check_finite(name, tensor, checkpoint.names[name].file, views[0].dtype)
             if link.pattern is not None:
-                found = link.pattern.apply(found, link.sizes, [tuple(view.shape) for view in views])
-            for view, tensor in zip(views, found, strict=True):
+                tensors = link.pattern.apply(tensors, link.sizes, [tuple(view.shape) for view in views])
+            for view, tensor in zip(views, tensors, strict=True):
                 view.copy_(tensor)
         if not checked:
             self._check_others(checkpoint)
 
     def _check_others(self, checkpoint: Checkpoint) -> None:
-        """Check the tensors that are in no link, except those that are left out by their full name."""
+        """Check the tensors that are in no link, except tensors that are ignored by their full name."""
         linked = {name for link in self.links for name in link.file} | self.ignored.keys()
         self._check_copies(checkpoint, linked)
         for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():
@@ -180,8 +194,8 @@ class WeightMap:
             for name in filter(matcher([pattern]).fullmatch, checkpoint.names.keys() - linked):
                 stored = checkpoint.read(name)
                 if not agrees(stored, expected(name, stored)):
-                    message = f"tensor {quoted(name)} has other values than those that the model computes"
-                    help = "map it under `tensors`, or change what the spec says of it"
+                    message = f"tensor {quoted(name)} has other values than the model computes"
+                    help = "map it under `tensors`, or correct its entry in the spec"
                     raise SpecError(Diagnostic(message, help=help))
 
     def _check_copies(self, checkpoint: Checkpoint, linked: Set[str]) -> None:
@@ -193,12 +207,12 @@ class WeightMap:
                 raise SpecError(Diagnostic(message, help="remove `tie` from the spec, and map both"))
 
     def tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of the file, made from those of a state dict: views where possible."""
+        """Yield the tensors of the file, computed from a state dict: views where possible."""
         for link in self.links:
-            found = self.views(link, state)
+            tensors = self.views(link, state)
             if link.pattern is not None:
-                found = link.pattern.inverse().apply(found, link.sizes)
-            yield from zip(link.file, found, strict=True)
+                tensors = link.pattern.inverse().apply(tensors, link.sizes)
+            yield from zip(link.file, tensors, strict=True)
         like = next(iter(state.values()))
         for name, value in self.constants.items():
             yield name, torch.tensor(value, dtype=like.dtype, device=like.device)
@@ -209,3 +223,41 @@ def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) 
         message = f"tensor {quoted(name)} has other values than {value:g}, but the spec has no place for them"
         help = f"a spec with `{place}=true` has it: --set {place}=true" if place else MAPPED
         raise SpecError(Diagnostic(message, help=help))
+
+
+def write_shards(
+    weights: WeightMap,
+    state: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    metadata: Mapping[str, str],
+    max_bytes: int = MAX_SHARD,
+) -> list[Path]:
+    """Write the tensors of a state dict under the names of their map, with `metadata`, and return the files.
+
+    At most one shard is in memory in addition to the model.
+    """
+    outlines = weights.tensors({name: tensor.to("meta") for name, tensor in state.items()})
+    shards: list[list[str]] = [[]]
+    total = size = 0
+    for name, tensor in outlines:
+        if shards[-1] and size + tensor.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    files = [folder / (WEIGHTS if len(shards) == 1 else _name(i, len(shards))) for i in range(len(shards))]
+    tensors = weights.tensors(state)
+    for names, file in zip(shards, files, strict=True):
+        contents = {name: next(tensors)[1].contiguous() for name in names}
+        save_file(contents, file, metadata=dict(metadata))
+    if len(files) > 1:
+        places = {name: file.name for names, file in zip(shards, files, strict=True) for name in names}
+        index = folder / INDEX
+        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}), encoding="utf-8")
+        files.append(index)
+    return files
+
+
+def _name(index: int, count: int) -> str:
+    return f"model-{index + 1:05}-of-{count:05}.safetensors"

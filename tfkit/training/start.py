@@ -11,9 +11,9 @@ from torch import fx
 
 from tfkit.builder import graph_of
 from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.fitting import nearest_map
+from tfkit.checkpoint.fitting import check, nearest_map
 from tfkit.checkpoint.meaning import check_meaning
-from tfkit.checkpoint.mismatch import check, collapsed
+from tfkit.checkpoint.names import collapsed
 from tfkit.checkpoint.weights import Link, WeightMap
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted
 from tfkit.graph.run import Run
@@ -90,7 +90,7 @@ def _in_part(
     links: list[Link] = []
     left_out: list[Link] = []
     for link in weights.links:
-        (left_out if all(_matches(name, config.missing) for name in link.own) else links).append(link)
+        (left_out if all(_matches(name, config.missing) for name in link.model) else links).append(link)
     taken = {name for link in links for name in link.file}
     others = [name for name in names if name not in taken]
     unused = [name for name in others if _matches(name, config.unused)]
@@ -108,7 +108,7 @@ def _in_part(
 
 
 def _own(links: Sequence[Link]) -> list[str]:
-    return [name for link in links for name in link.own]
+    return [name for link in links for name in link.model]
 
 
 def _check(weights: WeightMap, model: fx.GraphModule, checkpoint: Checkpoint, path: Path) -> None:

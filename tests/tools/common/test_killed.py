@@ -12,7 +12,6 @@ import pytest
 
 from tfkit.cli import main
 from tfkit.tools.common import atomic_files, workshop
-from tfkit.tools.common import exchange as exchanging
 from tfkit.tools.common.atomic_files import fresh_file, fresh_folder, names_in, write_file
 from tfkit.tools.common.workshop import extras_of
 from tfkit.tools.export.formats import Safetensors
@@ -111,11 +110,11 @@ def test_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    if not exchanging.exchange(tmp_path / "one", tmp_path / "other"):
+    if not workshop.exchange(tmp_path / "one", tmp_path / "other"):
         pytest.skip("this file system cannot")
     assert state_of(tmp_path) == {"one": None, "one/other": b"", "other": None, "other/one": b""}
     with pytest.raises(FileNotFoundError):
-        exchanging.exchange(tmp_path / "one", tmp_path / "nowhere")
+        workshop.exchange(tmp_path / "one", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -91,9 +91,9 @@ def test_other_names_of_the_same_inputs() -> None:
 
 
 CANNOT = {
-    "another input": (DECODER, PAIR, "`b` must be given `target` (tokens), but `a` has no such input"),
-    "the other way round": (PAIR, DECODER, "`a` must be given `target` (tokens), but `b` has no such input"),
-    "another type": (FEATURES.replace("WIDTH", "4"), DECODER, "`a` must be given `image` (a sequence of width 4)"),
+    "another input": (DECODER, PAIR, "`b` requires `target` (tokens), but `a` has no such input"),
+    "the other way round": (PAIR, DECODER, "`a` requires `target` (tokens), but `b` has no such input"),
+    "another type": (FEATURES.replace("WIDTH", "4"), DECODER, "`a` requires `image` (a sequence of width 4)"),
     "another width": (
         FEATURES.replace("WIDTH", "4"),
         FEATURES.replace("WIDTH", "6"),
@@ -111,7 +111,7 @@ def test_what_cannot_be_given_the_same_inputs_is_one_error(name: str) -> None:
 
 
 def test_more_tokens_than_one_can_read() -> None:
-    with pytest.raises(tfkit.SpecError, match="`b` reads at most 5 tokens, but these are 16"):
+    with pytest.raises(tfkit.SpecError, match="`length` must be at most 5, the limit of `b`; got 16"):
         compare(graph(DECODER), graph(DECODER, name="b", length=5), length=16)
 
 

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import tfkit
 from tfkit.spec.source import read
+from tfkit.tools.import_.draft import other_layers
 from tfkit.tools.import_.importing import draft_family, import_config
-from tfkit.tools.import_.other_layers import other_layers
 
 from ...known import KNOWN
 

@@ -29,7 +29,7 @@ def test_the_tokenizer_of_the_weights_comes_along(small: tfkit.Graph, tmp_path: 
     published.mkdir()
     for name in ("tokenizer.json", "merges.txt", "README.md"):
         (published / name).write_text(name)
-    files = save(tfkit.build(small), out, beside=published / "model.safetensors")
+    files = save(tfkit.build(small), out, tokenizer_from=published / "model.safetensors")
     assert {path.name for path in files} == {"spec.yaml", "model.safetensors", "tokenizer.json", "merges.txt"}
     assert [(out / name).read_text() for name in ("tokenizer.json", "merges.txt")] == ["tokenizer.json", "merges.txt"]
 

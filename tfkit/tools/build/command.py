@@ -74,7 +74,7 @@ def build(
     from tfkit.tools.save.save import check_folder, save
 
     if output is not None:
-        check_folder(output, force=force, beside=weights)
+        check_folder(output, force=force, tokenizer_from=weights)
     with said(FirstLossWarning), stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         build_options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
@@ -82,7 +82,7 @@ def build(
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
-            files = [str(path) for path in save(model, output, force=force, beside=weights)]
+            files = [str(path) for path in save(model, output, force=force, tokenizer_from=weights)]
     if json:
         print_json({**vars(run), "files": files})
     else:

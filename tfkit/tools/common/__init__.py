@@ -1,1 +1,1 @@
-"""The base of all tools: files, memory, numbers as texts. It imports none of them."""
+"""Code that tools share: files, memory, formatted numbers. It imports no tool."""

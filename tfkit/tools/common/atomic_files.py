@@ -27,7 +27,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def writing(path: Path, other: type[Exception] = OSError) -> Iterator[None]:
-    """A block that writes to a path: an error of the system in it, or another one, becomes a SpecError of that path."""
+    """Raise an error of the system, or `other`, in a block as a SpecError of the path that it writes to."""
     try:
         yield
     except (OSError, other) as error:
@@ -36,11 +36,10 @@ def writing(path: Path, other: type[Exception] = OSError) -> Iterator[None]:
 
 @contextmanager
 def fresh_file(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file replaces `path` on success; otherwise `path` stays as it was. Raises OSError.
+    """Yield a path to write to. Its file replaces `path` on success; otherwise `path` is unchanged. Raises OSError.
 
-    The target of a link is replaced, not the link. Further files go to the folder `extras_of` the yielded path: the
-    file must contain the folder's name, which makes it the file's own, and it is removed once another file replaces
-    this one.
+    The target of a link is replaced, not the link. Additional files go to the folder `extras_of` the yielded path:
+    the file must contain the folder's name, and the folder is removed once another file replaces this file.
     """
     place = _place(path)
     with workshop(place) as folder:
@@ -53,7 +52,7 @@ def fresh_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """A new folder that replaces `path` on success; otherwise `path` stays as it was. Raises OSError."""
+    """Yield a new folder that replaces `path` on success; otherwise `path` is unchanged. Raises OSError."""
     place = _place(path)
     missing = [parent for parent in place.parents if not parent.exists()]
     done = False
@@ -74,7 +73,7 @@ def fresh_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written_folder(path: Path, other: type[Exception] = OSError) -> Iterator[Path]:
-    """`fresh_folder`, whose errors are SpecErrors, as of `writing`: the disk is full, or the place is not allowed."""
+    """Yield a new folder like `fresh_folder`, but raise SpecError as `writing` does."""
     with writing(path, other), fresh_folder(path) as new:
         yield new
 
@@ -95,7 +94,7 @@ def check_file(path: Path, *, device: bool = True) -> None:
 
 
 def names_in(path: Path) -> list[str] | None:
-    """The names in a folder that is to be replaced, sorted; None if there is no folder yet.
+    """Return the sorted names in a folder that is to be replaced; None if the folder does not exist yet.
 
     Raises SpecError for a file, and for a folder that cannot be read.
     """
@@ -110,23 +109,23 @@ def names_in(path: Path) -> list[str] | None:
 
 
 def _place(path: Path) -> Path:
-    """The target of a path after all links; raises SpecError if there is none."""
+    """Return the target of a path after all links. Raise SpecError if it cannot be resolved."""
     try:
         os.stat(path)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:  # a loop of links, a name that is too long, one with a zero byte
+    except (OSError, ValueError) as error:  # a loop of links, a name that is too long or has a zero byte
         raise _cannot_write(path, error) from error
     return Path(os.path.realpath(path))
 
 
 def _is_device(path: Path) -> bool:
-    """True if it is a pipe or a device."""
+    """Return True for a pipe or a device."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
 
 def _flush(folder: Path) -> None:
-    """Wait until everything is on the disk: a rename must not precede the data that it renames."""
+    """Write all files and folders to the disk: a rename must not precede the data that it renames."""
     for path in [folder, *folder.rglob("*")]:
         number = os.open(path, os.O_RDONLY)
         try:

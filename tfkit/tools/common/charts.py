@@ -11,22 +11,22 @@ from xml.etree.ElementTree import Element
 from tfkit.tools.common.page import tag
 
 COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")
-"""Names of the page's colours, one for each line."""
+"""Names of the page's colours, in the order of lines."""
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860.0, 330.0, 60.0, 10.0, 26.0
 TICKS = 5
 EARLY = 0.1
-"""The part of the steps in which most of a loss falls: an axis that shows all of it shows nothing else."""
+"""The fraction of the steps in which a loss falls fastest: an axis that shows all of it shows little else."""
 STYLE = """
 .chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
 .mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .spread { fill: var(--c); fill-opacity: 0.16; }
 .picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
 """
-"""The style of a page with charts and pictures, beside `page.css`."""
+"""The style of a page with charts and pictures, in addition to `page.css`."""
 
 
 def colour(index: int) -> str:
-    """The class that gives a line its colour."""
+    """Return the class that sets the colour of a line."""
     return f"c-{COLOURS[index % len(COLOURS)]}"
 
 
@@ -46,33 +46,33 @@ class Scale:
         """Round values at equal distances."""
         rough = (self.high - self.low or 1.0) / TICKS
         power = 10.0 ** math.floor(math.log10(rough))
-        step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
+        step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * 0.999)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(step * one, 12) for one in range(first, last + 1)]
+        return [round(step * digit, 12) for digit in range(first, last + 1)]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values over steps, in the colour of that index: of each step one, or several, drawn as their mean in a band."""
+    """Values over steps, in the colour of that index; several values of a step are drawn as their mean in a band."""
 
     index: int
     points: Sequence[tuple[int, Sequence[float]]]
 
 
 def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
-    """Lines over one axis of steps; `words` describe them to those who do not see them.
+    """Draw lines over one axis of steps; `words` describe them for screen readers.
 
-    The first tenth of the steps is left out of the other axis, so that a line may come from beyond it.
+    The range of values ignores the first tenth of the steps, so a line may begin outside the chart.
     """
     x = Scale(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
     late = [value for line in lines for step, values in line.points if step >= EARLY * x.high for value in values]
     y = Scale(min(late), max(late), height - BOTTOM, 8.0)
-    made = canvas(height, words)
+    chart = canvas(height, words)
     wide, tall = WIDTH - LEFT, height - BOTTOM + 4
     inside = tag("svg", viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}", x=LEFT, y=0, width=wide, height=tall)  # cuts lines off
-    levels(made, y)
+    levels(chart, y)
     for value in x.ticks():
-        made.append(
+        chart.append(
             tag("text", f"{value:,.0f}", x=x(value), y=height - 6, class_="end" if value == x.high else "middle")
         )
     for line in lines:
@@ -82,17 +82,17 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
         if any(len(values) > 1 for _, values in line.points):
             inside.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
         inside.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
-    made.append(inside)
-    return made
+    chart.append(inside)
+    return chart
 
 
-def levels(made: Element, y: Scale) -> None:
+def levels(chart: Element, y: Scale) -> None:
     """Add lines at round values to a chart."""
     for value in y.ticks():
-        made.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        made.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
+        chart.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
+        chart.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
 
 
 def canvas(height: float, words: str) -> Element:
-    """An empty chart of the page's width."""
+    """Build an empty chart of the page's width."""
     return tag("svg", viewBox=f"0 0 {WIDTH:g} {height:g}", class_="chart", role="img", aria_label=words)

@@ -1,4 +1,4 @@
-"""Words that several tools take; torch is not needed to list them."""
+"""Choices of options that several tools share, available without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Mode: TypeAlias = Literal["train", "prefill", "decode"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
-"""`adamw_float32` holds its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
+"""`adamw_float32` stores its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
 Budgeted: TypeAlias = Literal["params", "active", "flops", "memory"]
 BUDGETS: tuple[Budgeted, ...] = get_args(Budgeted)
 NEEDS: dict[str, tuple[Budgeted, ...]] = {
@@ -30,6 +30,6 @@ LENGTH = 2048
 
 
 def mode_option(help: str, *, default: Mode | None = None) -> Decorator:
-    """The option `--mode`; `help` says what it does here."""
+    """Return the option `--mode` with the help text of a command."""
     modes = click.Choice(MODES)
     return click.option("--mode", type=modes, default=default, show_default=True, metavar="MODE", help=help)

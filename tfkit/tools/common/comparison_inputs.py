@@ -1,4 +1,4 @@
-"""Inputs to compare a model with a file made from it: other shapes than it was made with, and padding."""
+"""Inputs to compare a model with a file exported from it: other shapes than the exported example, and padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfkit.graph.sequence_limits import max_len
 from tfkit.tools.common.inputs import random_inputs
 
 BATCH, LENGTH = 2, 12
-"""The batch and length of the examples that some formats need to make a file; LENGTH or less."""
+"""The batch and length of the examples that some formats need to export a file; LENGTH or less."""
 Padding = Literal["left", "right"]
 
 
@@ -31,9 +31,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences that are read in steps, in caches for `length` columns: the inputs given once, and those of each step.
+    """Sequences for cached decoding with `length` columns: inputs of the first step, and inputs of every step.
 
-    Masks are among them: of a piece only in the first, if rows are padded.
+    They include masks; if rows are padded, only the first step has a mask of its tokens.
     """
 
     words: str
@@ -43,63 +43,63 @@ class Sequences:
 
 
 def example(model: fx.GraphModule) -> dict[str, Tensor]:
-    """The inputs that a file is made with: all of them, and all masks."""
+    """Return the inputs that a file is exported with: all inputs, and all masks."""
     return _inputs(model, BATCH, _lengths(model)[1], "right", optional=True)
 
 
 def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
-    """Whole sequences: a single one, several of other lengths, padded on both sides, with all optional inputs."""
-    short, made, long = _lengths(model)
+    """Yield full sequences: single, several of other lengths, padded, and with all optional inputs."""
+    short, medium, long = _lengths(model)
     if (fixed := fixed_length(graph_of(model))) is not None:
-        short = made = long = fixed
+        short = medium = long = fixed
     yield Case(f"1 x {long}", _inputs(model, 1, long))
     yield Case(f"3 x {short}", _inputs(model, 3, short))
     if any(f"{name}_mask" in inputs_of(model) for name in graph_of(model).inputs):
         yield Case(f"3 x {long}, padded on the left", _inputs(model, 3, long, "left"))
-        yield Case(f"4 x {made}, padded on the right", _inputs(model, 4, made, "right"))
+        yield Case(f"4 x {medium}, padded on the right", _inputs(model, 4, medium, "right"))
     if any(signal.optional for signal in graph_of(model).inputs.values()):
         yield Case(f"3 x {long}, with all that is optional", _inputs(model, 3, long, optional=True))
 
 
 def cached_cases(model: fx.GraphModule, parts: DecodeSplit) -> Iterator[Sequences]:
-    """A prompt and single tokens; prompts with padding; single tokens and several."""
-    made = _lengths(model)[1]
-    yield _sequences(model, parts, 1, [made, 1, 1])
-    yield _sequences(model, parts, 3, [max(1, made - 3), 1, 1], "left")
-    yield _sequences(model, parts, 4, [1, 1, max(1, made - 3)])
+    """Yield a prompt and single tokens; prompts with padding; single tokens and several."""
+    medium = _lengths(model)[1]
+    yield _sequences(model, parts, 1, [medium, 1, 1])
+    yield _sequences(model, parts, 3, [max(1, medium - 3), 1, 1], "left")
+    yield _sequences(model, parts, 4, [1, 1, max(1, medium - 3)])
 
 
 def as_tensors(result: Any) -> list[Tensor]:
-    """The output of a model, one tensor or several, as a list."""
+    """Return the output of a model, a tensor or several, as a list."""
     return [result] if isinstance(result, Tensor) else list(result)
 
 
 def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
-    """A short length, the one that a file is made with, and a long one."""
+    """Return a short length, the length that a file is exported with, and a long length."""
     long = min(max_len(graph_of(model)) or LENGTH + 7, LENGTH + 7)
-    made = max(1, min(LENGTH, long - 2))
-    return max(1, made // 2), made, long
+    medium = max(1, min(LENGTH, long - 2))
+    return max(1, medium // 2), medium, long
 
 
 def _inputs(
     model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
 ) -> dict[str, Tensor]:
-    """Inputs of one call; inputs that are read once have another length than the rest."""
+    """Return the inputs of a call. Inputs that are read once have another length than the remaining inputs."""
     graph, like = graph_of(model), next(model.parameters())
     options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
-    made = random_inputs(graph, length=length, **options)
-    other = random_inputs(graph, length=max(1, length - 1), **options)
-    made |= {name: other[name] for name in read_whole(graph)}
+    inputs = random_inputs(graph, length=length, **options)
+    shorter = random_inputs(graph, length=max(1, length - 1), **options)
+    inputs |= {name: shorter[name] for name in read_whole(graph)}
     if not optional:
-        made = {name: value for name, value in made.items() if not graph.inputs[name].optional}
+        inputs = {name: value for name, value in inputs.items() if not graph.inputs[name].optional}
     if padding is not None:
         taken = inputs_of(model)
-        made |= {f"{n}_mask": _mask(x, padding) for n, x in list(made.items()) if f"{n}_mask" in taken}
-    return made
+        inputs |= {f"{n}_mask": _mask(x, padding) for n, x in list(inputs.items()) if f"{n}_mask" in taken}
+    return inputs
 
 
 def _mask(x: Tensor, padding: Padding) -> Tensor:
-    """A mask of x [b, t, ...] with one token less in each row than in the one above, and at least one."""
+    """Return a mask of x [b, t, ...] with a token less in each row than in the row above, and at least one token."""
     row = torch.arange(x.size(0), device=x.device)[:, None]
     mask = torch.arange(x.size(1), device=x.device) < (x.size(1) - row).clamp(min=1)
     return mask.flip(1) if padding == "left" else mask
@@ -112,7 +112,7 @@ def _sequences(
     inputs, main = _inputs(model, batch, long, optional=True), parts.given_again[0]
     once = {name: inputs[name] for name in parts.given_once}
     for name, value in list(once.items()):
-        if value.dim() == 1:  # a prefix is read with the first step, by rows that are padded too
+        if value.dim() == 1:  # a prefix is read in the first step, also by padded rows
             once[name] = value.clamp(max=max(1, sizes[0] - batch))
         elif f"{name}_mask" in inputs_of(model):
             once[f"{name}_mask"] = _mask(value, "right")

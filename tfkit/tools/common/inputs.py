@@ -1,4 +1,4 @@
-"""Random inputs of the right kind for any model, enough for a first forward."""
+"""Random inputs of the right type for any model, enough for a first forward."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def random_inputs(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A tensor for each input of a model, by name; the same seed gives the same ones.
+    """Return a tensor for each input of a model, by name. The same seed gives the same tensors.
 
-    Sequences have 16 tokens, or the model's `max_len` if that is less, unless `length` is given; inputs of fixed length
-    have that one. `dtype` is the type of features, torch's default unless given.
+    Sequences have `length` tokens, by default 16, or the model's `max_len` if that is smaller; inputs of fixed length
+    keep it. `dtype` is the type of features, by default torch's.
     """
     length = length or min(LENGTH, max_len(graph) or LENGTH)
     generator = torch.Generator().manual_seed(seed)
-    made: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     for name, shape in input_shapes(graph, batch=batch, length=length).items():
         kind = graph.spec.model.inputs[name].type
         if kind == "features":
-            made[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
+            inputs[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
         elif kind == "lengths":
-            made[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)
+            inputs[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)
         else:
             rows = rows_of(graph, name) or 2
-            made[name] = torch.randint(rows, shape, generator=generator, device="cpu").to(device)
-    return made
+            inputs[name] = torch.randint(rows, shape, generator=generator, device="cpu").to(device)
+    return inputs

@@ -1,4 +1,4 @@
-"""The check that a model fits into the memory of the machine, made before any of it is taken."""
+"""The check that a model fits into the memory of the machine, before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARGIN = 1.05
 
 
 def size_of(model: nn.Module) -> int:
-    """Bytes of the parameters and buffers of a model."""
+    """Return the bytes of the parameters and buffers of a model."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
@@ -37,13 +37,13 @@ def check_free(needed: int, device: torch.device | str, what: str, help: str) ->
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be taken; None if that is not known."""
+    """Return the bytes that can be allocated; None if that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
         return None
-    known = [amount for amount in (_available(), _container()) if amount is not None]
-    return min(known, default=None)
+    amounts = [amount for amount in (_available(), _container()) if amount is not None]
+    return min(amounts, default=None)
 
 
 def _available() -> int | None:
@@ -59,7 +59,7 @@ def _available() -> int | None:
 
 
 def _container() -> int | None:
-    """The remaining limit of the control group, if there is one. Files in the page cache do not count."""
+    """Return the remaining limit of the control group, if any. Files in the page cache do not count."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit = int((folder / "memory.max").read_text())

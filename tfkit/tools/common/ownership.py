@@ -16,7 +16,7 @@ from tfkit.graph.expand import Node
 By = Literal["component", "node", "layer"]
 """The unit of a table's rows."""
 ORDER = ("embedding", "position", "attention", "cross_attention", "ffn", "norm")
-"""The rows of a table by component begin with these, and end with the head."""
+"""The first rows of a table by component; the last row is the head."""
 LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
 HEAD = "head"
 _INSIDE = ("activation", "rope_scaling")
@@ -41,7 +41,7 @@ class Ownership:
 
     Attributes:
         component: the slot of the nearest component around it, such as `attention`, `cross_attention` or `ffn`; the
-            block's name for the node's own modules, or `head` for a node that returns logits.
+            block's name for modules directly in the node, or `head` for a node that returns logits.
         label: the component's name for people; for a norm its class.
         owner: the path of that component.
         node: the node of the graph.
@@ -56,7 +56,7 @@ class Ownership:
 
 
 def owners_of(model: fx.GraphModule) -> dict[str, Ownership]:
-    """The place of each module of a built model, by its path."""
+    """Return the place of each module of a built model, by its path."""
     modules: dict[str, Any] = dict(model.named_modules())
     components, nodes = model.meta["components"], graph_of(model).nodes
     blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
@@ -75,7 +75,7 @@ def owners_of(model: fx.GraphModule) -> dict[str, Ownership]:
 
 
 def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Item]]]:
-    """The name, the label and the items of each row, those of components in the order of all tables.
+    """Yield the name, the label and the items of each row; components are in the order of all tables.
 
     Args:
         items: each with `component`, `label` and the other names of a `Ownership` as attributes.
@@ -90,26 +90,26 @@ def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Ite
 
 
 def rank(component: str) -> int:
-    """The place of a component's row among those of others."""
+    """Return the index of a component's row."""
     return ORDER.index(component) if component in ORDER else len(ORDER) + (component == HEAD)
 
 
 def _owner(path: str, components: Mapping[str, Component]) -> tuple[str, str]:
-    """The nearest component around a module, and its slot."""
+    """Return the nearest component around a module, and its slot."""
     while path and (path not in components or components[path].slot in _INSIDE):
         path = path.rpartition(".")[0]
     return path, components[path].slot if path else "block"
 
 
 def _roles(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
-    """The role of each sublayer, by its path."""
+    """Yield the role of each sublayer, by its path."""
     for node in nodes:
         for number, layer in enumerate(node.stack.layers if node.stack else ()):
             yield from ((f"{node.name}.layers.{number}.{step.name}", step.role) for step in layer.steps)
 
 
 def _layer(path: str, in_stack: bool) -> str:
-    """The layer of a stack; for its other children their names; a whole node if it has no layers."""
+    """Return the layer of a stack; for its other children their names; the node if it has no layers."""
     if match := _LAYER.match(path):
         return match[1]
     return ".".join(path.split(".")[:2]) if in_stack else path.partition(".")[0]

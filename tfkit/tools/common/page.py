@@ -1,4 +1,7 @@
-"""Pages that need nothing beside themselves. Their contents are text: markup in a name of a spec stays text."""
+"""Self-contained HTML pages. Their contents are text: markup in a name of a spec is escaped.
+
+Tables for notebooks have no colours, so they follow the theme of the notebook.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ Child = Element | str | None
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Element:
-    """An element with its attributes and children in order; texts are escaped, and children that are None are left out.
+    """Build an element with its attributes and children in order.
 
+    Texts are escaped, and children that are None are omitted.
     In attributes `class_` is written `class`, and `stroke_width` `stroke-width`; numbers have two decimals.
     """
     element = Element(name, {key.strip("_").replace("_", "-"): _value(value) for key, value in attributes.items()})
@@ -24,9 +28,9 @@ def tag(name: str, *children: Child, **attributes: object) -> Element:
 
 
 def page(title: str, *body: Child, style: str = "") -> str:
-    """A whole HTML document, which may neither run a script nor load anything beyond itself.
+    """Build a complete HTML document, which may neither run a script nor load anything else.
 
-    It follows light and dark, and prints; `style` is what it needs beside `page.css`.
+    It follows light and dark, and prints; `style` is its style in addition to `page.css`.
     """
     root = Element("html", {"lang": "en"})
     head = SubElement(root, "head")
@@ -35,14 +39,14 @@ def page(title: str, *body: Child, style: str = "") -> str:
     head.append(tag("meta", http_equiv="Content-Security-Policy", content=policy))
     head.append(tag("meta", name_="viewport", content="width=device-width, initial-scale=1"))
     head.append(tag("title", title))
-    own = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    head.append(tag("style", own + style))
+    base_style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    head.append(tag("style", base_style + style))
     root.append(tag("body", *body))
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
-    """A table whose first `text` columns are words and whose others are numbers."""
+    """Build a table whose first `text` columns are words and whose remaining columns are numbers."""
     body = tag("tbody")
     for row in rows:
         body.append(tag("tr", *(tag("td" if index else "th", cell) for index, cell in enumerate(row))))
@@ -51,30 +55,30 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1
 
 
 def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
-    """A part of a page under a heading; None without content."""
+    """Build a section of a page under a heading; None without content."""
     return tag("section", tag("h2", words), *content, id=name) if content else None
 
 
 def terms(values: Mapping[str, object]) -> Element:
-    """A list of names and what they stand for; names of nothing are left out."""
+    """Build a list of names and their values; names without a value are omitted."""
     pairs = [(name, text) for name, value in values.items() if (text := text_of(value))]
     return tag("dl", *(tag(kind, text) for pair in pairs for kind, text in zip(("dt", "dd"), pair, strict=True)))
 
 
 def text_of(value: object) -> str:
-    """A value in words; empty for None."""
+    """Describe a value as text; empty for None."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(f"{name} {item}" for name, item in value.items())
     return "" if value is None else str(value)
 
 
 def remark(text: str) -> Element:
-    """A sentence that explains a picture, or its absence."""
+    """Build a sentence that explains a picture, or its absence."""
     return tag("p", text, class_="remark")
 
 
 def _append_text(element: Element, text: str) -> None:
-    """Text after the last child, or at the beginning if there is none yet."""
+    """Append text after the last child, or at the beginning if the element has no child yet."""
     if len(element):
         element[-1].tail = (element[-1].tail or "") + text
     else:
@@ -83,3 +87,14 @@ def _append_text(element: Element, text: str) -> None:
 
 def _value(value: object) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Build a table with a title; columns are right-aligned except the first."""
+    body = tag("tbody", *(_row("td", cells) for cells in rows))
+    element = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
+    return tostring(element, encoding="unicode", method="html")
+
+
+def _row(name: str, cells: Sequence[str]) -> Element:
+    return tag("tr", *(tag(name, cell, style=f"text-align:{'right' if i else 'left'}") for i, cell in enumerate(cells)))

@@ -11,24 +11,29 @@ from tfkit.plugin.manager import Plugins
 
 
 def warnings_of(graph: Graph, plugins: Plugins) -> list[Diagnostic]:
-    """The warnings of all plugins, each with its place and the plugin's label; a check that fails is one itself."""
+    """Return the warnings of all plugins, each with its location and the plugin's label.
+
+    If a check fails, the failure is a warning.
+    """
     answers = plugins.hooks.call("tfkit_checks", _diagnostics, graph=graph)
-    found = [_placed(one, graph, plugin) for plugin, given in answers.given for one in given]
-    return [*found, *answers.faults]
+    diagnostics = [_placed(diagnostic, graph, plugin) for plugin, results in answers.given for diagnostic in results]
+    return [*diagnostics, *answers.faults]
 
 
-def _placed(found: Diagnostic, graph: Graph, plugin: str) -> Diagnostic:
-    span = found.span or (graph.spec.provenance.span(tuple(found.path.split("."))) if found.path else None)
-    return replace(found, span=span, notes=(*found.notes, f"from the plugin {plugin}"))
+def _placed(diagnostic: Diagnostic, graph: Graph, plugin: str) -> Diagnostic:
+    span = diagnostic.span or (
+        graph.spec.provenance.span(tuple(diagnostic.path.split("."))) if diagnostic.path else None
+    )
+    return replace(diagnostic, span=span, notes=(*diagnostic.notes, f"from the plugin {plugin}"))
 
 
 def _diagnostics(returned: object) -> list[Diagnostic]:
-    """The reader of the hook."""
-    found = returned if isinstance(returned, Iterable) else [returned]
-    return [_diagnostic(one) for one in found]
+    """Convert the result of a hook to a list of diagnostics."""
+    items = returned if isinstance(returned, Iterable) else [returned]
+    return [_diagnostic(item) for item in items]
 
 
-def _diagnostic(one: object) -> Diagnostic:
-    if not isinstance(one, Diagnostic):
-        raise TypeError(f"returned {type(one).__name__}, not a list of tfkit.Diagnostic")
-    return one
+def _diagnostic(item: object) -> Diagnostic:
+    if not isinstance(item, Diagnostic):
+        raise TypeError(f"returned {type(item).__name__}, not a list of tfkit.Diagnostic")
+    return item

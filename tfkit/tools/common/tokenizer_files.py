@@ -41,7 +41,7 @@ NAMES = frozenset(
 
 
 def tokenizer_files(weights: Path | None) -> list[Path]:
-    """The files of a tokenizer beside weights, which are a file or a folder; empty if there are no weights."""
+    """Return the files of a tokenizer next to weights, which are a file or a folder; empty if there are no weights."""
     if weights is None:
         return []
     folder = weights if os.path.isdir(weights) else weights.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, str]:
-    """The amount in powers of 1000, and the prefix of its power; empty if it is below `most`."""
+    """Return the amount in powers of 1000, and the prefix of its power; empty if it is below `most`."""
     prefix, larger = "", iter(prefixes)
     while amount >= most and (following := next(larger, None)):
         amount, prefix = amount / 1000, following
@@ -12,26 +12,28 @@ def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, s
 
 
 def short(count: int) -> str:
-    """`124.4M`: a count."""
+    """Format a count: `124.4M`."""
     amount, prefix = scaled(count, "KMBT")
     return f"{amount:,.1f}{prefix}" if prefix else str(count)
 
 
 def bytes_text(count: int) -> str:
-    """`497.8 MB`."""
+    """Format a number of bytes: `497.8 MB`."""
     amount, prefix = scaled(count, "kMGT")
     return f"{amount:,.1f} {prefix}B" if prefix else f"{count} B"
 
 
 def time_text(seconds: float | None) -> str:
-    """`12 s`, `3.5 min`, `2.1 h`; a dash if it is not known."""
+    """Format a duration: `12 s`, `3.5 min`, `2.1 h`; a dash if it is unknown."""
     if seconds is None:
         return "-"
     units = [(86_400, "d"), (3600, "h"), (60, "min")]
-    return next((f"{seconds / one:.1f} {unit}" for one, unit in units if seconds >= 1.5 * one), f"{seconds:.2g} s")
+    return next(
+        (f"{seconds / length:.1f} {unit}" for length, unit in units if seconds >= 1.5 * length), f"{seconds:.2g} s"
+    )
 
 
 def flops_text(count: int) -> str:
-    """`583.3G`; a dash for none."""
+    """Format a number of operations: `583.3G`; a dash for 0."""
     amount, prefix = scaled(count, "kMGTPEZ")
     return (f"{amount:,.1f}{prefix}" if prefix else str(count)) if count else "-"

@@ -1,4 +1,4 @@
-"""Weights from a file, by the model's own names or by those of its published checkpoint."""
+"""Weights from a file, by the names of the model or of its published checkpoint."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import fx
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, build_filled, graph_of
 from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.fitting import fitting_map
+from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.checkpoint.header import shown
-from tfkit.checkpoint.left_out import warn_of
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
 from tfkit.tools.common.memory import check_memory
@@ -28,7 +27,7 @@ def build_with_weights(
     seed: int = 0,
     allow_change: bool = False,
 ) -> fx.GraphModule:
-    """Build a model with the weights of a file, of the folder that the graph was loaded from, or random ones.
+    """Build a model with the weights of a file, of the folder that the graph was loaded from, or random weights.
 
     Raises SpecError as `tfkit.build` does; or, before allocating memory, if there is not enough for the weights.
     """
@@ -47,15 +46,15 @@ def build_with_weights(
 
 @checked
 def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False) -> None:
-    """Fill a model that `tfkit.build` returned from a file; its type and device stay.
+    """Fill a model that `tfkit.build` returned from a file; its type and device are unchanged.
 
     Args:
         model: the model.
         path: safetensors, as `tfkit.build` takes them for `weights`.
-        allow_change: as there.
+        allow_change: see `tfkit.build`.
 
     Raises:
-        SpecError: the file cannot be read, or does not hold exactly this model; or a value is not finite, or
+        SpecError: the file cannot be read, or does not contain exactly this model; or a value is not finite, or
             not in the model's type. The model is then unchanged.
         ValueError: it was not built by tfkit, or its parameters are sharded.
     """

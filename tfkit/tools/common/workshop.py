@@ -1,12 +1,14 @@
-"""A hidden folder beside a target, in which its new contents are made: `.NAME.MARK.new`.
+"""A hidden staging folder next to a target, in which its new contents are written: `.NAME.MARK.new`.
 
-It holds `lock`, which is locked while its process lives: the system releases it however the process ends. `new` has the
-new contents, under their final name, and `old` the former ones, moved away for them. Leftovers of a killed process are
-removed by the next one that writes to the same target.
+It contains `lock`, which is locked while its process lives: the system releases it however the process ends. `new` has
+the new contents, under their final name, and `old` the former contents, moved away for them. The next process that
+writes to the same target removes the leftover files of a killed process.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
 import re
@@ -16,18 +18,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from tfkit.tools.common.exchange import exchange
+from typing import Any
 
 LOCK, NEW, OLD = "lock", "new", "old"
 MARK = "[0-9a-f]{8}"
 LONGEST = 56
-"""Characters of a target's name in that of its workshop: the longest legal name must have one too."""
+"""Characters of a target's name in the name of its staging folder: the longest legal name must have room for both."""
 
 
 @contextmanager
 def workshop(place: Path) -> Iterator[Path]:
-    """A new workshop for the contents of `place`, with an empty folder `new`; it is gone afterwards. Raises OSError."""
+    """Create a staging folder for the contents of `place`, with an empty folder `new`; remove it afterwards.
+
+    Raises OSError.
+    """
     sweep(place)
     folder, lock = _locked(place)
     try:
@@ -38,7 +42,7 @@ def workshop(place: Path) -> Iterator[Path]:
 
 
 def sweep(place: Path) -> None:
-    """Remove the leftovers of dead processes, after everything they had moved away is back in its place."""
+    """Remove the leftover folders of dead processes, after moving back all contents that they had moved away."""
     for folder in _beside(place, rf"\.{re.escape(place.name[:LONGEST])}\.{MARK}\.new"):
         if (lock := _taken(folder)) is not None:
             with suppress(OSError):
@@ -46,15 +50,15 @@ def sweep(place: Path) -> None:
 
 
 def put(folder: Path, place: Path) -> None:
-    """Move the contents of a workshop to their place: the former ones stay until the new ones are complete.
+    """Move the contents of a staging folder to their target: the former contents stay until the new ones are complete.
 
-    If folders cannot be exchanged in one step, the old one is in the workshop for a moment.
+    If folders cannot be exchanged in one step, the old folder is in the staging folder for a moment.
     """
     new = folder / NEW / place.name
     try:
         new.replace(place)
         return
-    except OSError:  # a folder cannot replace one that is not empty
+    except OSError:  # a folder cannot replace a folder with contents
         if not new.is_dir() or not place.is_dir():
             raise
     if not exchange(new, place):
@@ -63,25 +67,25 @@ def put(folder: Path, place: Path) -> None:
         new.rename(place)
 
 
-# ---- further files of a target: a folder `NAME.parts-MARK`, which the file at NAME names ----
+# ---- additional files of a target: a folder `NAME.parts-MARK`, which the file at NAME names ----
 
 
 def extras_of(new: Path) -> Path:
-    """The folder for further files of a target that is made at `new`, under a name that it never had before."""
+    """Return the folder for additional files of a target that is written at `new`, under a name never used before."""
     return new.with_name(f"{new.name}.parts-{new.parent.parent.name.split('.')[-2]}")
 
 
 def put_extras(folder: Path, place: Path) -> None:
-    """Move the further files of a workshop beside their target, which does not name them yet."""
+    """Move the additional files of a staging folder next to their target, which does not name them yet."""
     for part in (folder / NEW).iterdir():
         if part.name != place.name:
             part.rename(place.with_name(part.name))
 
 
 def drop_extras(folder: Path, place: Path) -> None:
-    """Remove the further files that the target no longer names, and that no living process is about to make it name.
+    """Remove the additional files that the target does not name and that no living process still needs.
 
-    Living processes are determined first: one that ends before the second check has made the target name its files.
+    Living processes are determined first: if a process ends before the second check, the target names its files.
     """
     dead = [part for part in _beside(place, rf"{re.escape(place.name)}\.parts-{MARK}") if not _lives(part, place)]
     for part in dead:
@@ -99,7 +103,7 @@ def _lives(part: Path, place: Path) -> bool:
 
 
 def _names(place: Path, name: str) -> bool:
-    """True if a file contains a name."""
+    """Return True if a file contains a name."""
     try:
         with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(name.encode()) >= 0
@@ -107,7 +111,7 @@ def _names(place: Path, name: str) -> bool:
         return False
 
 
-# ---- the workshop itself ----
+# ---- the staging folder ----
 
 
 def _named(place: Path, mark: str) -> Path:
@@ -115,20 +119,24 @@ def _named(place: Path, mark: str) -> Path:
 
 
 def _beside(place: Path, pattern: str) -> list[Path]:
-    """The folders beside `place` with names of that form."""
+    """Return the folders next to `place` with names of that form."""
     with suppress(OSError), os.scandir(place.parent) as entries:
-        return [Path(one) for one in entries if re.fullmatch(pattern, one.name) and one.is_dir(follow_symlinks=False)]
+        return [
+            Path(entry)
+            for entry in entries
+            if re.fullmatch(pattern, entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
     return []
 
 
 def _locked(place: Path) -> tuple[Path, int]:
-    """A new folder, and its lock."""
+    """Create a staging folder; return it and its lock."""
     while True:
         folder = _named(place, secrets.token_hex(4))
         folder.mkdir()
         try:
             lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
-        except FileNotFoundError:  # another process took it for that of a dead one
+        except FileNotFoundError:  # another process removed it as the folder of a dead process
             continue
         except BaseException:
             folder.rmdir()
@@ -141,7 +149,10 @@ def _locked(place: Path) -> tuple[Path, int]:
 
 
 def _taken(folder: Path) -> int | None:
-    """The lock of a workshop whose process is dead; None if it lives, or if that cannot be known."""
+    """Lock a staging folder whose process is dead, and return the lock.
+
+    Return None if the process lives, or if that is unknown.
+    """
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
@@ -158,7 +169,10 @@ def _taken(folder: Path) -> int | None:
 
 
 def held(lock: int) -> bool:
-    """True if a lock is now ours; OSError if the file system has no locks."""
+    """Lock a file, and return True if this process now holds the lock.
+
+    Raise OSError if the file system has no locks.
+    """
     if sys.platform == "win32":
         raise OSError
     import fcntl
@@ -179,7 +193,7 @@ def _finish(folder: Path, lock: int) -> None:
 
 
 def _restore(folder: Path) -> None:
-    """Move back what was moved away and was not replaced."""
+    """Move back all contents that were moved away and were not replaced."""
     with suppress(FileNotFoundError):
         for old in (folder / OLD).iterdir():
             if not os.path.lexists(place := folder.with_name(old.name)):
@@ -187,10 +201,38 @@ def _restore(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a workshop, its lock last: a process killed here leaves one that can be removed."""
+    """Remove a staging folder, its lock last: a process killed here leaves a folder that can be removed."""
     for part in (NEW, OLD):
         shutil.rmtree(folder / part, ignore_errors=True)
     if not any((folder / part).exists() for part in (NEW, OLD)):
         with suppress(OSError):
             (folder / LOCK).unlink()
             folder.rmdir()
+
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Constants of Linux: `man renameat2`."""
+RENAME_SWAP = 2
+"""The flag of macOS: `man renamex_np`."""
+UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+"""The errors of a kernel, a sandbox or a file system without such a call."""
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange two files or folders of a file system. Return False if that is not supported; nothing has then changed.
+
+    Raises:
+        OSError: a file is missing, or may not be moved.
+    """
+    library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    names = os.fsencode(first), os.fsencode(second)
+    if hasattr(library, "renameat2"):
+        failed = library.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+    elif hasattr(library, "renamex_np"):
+        failed = library.renamex_np(*names, RENAME_SWAP)
+    else:
+        return False
+    number = ctypes.get_errno() if failed else 0
+    if failed and number not in UNABLE:
+        raise OSError(number, os.strerror(number), str(first), None, str(second))
+    return not failed

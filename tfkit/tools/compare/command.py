@@ -27,11 +27,11 @@ ROWS = 12
     notes="""
     A and B are specs; or B is the folder of a transformers model, for which
     transformers must be installed, or a file that torch.jit or torch.export wrote.
-    Both read the same tokens. The model of a folder has its own weights, and gives
-    them to the other if that has none; otherwise both start from the same seed, or
-    have the weights of --weights. Both run in float32 by default, in which rounding
-    stays below the tolerance. Components that cannot be compared are listed with
-    the reason.
+    Both read the same tokens. The model of a folder has the weights in that folder;
+    if the other model has none, it uses them as well. Otherwise both start from the
+    same seed, or have the weights of --weights. Both run in float32 by default, in
+    which rounding stays below the tolerance. Components that cannot be compared are
+    listed with the reason.
 
     Exit status: 0 if the outputs can be compared and no component differs by more
     than the tolerance, else 1.
@@ -58,7 +58,7 @@ ROWS = 12
     help="Largest difference that counts as equal.",
 )
 @click.option(
-    "--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Run both in this type, too: float64."
+    "--reference", type=click.Choice(["float64"]), metavar="TYPE", help="Also run both in this type: float64."
 )
 @options.device_option("cpu or cuda.")
 @options.dtype_option("Type of both: float32, bfloat16 ...", default="float32")
@@ -72,7 +72,7 @@ def compare(
     reference: str | None,
     device: str,
     json: bool,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
     if device == "meta":
         raise click.UsageError("on the meta device there are no values to compare")
@@ -84,25 +84,25 @@ def compare(
 
     with stages() as stage:
         stage("running both")
-        found = run(
+        comparison = run(
             graph,
             other,
             weights=weights,
             allow_change=allow_change,
             float64=reference is not None,
             device=options.device_of(device),
-            **given,
+            **arguments,
         )
     if json:
-        print_json({**vars(found), "equal": found.equal})
+        print_json({**vars(comparison), "equal": comparison.equal})
     else:
-        _show_comparison(found)
-    if not found.equal:
+        _show_comparison(comparison)
+    if not comparison.equal:
         raise click.exceptions.Exit(1)
 
 
 def _other(reader: Reader, b: str) -> Graph | Path:
-    """The second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
+    """Return the second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
     from tfkit.spec.find import is_folder
     from tfkit.spec.folder import model_folder
 
@@ -112,26 +112,26 @@ def _other(reader: Reader, b: str) -> Graph | Path:
     return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
 
 
-def _show_comparison(found: Comparison) -> None:
-    first = found.first
-    at = found.parts.index(first) if first is not None else len(found.parts)
-    shown = found.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else found.parts[-ROWS:]
-    columns = ["component", "of B", "difference", *(["float64"] if found.float64 else [])]
+def _show_comparison(comparison: Comparison) -> None:
+    first = comparison.first
+    at = comparison.parts.index(first) if first is not None else len(comparison.parts)
+    shown = comparison.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else comparison.parts[-ROWS:]
+    columns = ["component", "of B", "difference", *(["float64"] if comparison.float64 else [])]
     rows = [
-        [part.name, part.other, f"{part.difference:.1e}", *([f"{part.reference:.1e}"] if found.float64 else [])]
+        [part.name, part.other, f"{part.difference:.1e}", *([f"{part.reference:.1e}"] if comparison.float64 else [])]
         for part in shown
     ]
     if rows:
         show(table(columns, rows, right=columns[2:]), "")
-    if left := _not_compared(found):
+    if left := _not_compared(comparison):
         show(*left, "")
     returned = "the outputs cannot be compared"
-    if found.difference is not None:
-        returned = f"largest difference of the outputs: {found.difference:.1e}"
-    count = len(found.parts)
+    if comparison.difference is not None:
+        returned = f"largest difference of the outputs: {comparison.difference:.1e}"
+    count = len(comparison.parts)
     click.echo(f"{count or 'no'} component{'s' * (count != 1)} compared; {returned}")
-    if found.equal:
-        click.echo(f"equal to {found.tolerance:g}")
+    if comparison.equal:
+        click.echo(f"equal to {comparison.tolerance:g}")
     if first is not None:
         place = ", ".join(map(str, first.place))
         click.echo(
@@ -139,14 +139,17 @@ def _show_comparison(found: Comparison) -> None:
         )
 
 
-def _not_compared(found: Comparison) -> list[str]:
-    """A line for each component that cannot be compared, equal layers in one."""
-    from tfkit.checkpoint.mismatch import collapsed
+def _not_compared(comparison: Comparison) -> list[str]:
+    """Return a line for each component that cannot be compared; equal layers share a line."""
+    from tfkit.checkpoint.names import collapsed
 
-    lines = [f"not compared: {name}: {why}" for name, why in collapsed({one.name: one.reason for one in found.unlike})]
-    forms = collapsed({one.name: "a multiple, or what is computed from it agrees" for one in found.forms})
+    lines = [
+        f"not compared: {name}: {why}"
+        for name, why in collapsed({part.name: part.reason for part in comparison.unlike})
+    ]
+    forms = collapsed({part.name: "a multiple, or what is computed from it agrees" for part in comparison.forms})
     lines += [f"in another form: {name}: {why}" for name, why in forms]
-    for which, names in zip("AB", found.alone, strict=True):
+    for which, names in zip("AB", comparison.alone, strict=True):
         lines += [f"only in {which}: {name}" for name, _ in collapsed(dict.fromkeys(names))]
     more = [f"and {len(lines) - ROWS} more, see --json"] if len(lines) > ROWS else []
     return [*lines[:ROWS], *more]

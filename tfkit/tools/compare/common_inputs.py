@@ -1,4 +1,4 @@
-"""Random inputs that two models can both read, under the names that each uses for them."""
+"""Random inputs that two models both accept, under the names that each model uses for them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.tools.common.inputs import LENGTH, random_inputs
 
+SAME = "compare models that accept the same inputs"
 SPECIAL = 4
 """The number of the first ids of a vocabulary to avoid: families use some of them for padding."""
 
@@ -19,39 +20,39 @@ SPECIAL = 4
 def common_inputs(
     a: Graph, b: Graph, *, batch: int, length: int | None, device: torch.device | str, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Equal random inputs for A and for B.
+    """Return equal random inputs for A and for B.
 
-    Inputs of equal names are equal; each other required input corresponds to the next one of its type in the other
-    model. Optional inputs that only one of them has are omitted. Tokens are from the smaller vocabulary, lengths 16, or
-    the most that both can read.
+    Inputs of equal names are equal; each remaining required input corresponds to the next input of its type in the
+    other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary, lengths
+    16, or the maximum that both models accept.
 
     Raises:
-        SpecError: one requires an input that the other does not have, or features of another width; or it cannot read
-            that many tokens.
+        SpecError: a model requires an input that the other does not have, or features of another width; or it does not
+            accept that many tokens.
     """
     names = dict(_pairs(a, b))
-    for graph, other, found in ((a, b, set(names)), (b, a, set(names.values()))):
-        lost = [name for name, signal in graph.inputs.items() if name not in found and not signal.optional]
+    for graph, other, paired in ((a, b, set(names)), (b, a, set(names.values()))):
+        lost = [name for name, signal in graph.inputs.items() if name not in paired and not signal.optional]
         if lost:
-            message = f"`{graph.name}` must be given {_listed(graph, lost)}, but `{other.name}` has no such input"
+            message = f"`{graph.name}` requires {_listed(graph, lost)}, but `{other.name}` has no such input"
             note = f"`{other.name}` reads {_listed(other, list(other.inputs))}"
-            raise SpecError(Diagnostic(message, notes=(note,), help="the two cannot be given the same inputs"))
+            raise SpecError(Diagnostic(message, notes=(note,), help=SAME))
     for name, theirs in names.items():
         widths = a.inputs[name].width, b.inputs[theirs].width
         if widths[0] != widths[1]:
             message = f"`{name}` has vectors of width {widths[0]} in `{a.name}`, but {widths[1]} in `{b.name}`"
-            raise SpecError(Diagnostic(message, help="the two cannot be given the same inputs"))
-    made = random_inputs(a, batch=batch, length=_length(a, b, length), device=device, seed=seed)
+            raise SpecError(Diagnostic(message, help=SAME))
+    inputs = random_inputs(a, batch=batch, length=_length(a, b, length), device=device, seed=seed)
     ours: dict[str, Tensor] = {}
     for name in names:
         rows = [rows for rows in (rows_of(a, name), rows_of(b, names[name])) if rows]
         tokens = a.inputs[name].type == "tokens"
-        ours[name] = _ordinary(made[name] % min(rows), name) if tokens and rows else made[name]
+        ours[name] = _ordinary(inputs[name] % min(rows), name) if tokens and rows else inputs[name]
     return ours, {names[name]: value for name, value in ours.items()}
 
 
 def _pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
-    """The names in B of A's inputs."""
+    """Yield the names in B of A's inputs."""
     equal = {name for name in a.inputs if name in b.inputs and a.inputs[name].type == b.inputs[name].type}
     for type in dict.fromkeys(signal.type for signal in a.inputs.values()):
         rest = [_required(graph, type, equal) for graph in (a, b)]
@@ -59,9 +60,9 @@ def _pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
     yield from ((name, name) for name in a.inputs if name in equal)
 
 
-def _required(graph: Graph, type: str, known: set[str]) -> list[str]:
+def _required(graph: Graph, type: str, paired: set[str]) -> list[str]:
     inputs = graph.inputs.items()
-    return [name for name, signal in inputs if signal.type == type and not signal.optional and name not in known]
+    return [name for name, signal in inputs if signal.type == type and not signal.optional and name not in paired]
 
 
 def _listed(graph: Graph, names: list[str]) -> str:
@@ -72,10 +73,10 @@ def _length(a: Graph, b: Graph, length: int | None) -> int:
     limits: Mapping[str, int | None] = {graph.name: max_len(graph) for graph in (a, b)}
     for name, limit in limits.items():
         if length is not None and limit is not None and length > limit:
-            raise SpecError(Diagnostic(f"`{name}` reads at most {limit:,} tokens, but these are {length:,}"))
+            raise SpecError(Diagnostic(f"`length` must be at most {limit:,}, the limit of `{name}`; got {length:,}"))
     return length or min([LENGTH, *(limit for limit in limits.values() if limit is not None)])
 
 
 def _ordinary(tokens: Tensor, name: str) -> Tensor:
-    """Tokens other than the first ones of the vocabulary."""
+    """Replace the first tokens of the vocabulary, which may be special tokens."""
     return tokens if name == "token_types" or tokens.max() <= SPECIAL else tokens.clamp(min=SPECIAL)

@@ -26,7 +26,7 @@ from tfkit.tools.compare.outputs import Outputs, depends, outputs
 
 RETURNED = "(output of the model)"
 FADED = 1e-4
-"""The share of a difference that may be left in what is computed from it if that is to agree; real ones fade less."""
+"""Maximum fraction of a difference that may remain in equal outputs computed from it; real differences fade less."""
 Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
 
@@ -37,7 +37,7 @@ class Compared:
     Attributes:
         name: its path in A.
         other: its path in B.
-        difference: the largest one between their outputs.
+        difference: the largest difference between their outputs.
         size: the largest value of B's output, at least 1: differences are relative to it.
         place: the index of the largest difference.
         values: the values of A and B at that index.
@@ -72,13 +72,13 @@ class Comparison:
     """The results of two models for the same tokens.
 
     Attributes:
-        difference: the largest one between their outputs; None if they cannot be compared.
+        difference: the largest difference between their outputs; None if they cannot be compared.
         parts: the components that both have, in the order in which A runs them; the models' outputs come last.
-        first: the first of them that differs by more than the tolerance, relative to its size.
-        forms: those before it that are the same in another form: what is computed from them agrees, as where B's
-            attention adds the residual itself; or one is the other times a number.
+        first: the first component that differs by more than the tolerance, relative to its size.
+        forms: differing components before `first` that are equal in another form: the outputs computed from them
+            agree, as if B's attention adds the residual; or an output is the other times a number.
         unlike: the components that both have but that cannot be compared.
-        alone: the components that only A has, and those that only B has, if B is a spec.
+        alone: the components that only A has, and the components that only B has, if B is a spec.
     """
 
     difference: float | None
@@ -116,32 +116,32 @@ def compare(
 
     Args:
         a: the model to list the components of, or its spec.
-        b: another one, or its spec; or the folder of a transformers model; or a file that `torch.jit.save` or
+        b: another model, or its spec; or the folder of a transformers model; or a file that `torch.jit.save` or
             `torch.export.save` wrote from A.
         weights: the weights of both. By default, the model of a folder has the weights in that folder, and a model
-            without weights gets those of the other model. Random weights are used if neither has any.
+            without weights uses the weights of the other model. Random weights are used if neither has any.
         other_weights: the weights of B, if B is a spec with different ones.
-        allow_change: accept weights that were saved with other values than A's; B may always have others.
+        allow_change: accept weights that were saved with other values than A's; B may always differ from them.
         dtype: the type of both. The files of most published models are bfloat16, in which a single rounding exceeds
             the tolerance.
         batch: number of sequences.
-        length: tokens of each of them; 16, or the most that both can read, unless given.
+        length: tokens per sequence; by default 16, or the maximum that both accept.
         seed: the seed of the tokens, and of random weights.
         tolerance: the largest difference that counts as equal, relative to the largest value if that is above 1.
-        float64: compare A with itself in float64, too, to distinguish rounding from a mistake.
+        float64: also compare A with A in float64, to distinguish rounding from an error.
         device: the device of both.
 
     Raises:
-        SpecError: the weights do not fit, or B cannot be read; or the two cannot be given the same inputs.
+        SpecError: the weights do not fit, or B cannot be read; or the two models do not accept the same inputs.
     """
     a, device = as_graph(a), device_of(device)
     b = as_graph(b) if isinstance(b, Graph | Mapping) or is_spec(b) else Path(b)
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
-    given = weights or a.weights
-    source = given or _weights_of(b)
+    chosen = weights or a.weights
+    source = chosen or _weights_of(b)
     options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
-    model = build_with_weights(a, source, allow_change=allow_change or given is None, **options).eval()
+    model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
     other = other_model(model, b, other_weights or weights or _weights_of(b) or source, **options)
     names = {**other.names, "": ""}
 
@@ -156,11 +156,11 @@ def compare(
             double = copy.deepcopy(model).double()
             wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
             exact, _ = outputs(double, other.names, lambda: double(**wide), "A")
-        found = {
+        results = {
             name: _compared(name, names[name], ours[name], theirs.get(names[name]), exact.get(name))
             for name in [*order, ""]
         }
-        parts = {name: part for name, part in found.items() if isinstance(part, Compared)}
+        parts = {name: part for name, part in results.items() if isinstance(part, Compared)}
         equal = {name for name, part in parts.items() if part.relative <= tolerance}
         differ = [name for name in parts if name not in equal]
 
@@ -174,7 +174,7 @@ def compare(
         parts=tuple(parts.values()),
         first=None if first is None else parts[first],
         forms=tuple(parts[name] for name in differ[: None if first is None else differ.index(first)]),
-        unlike=tuple(part for part in found.values() if isinstance(part, Unlike)),
+        unlike=tuple(part for part in results.values() if isinstance(part, Unlike)),
         alone=other.alone,
         tolerance=tolerance,
         float64=float64,
@@ -182,18 +182,21 @@ def compare(
 
 
 def _first_of(differ: list[str], cleared: Callable[[str], bool]) -> str | None:
-    """The first component that differs and is not cleared; what is cleared in one layer is so in all."""
-    alike: set[str] = set()
+    """Return the first component that differs and is not cleared.
+
+    Clearing a component in one layer clears it in all layers.
+    """
+    cleared_patterns: set[str] = set()
     for name in differ:
         pattern = re.sub(r"\d+", "*", name)
-        if not name or (pattern not in alike and not cleared(name)):
+        if not name or (pattern not in cleared_patterns and not cleared(name)):
             return name
-        alike.add(pattern)
+        cleared_patterns.add(pattern)
     return None
 
 
 def _proportional(ours: Tensor, theirs: Tensor) -> bool:
-    """True if one is the other times a number: tables of transformers return scaled vectors."""
+    """Return True if a tensor is the other times a number: tables of transformers return scaled vectors."""
     factor = (ours * theirs).sum() / ours.square().sum()
     return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
 
@@ -204,13 +207,13 @@ def _weights_of(b: Graph | Path) -> Path | None:
 
 
 def is_spec(name: str | os.PathLike[str]) -> bool:
-    """True if a name is that of a spec or of a folder with one, and not of another folder or a file with a program."""
+    """Return True for the name of a spec or of a folder with a spec; False for other folders and for programs."""
     path = os.fspath(name)
     return not os.path.exists(path) or path.endswith(SUFFIXES) or os.path.exists(os.path.join(path, SPEC))
 
 
 def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Compared | Unlike:
-    """The difference of one component, or why it cannot be compared."""
+    """Compare one component, or return the reason why it cannot be compared."""
     name, other = name or RETURNED, other or RETURNED
     if theirs is None:
         return Unlike(name, other, "it returns a tensor only in A")
@@ -219,7 +222,7 @@ def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact:
     gap = (ours.double() - theirs.double()).abs()
     gap = torch.where(gap.isnan(), torch.inf, gap)
     index = int(gap.argmax())
-    place = tuple(int(one) for one in np.unravel_index(index, gap.shape))
+    place = tuple(int(number) for number in np.unravel_index(index, gap.shape))
     reference = None if exact is None else float((ours.double() - exact).abs().max())
     return Compared(
         name,

@@ -1,4 +1,7 @@
-"""The model that another one is compared with: a spec's, one of transformers, or a program that torch wrote."""
+"""The second model of a comparison: from a spec, from transformers, or a program that torch wrote.
+
+Modules of two implementations correspond if they hold the same tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,54 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import AnyPath
 from tfkit.builder import graph_of
 from tfkit.checkpoint.links import published
+from tfkit.checkpoint.names import above
+from tfkit.checkpoint.weights import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.spec.folder import CONFIG
 from tfkit.tools.common.weights import build_with_weights
-from tfkit.tools.compare.matching_modules import matching_modules
+
+
+def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
+    """Return the paths of another model's modules by the matching paths of ours.
+
+    Modules match if they hold the same tensors, by `links`. `theirs` has all paths of the other model; True for a
+    single module.
+    """
+    held: dict[str, set[str]] = {}
+    owners: dict[str, set[str]] = {}
+    for link in links:
+        files = {name.rpartition(".")[0] for name in link.file}
+        for path in {path for name in link.model for path in above(name)}:
+            held.setdefault(path, set()).update(files)
+        for name in link.file:
+            for path in above(name):
+                owners.setdefault(path, set()).add(name.rpartition(".")[0])
+    matches: dict[str, str] = {}
+    for path, _ in model.named_modules():
+        files_inside = held.get(path, set())
+        common = _common(files_inside)
+        # Of ours with equal tensors, the outermost matches a container there, the innermost a single module.
+        if (
+            files_inside
+            and common in theirs
+            and owners.get(common) == files_inside
+            and (theirs[common] or common not in matches)
+        ):
+            matches[common] = path
+    return {path: common for common, path in matches.items()}
+
+
+def _common(paths: set[str]) -> str:
+    """Return the deepest module that holds all of these."""
+    split = [path.split(".") for path in paths]
+    parts = []
+    for words in zip(*split, strict=False):
+        if len(set(words)) > 1:
+            break
+        parts.append(words[0])
+    return ".".join(parts)
+
 
 NAMES = {
     "tokens": "input_ids",
@@ -51,10 +97,10 @@ def other_model(
     dtype: torch.dtype,
     seed: int,
 ) -> Other:
-    """B, ready to run: with those weights if it is a spec, with its own otherwise."""
+    """Prepare B to run: with `weights` if it is a spec, with its stored weights otherwise."""
     if isinstance(b, Graph):
         second = build_with_weights(b, weights, device=device, dtype=dtype, seed=seed, allow_change=True).eval()
-        ours, theirs = ([name for name, _ in one.named_modules()] for one in (model, second))
+        ours, theirs = ([name for name, _ in network.named_modules()] for network in (model, second))
         alone = _outermost(ours, theirs), _outermost(theirs, ours)
         return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)
     if os.path.isdir(b):
@@ -62,14 +108,14 @@ def other_model(
     return Other(_exported(b, device), None, {})
 
 
-def _outermost(names: list[str], others: list[str]) -> tuple[str, ...]:
-    """The modules that the other model does not have, without those inside them."""
-    known = set(others)
-    return tuple(name for name in names if name not in known and name.rpartition(".")[0] in known)
+def _outermost(names: list[str], other_names: list[str]) -> tuple[str, ...]:
+    """Return the modules that the other model does not have, without the modules inside them."""
+    shared = set(other_names)
+    return tuple(name for name in names if name not in shared and name.rpartition(".")[0] in shared)
 
 
 def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str, dtype: torch.dtype) -> Other:
-    """A transformers model, its modules found through the map of its weights."""
+    """Load a transformers model, its modules matched through the map of its weights."""
     graph = graph_of(model)
     family = graph.spec.family
     if family is None:
@@ -104,37 +150,37 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
             for link in links
         )
     if getattr(theirs.config, "pad_token_id", None) is None:
-        theirs.config.pad_token_id = -1  # without any, a classifier of theirs refuses more than one sequence
-    known = inspect.signature(theirs.forward).parameters
+        theirs.config.pad_token_id = -1  # without it, a classifier of transformers rejects several sequences
+    parameters = inspect.signature(theirs.forward).parameters
     single = graph.node(graph.outputs[0]).output.width == 1
 
     def run(inputs: Mapping[str, Tensor]) -> Any:
-        found = _first(theirs(**_renamed(inputs, known)))
-        return found[..., None] if single and found.size(-1) > 1 else found  # some leave the axis of one logit out
+        result = _first(theirs(**_renamed(inputs, parameters)))
+        return result[..., None] if single and result.size(-1) > 1 else result  # some omit the axis of a single logit
 
     return Other(run, theirs, matching_modules(model, links, modules))
 
 
-def _first(found: Any) -> Any:
-    """The first output of a transformers model: logits, or the last hidden state if it has no head.
+def _first(result: Any) -> Any:
+    """Return the first output of a transformers model: logits, or the last hidden state if it has no head.
 
     The logits of the two ends of an answer stand side by side.
     """
-    if hasattr(found, "start_logits"):
-        return torch.stack([found.start_logits, found.end_logits], dim=-1)
-    return found.logits if hasattr(found, "logits") else found[0]
+    if hasattr(result, "start_logits"):
+        return torch.stack([result.start_logits, result.end_logits], dim=-1)
+    return result.logits if hasattr(result, "logits") else result[0]
 
 
-def _renamed(inputs: Mapping[str, Tensor], known: Collection[str]) -> dict[str, Tensor]:
-    """Our inputs under their names in transformers, where classes take any name and read only those they know."""
-    given = {NAMES.get(name, name): value for name, value in inputs.items()}
-    if unknown := sorted(given.keys() - known):
+def _renamed(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, Tensor]:
+    """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
+    renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
+    if unknown := sorted(renamed.keys() - parameters):
         raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
-    return given
+    return renamed
 
 
 def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """A program that torch wrote: TorchScript, or a file of torch.export."""
+    """Load a program that torch wrote: TorchScript, or a file of torch.export."""
     try:
         if path.suffix == ".pt2":
             program = torch.export.load(path).module()

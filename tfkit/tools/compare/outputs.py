@@ -1,4 +1,4 @@
-"""The outputs of a model's components in one run, and the others that are computed from each."""
+"""The outputs of a model's components in one run, and their dependence on each other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ Run = Callable[[], Any]
 
 
 def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str) -> tuple[Outputs, list[str]]:
-    """The outputs of the named modules and of the whole (`""`), and the order in which the modules first finished."""
-    found: Outputs = {}
+    """Run a model, and return the outputs of the named modules and of the full model (`""`).
+
+    Also return the modules in the order in which they first finished.
+    """
+    values: Outputs = {}
 
     def keep(name: str) -> Replace:
         def value(output: Tensor) -> Tensor:
-            found.setdefault(name, output.detach().clone())  # some models add to it in place
+            values.setdefault(name, output.detach().clone())  # some models add to it in place
             return output
 
         return value
@@ -33,35 +36,37 @@ def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str)
     except Exception as error:  # of a program or a model written by others
         cause = str(error).strip().partition("\n")[0]
         raise SpecError(Diagnostic(f"{which} fails on these inputs: {type(error).__name__}: {cause}")) from error
-    order = list(found)
-    found[""] = _tensor(result)
-    return found, order
+    order = list(values)
+    values[""] = _tensor(result)
+    return values, order
 
 
-def depends(model: nn.Module, name: str, others: Iterable[str], run: Run) -> set[str]:
-    """Those of the other modules, and of the whole (`""`), that a NaN in a module's output reaches."""
+def depends(model: nn.Module, name: str, candidates: Iterable[str], run: Run) -> set[str]:
+    """Return which of the other modules, or of the full model (`""`), a NaN in a module's output reaches."""
 
     def nothing(output: Tensor) -> Tensor:
         return torch.full_like(output, torch.nan) if output.is_floating_point() else output
 
-    found: set[str] = set()
+    reached: set[str] = set()
 
-    def look(other: str) -> Replace:
+    def look(candidate: str) -> Replace:
         def value(output: Tensor) -> Tensor:
             if output.isnan().any():
-                found.add(other)
+                reached.add(candidate)
             return output
 
         return value
 
-    with _hooks(model, {name: nothing, **{other: look(other) for other in others if other != name}}):
+    with _hooks(
+        model, {name: nothing, **{candidate: look(candidate) for candidate in candidates if candidate != name}}
+    ):
         if _tensor(run()).isnan().any():
-            found.add("")
-    return found
+            reached.add("")
+    return reached
 
 
 def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
-    """Hand on what modules return through functions of the first tensor, until the block ends."""
+    """Apply functions to the first tensor that each module returns, until the block ends."""
 
     def hook(replace: Replace) -> Callable[..., Any]:
         def called(module: nn.Module, args: Any, output: Any) -> Any:

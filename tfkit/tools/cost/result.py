@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tfkit.tools.common.choices import Mode
-from tfkit.tools.common.html_table import html_table
 from tfkit.tools.common.ownership import By, in_rows
+from tfkit.tools.common.page import html_table
 from tfkit.tools.common.units import bytes_text, flops_text
 from tfkit.tools.cost.devices import Device
 

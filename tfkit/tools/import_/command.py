@@ -1,4 +1,4 @@
-"""Make a spec from a config.json."""
+"""Derive a spec from a config.json."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def import_(
 
     if draft is not None:
         if output is not None or family is not None or name is not None:
-            raise click.UsageError("--draft writes a family, and no spec: leave out --output, --family and --name")
+            raise click.UsageError(
+                "--draft cannot be combined with --output, --family or --name: it writes a family, not a spec"
+            )
         check_file(draft)
         text, near, other = draft_family(config, reader.plugins.specs)
         warn([other] if other else [])

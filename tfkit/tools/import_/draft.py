@@ -1,8 +1,12 @@
-"""The family nearest to a published model of an unknown type, and a draft of the model's own family."""
+"""The family nearest to a published model of an unknown type, and a draft of a family for that model.
+
+Layers that are neither attention nor FFN are detected by words in the config.json.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +16,9 @@ from typing import Any
 from tfkit.checkpoint.config_json.reading import SILENT
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.names import nameless, numbered
-from tfkit.errors import Span
+from tfkit.errors import Diagnostic, Span, listing, quoted
 from tfkit.plugin.known_specs import KnownSpecs
-from tfkit.spec import source
+from tfkit.spec import source, tree
 from tfkit.spec.brackets import expanded
 from tfkit.spec.folder import has_weights
 from tfkit.spec.read_family import family_of
@@ -25,12 +29,12 @@ from tfkit.tools.show.values import text_of
 
 @dataclass(frozen=True)
 class Nearest:
-    """The family that knows the most of a model's fields and tensors.
+    """The family that has the most of a model's fields and tensors.
 
     Attributes:
         name: its name.
-        fields, tensors: those of the model that it lacks; of tensors the modules that hold them, `{}` for numbers.
-        of_fields, of_tensors: how many the model has.
+        fields, tensors: the fields and tensors of the model that it lacks; for tensors their modules, `{}` for numbers.
+        of_fields, of_tensors: their total numbers in the model.
         unsaid: the fields of the family that the model's config.json omits.
         head: the end of its architecture, such as `CausalLM`.
     """
@@ -49,19 +53,26 @@ class Nearest:
         return f"{self.name}, with {fields}{tensors}"
 
 
-def nearest(given: Mapping[str, Any], folder: Path, known: KnownSpecs, span: Span) -> Nearest:
-    """The family nearest to a config.json, and to the weights beside it if there are some."""
-    fields, tensors = [name for name in given if name not in SILENT], list(_modules_in(folder))
+def nearest(content: Mapping[str, Any], folder: Path, specs: KnownSpecs, span: Span) -> Nearest:
+    """Return the family nearest to a config.json, and to the weights in its folder if any."""
+    fields, tensors = [name for name in content if name not in SILENT], list(_modules_in(folder))
     read = cache(source.read)  # the families that others extend
-    families = {name: plain(family_of(node_of(name, span), known, read)) for name in known.families}
-    found = [_compared(name, family, fields, tensors) for name, family in families.items()]
-    head = _head(_architecture(given))
-    return min(found, key=lambda one: (one.head != head, len(one.fields) + len(one.tensors), len(one.unsaid)))
+    families = {name: plain(family_of(node_of(name, span), specs, read)) for name in specs.families}
+    candidates = [_compared(name, family, fields, tensors) for name, family in families.items()]
+    head = _head(_architecture(content))
+    return min(
+        candidates,
+        key=lambda candidate: (
+            candidate.head != head,
+            len(candidate.fields) + len(candidate.tensors),
+            len(candidate.unsaid),
+        ),
+    )
 
 
-def _architecture(given: Mapping[str, Any]) -> str:
-    """The class that config.json names; `?` if it names none."""
-    classes = given.get("architectures")
+def _architecture(content: Mapping[str, Any]) -> str:
+    """Return the class that config.json names; `?` if it names none."""
+    classes = content.get("architectures")
     return str(classes[0]) if isinstance(classes, list) and classes else "?"
 
 
@@ -70,47 +81,77 @@ def _head(architecture: str) -> str:
 
 
 def _modules_in(folder: Path) -> Iterator[str]:
-    """The modules that hold the tensors of a folder's weights, with `{}` for numbers."""
+    """Yield the modules that hold the tensors of a folder's weights, with `{}` for numbers."""
     if has_weights(folder):
         with Checkpoint.open(folder) as opened:
             yield from dict.fromkeys(numbered(name)[0].rpartition(".")[0] for name in opened.names)
 
 
 def _compared(name: str, family: Mapping[str, Any], fields: Sequence[str], tensors: Sequence[str]) -> Nearest:
-    own = family.get("fields") or {}
-    tops = {field.partition(".")[0] for field in own}
-    files = [next(iter(one)) if isinstance(one, dict) else one for one in (family.get("tensors") or {}).values()]
+    rules = family.get("fields") or {}
+    tops = {field.partition(".")[0] for field in rules}
+    files = [
+        next(iter(entry)) if isinstance(entry, dict) else entry for entry in (family.get("tensors") or {}).values()
+    ]
     prefix = family.get("prefix", "")
-    names = {nameless(prefix + one[1:] if one.startswith(".") else one) for text in files for one in expanded(text)}
-    copies = {nameless(one).rpartition(".")[0] for one in family.get("extra") or {}}
+    names = {nameless(prefix + name[1:] if name.startswith(".") else name) for text in files for name in expanded(text)}
+    copies = {nameless(copy).rpartition(".")[0] for copy in family.get("extra") or {}}
     return Nearest(
         name=name,
-        fields=tuple(one for one in fields if one not in tops),
-        tensors=tuple(one for one in tensors if one not in names | copies),
+        fields=tuple(field for field in fields if field not in tops),
+        tensors=tuple(module for module in tensors if module not in names | copies),
         of_fields=len(fields),
         of_tensors=len(tensors),
-        unsaid=tuple(one for one, rule in own.items() if rule != "unused" and one not in fields),
+        unsaid=tuple(field for field, rule in rules.items() if rule != "unused" and field not in fields),
         head=_head(str(family.get("architecture"))),
     )
 
 
-def draft(given: Mapping[str, Any], near: Nearest) -> str:
-    """The text of a family that begins with the nearest; lines with `?` are open."""
+def draft(content: Mapping[str, Any], near: Nearest) -> str:
+    """Return the text of a family that extends the nearest family; lines with `?` must be completed."""
     lines = [
-        f"# A draft: the nearest family is {near}. Lines with ? are open; specs/README.md says what they can be.",
+        f"# A draft: the nearest family is {near}. Complete the lines with ?; specs/README.md lists their values.",
         f"extends: {near.name}",
-        f"model_type: {json.dumps(given.get('model_type'))}",
-        f"architecture: {json.dumps(_architecture(given))}",
+        f"model_type: {json.dumps(content.get('model_type'))}",
+        f"architecture: {json.dumps(_architecture(content))}",
     ]
     if near.tensors:
-        lines += ["tensors:", *(f'  "?": {_quoted(one)}' for one in near.tensors[:1])]
-        lines += [f'  # "?": {_quoted(one)}' for one in near.tensors[1:]]
+        lines += ["tensors:", *(f'  "?": {_quoted(module)}' for module in near.tensors[:1])]
+        lines += [f'  # "?": {_quoted(module)}' for module in near.tensors[1:]]
     if near.fields or near.unsaid:
-        lines += ["fields:", *(f'  {_quoted(one)}: "?"  # {text_of(given[one])} here' for one in near.fields)]
-        lines += [f"  # {one}: null  # ? omitted here" for one in near.unsaid]
+        lines += ["fields:", *(f'  {_quoted(field)}: "?"  # {text_of(content[field])} here' for field in near.fields)]
+        lines += [f"  # {field}: null  # ? omitted here" for field in near.unsaid]
     return "\n".join(lines) + "\n"
 
 
 def _quoted(name: str) -> str:
-    """A name of a file as YAML; `{i}` counts layers."""
+    """Quote a name of a file as YAML; `{i}` counts layers."""
     return json.dumps(name.replace("{}", "{i}", 1).replace("{}", "{e}"), ensure_ascii=False)
+
+
+WORDS = re.compile(r"mamba|rwkv|lstm|recurrent|linear_att|ssm|lru|d_state|state_(size|dim)|(^|_)conv")
+HELP = "write a plugin whose `attention` computes these layers: docs/attention.md"
+
+
+def other_layers(root: tree.Mapping) -> Diagnostic | None:
+    """Return the diagnostic of a config.json with layers that no kind of tfkit describes.
+
+    Return None if no word indicates such layers.
+    """
+    content = plain(root)
+    matches = [word for word in dict.fromkeys(_words(content)) if WORDS.search(word)]
+    if not matches:
+        return None
+    name, node = quoted(str(content.get("model_type"))), root.items.get("model_type", root)
+    note = f"words for layers with a state of constant size, or with convolutions: {listing(map(quoted, matches), 6)}"
+    message = f"the model type {name} is unknown, and has layers that are neither attention nor FFN"
+    return Diagnostic(message, node.span, "model_type", notes=(note,), help=HELP)
+
+
+def _words(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the model type, the fields, and the names of layers."""
+    yield str(content.get("model_type"))
+    yield from content
+    for name, value in content.items():
+        if name != "architectures" and isinstance(value, list):
+            yield from (item for item in value if isinstance(item, str))

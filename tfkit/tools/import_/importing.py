@@ -1,4 +1,4 @@
-"""From the config.json of a published model to a spec, through its family."""
+"""Converts the config.json of a published model to a spec, through its family."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
-from tfkit.tools.import_.draft import draft, nearest
-from tfkit.tools.import_.other_layers import other_layers
+from tfkit.tools.import_.draft import draft, nearest, other_layers
 from tfkit.tools.show.values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
@@ -40,14 +39,14 @@ _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class Imported:
-    """A spec that was made from a config.json.
+    """A spec that was derived from a config.json.
 
     Attributes:
         text: the YAML.
         graph: the model. If the config.json was named by its folder and that folder has weights, `build` reads them.
-        family: the spec that defines the meaning of the fields.
-        notes: warnings: what the class in transformers computes otherwise, and what the model leaves out of the weights
-            beside the file.
+        family: the spec that defines the fields.
+        notes: warnings: differences from the class in transformers, and the weights next to the file that the model
+            omits.
     """
 
     text: str
@@ -64,13 +63,12 @@ def import_config(
     name: str | None = None,
     plugins: AnyPlugins | None = None,
 ) -> Imported:
-    """Make a spec from a config.json.
+    """Derive a spec from a config.json.
 
     Args:
         path: the file, or the folder that holds it.
-        family: a spec whose family defines the meaning of the fields; unless given, the one of
-            tfkit for the file's `model_type`.
-        name: the name of the model; that of its folder unless given.
+        family: a spec whose family defines the fields; by default tfkit's spec for the file's `model_type`.
+        name: the name of the model; by default the name of its folder.
         plugins: the components to choose from.
 
     Raises:
@@ -89,13 +87,13 @@ def import_config(
         if not (head.endswith("Model") and _stores_head(rules, changed[1], path.parent)):
             tree, rules = changed
     tree = read_fields(config, tree, rules)
-    for place in _given_by_weights(rules, path.parent):
-        tree = _with(tree, place, True)
-    called = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
+    for path_in_spec in _given_by_weights(rules, path.parent):
+        tree = _with(tree, path_in_spec, True)
+    model_name = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
     tree = merge(
         Mapping(kept, tree.keys, tree.span),
-        Mapping({"name": Scalar(called, tree.span)}, {"name": tree.span}, tree.span),
+        Mapping({"name": Scalar(model_name, tree.span)}, {"name": tree.span}, tree.span),
     )
     tree = without_idle(tree, plugins)
     with _blaming(config.span, rules):
@@ -105,24 +103,24 @@ def import_config(
 
 @contextmanager
 def _blaming(config: Span | None, family: FamilyConfig) -> Iterator[None]:
-    """Errors of the spec that a config.json is read into are about the config.json, also without a place in it."""
+    """Report errors of the spec that is derived from a config.json as errors of the config.json."""
     try:
         yield
-    except SpecError as wrong:
-        raise SpecError(*(_blamed(one, config, family) for one in wrong.diagnostics)) from None
+    except SpecError as failure:
+        raise SpecError(*(_blamed(error, config, family) for error in failure.diagnostics)) from None
 
 
 def _blamed(error: Diagnostic, config: Span | None, family: FamilyConfig) -> Diagnostic:
-    """An error as one of the config.json; where no field of it gives the value, with the one that is left out."""
+    """Convert an error to an error of the config.json. If no field sets the value, name the omitted field."""
     if config is None or error.span is None or error.span.source is not config.source:
         return replace(error, span=config)
     name = family.field_of(error.path.removeprefix("graph.")) if error.span == config else None
-    note = f"{quoted(str(name))} is left out, which means {quoted(case_of(family.defaults.get(str(name))))}"
+    note = f"{quoted(str(name))} is missing, which means {quoted(case_of(family.defaults.get(str(name))))}"
     return error if name is None else replace(error, notes=(*error.notes, note))
 
 
 def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
-    """The values of the spec that are true because the weights in a folder need a place, and that no field says."""
+    """Yield the paths of spec values that are true because weights in a folder need them, and that no field states."""
     places = {name: place for name, place in family.zeros.items() if place is not None}
     if places and has_weights(folder):
         from tfkit.checkpoint.files import Checkpoint
@@ -132,70 +130,70 @@ def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
 
 
 def _with(tree: Mapping, place: str, value: bool) -> Mapping:
-    """The tree of a spec with another value in its graph."""
+    """Return the tree of a spec with another value in its graph."""
     return merge(tree, nested(["graph", *place.split(".")], Scalar(value, tree.span)))
 
 
 def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
     for text in family.differences:
         yield Diagnostic(
-            f"{family.architecture} of transformers computes something else than this model", notes=(text,)
+            f"{family.architecture} of transformers does not compute the same as this model", notes=(text,)
         )
     if has_weights(folder):
-        from tfkit.checkpoint.left_out import left_out_of
+        from tfkit.checkpoint.fitting import left_out_of
 
         yield from left_out_of(folder, family)
 
 
-def draft_family(path: AnyPath, known: KnownSpecs) -> tuple[str, str, Diagnostic | None]:
-    """The draft of a family for a config.json of an unknown type, and the family that it begins with, in words.
+def draft_family(path: AnyPath, specs: KnownSpecs) -> tuple[str, str, Diagnostic | None]:
+    """Draft a family for a config.json of an unknown type.
 
-    And a warning if the language lacks its layers.
+    Also return a description of the family that the draft extends, and a warning if tfkit lacks the model's layers.
     """
     path = Path(path)
     path = path / CONFIG if os.path.isdir(path) else path
     root = read(path)
     config = plain(root)
-    near = nearest(config, path.parent, known, root.span)
+    near = nearest(config, path.parent, specs, root.span)
     return draft(config, near), str(near), other_layers(root)
 
 
-def family_of(config: Mapping, known: KnownSpecs) -> str:
-    """The spec that defines the fields of a config.json; raises SpecError if there is none."""
+def family_of(config: Mapping, specs: KnownSpecs) -> str:
+    """Return the spec that defines the fields of a config.json. Raise SpecError if no such spec exists."""
     node = config.items.get("model_type")
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
         message = "the file has no `model_type`, so the meaning of its fields is unknown"
         raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
-    there = known.by_model_type
-    if node.value not in there:
-        raise SpecError(_unknown_family(config, node.value, there, node.span, known))
-    return there[node.value]
+    families = specs.by_model_type
+    if node.value not in families:
+        raise SpecError(_unknown_family(config, node.value, families, node.span, specs))
+    return families[node.value]
 
 
 def _unknown_family(
-    config: Mapping, model_type: str, there: Collection[str], span: Span, known: KnownSpecs
+    config: Mapping, model_type: str, families: Collection[str], span: Span, specs: KnownSpecs
 ) -> Diagnostic:
     plugin = elsewhere.plugin_of_family(model_type)
     if plugin is not None:
         message = f"model type {quoted(model_type)} comes with the plugin {plugin}, which is not loaded"
-        help = where_it_is(plugin, plugin_folders(), known.disabled)
+        help = where_it_is(plugin, plugin_folders(), specs.disabled)
         return Diagnostic(message, span, "model_type", help=help)
-    if other := other_layers(config):
-        return other
-    near = closest(model_type, there)
-    notes = (f"known: {listing(sorted(there), 200)}",)
-    help = f"{f'a similar one is {quoted(near)}; or ' if near else ''}{HOW_TO}; --draft FILE begins one"
+    if layers := other_layers(config):
+        return layers
+    near = closest(model_type, families)
+    notes = (f"known: {listing(sorted(families), 200)}",)
+    help = f"{f'use {quoted(near)}, a similar type; or ' if near else ''}{HOW_TO}; --draft FILE writes a draft"
     return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 
 def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = None) -> tuple[Mapping, FamilyConfig]:
-    """The tree of a spec, changed to one of its family's heads if that is named, and its family."""
+    """Return the tree of a spec and its family, with `head` selected if it is set."""
     tree = in_place(read_tree(name, plugins.specs), plugins.specs)
     if head is not None:
         tree = merge(tree, _mapping({"checkpoint": {"head": head}}, tree.span))
     family = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs))).family
     if family is None or not family.fields:
-        message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define those of a config.json"
+        message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define the fields of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
     return merge(tree, _mapping(family.spec, tree.span)), family
 
@@ -207,21 +205,21 @@ def _mapping(data: dict[str, Any], span: Span) -> Mapping:
 
 
 def _head(config: Mapping, family: FamilyConfig) -> str | None:
-    """The head of a family that the class in a config.json has; None for the family's own."""
-    given = config.items.get("architectures")
-    if given is not None and not isinstance(given, Sequence) and plain(given) is not None:
-        message = "`architectures` takes a list with the name of a class"
-        raise SpecError(Diagnostic(message, given.span, "architectures", help='write `["GPT2LMHeadModel"]`'))
-    names = [str(name) for name in plain(given)] if isinstance(given, Sequence) else []
+    """Return the head of a family for the class in a config.json; None for the family's default head."""
+    classes = config.items.get("architectures")
+    if classes is not None and not isinstance(classes, Sequence) and plain(classes) is not None:
+        message = "`architectures` must be a list with the name of a class"
+        raise SpecError(Diagnostic(message, classes.span, "architectures", help='write `["GPT2LMHeadModel"]`'))
+    names = [str(name) for name in plain(classes)] if isinstance(classes, Sequence) else []
     heads = {name.casefold(): head for name, head in family.classes.items()}
-    found = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
-    if found or not names:
-        return found[0] if found else None
-    assert given is not None
-    message = f"this is the config of a {names[0]}, which {family.model_type} does not serve"
-    notes = (f"served: {listing(family.classes, 20)}",)
-    help = "--family names a spec whose family has this class"
-    raise SpecError(Diagnostic(message, given.span, "architectures", notes, help))
+    matches = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
+    if matches or not names:
+        return matches[0] if matches else None
+    assert classes is not None
+    message = f"the class {names[0]} is not supported by the family {family.model_type}"
+    notes = (f"supported classes: {listing(family.classes, 20)}",)
+    help = "name a spec whose family has this class: --family SPEC"
+    raise SpecError(Diagnostic(message, classes.span, "architectures", notes, help))
 
 
 def _stores_head(family: FamilyConfig, body: FamilyConfig, folder: Path) -> bool:
@@ -239,7 +237,7 @@ def _stores_head(family: FamilyConfig, body: FamilyConfig, folder: Path) -> bool
 
 
 def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any]:
-    """The config.json of a model with a `checkpoint` section in its spec, proved by reading it again.
+    """Return the config.json of a model with a `checkpoint` section in its spec, checked by reading it back.
 
     Raises:
         SpecError: the spec has none, or its family cannot express a value of the spec.
@@ -268,37 +266,37 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
 
 
 def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iterator[Mapping]:
-    """The trees of the specs that a config.json is read into as a proof, one of which must give the model again.
+    """Yield the trees of the specs that must reproduce the model from its config.json; one of them suffices.
 
-    The first spec of the type, if tfkit has one; and, unless its family is that of the model, the model's own spec.
+    They are the first spec of the type, if tfkit has any, and the model's spec if its family differs.
     """
-    shipped, file = plugins.specs.by_model_type.get(family.model_type), graph.spec.file
-    if shipped is not None:
-        tree, rules = _family(shipped, plugins)
+    standard, file = plugins.specs.by_model_type.get(family.model_type), graph.spec.file
+    if standard is not None:
+        tree, rules = _family(standard, plugins)
         if family.head in rules.heads:
-            tree, rules = _family(shipped, plugins, family.head)
+            tree, rules = _family(standard, plugins, family.head)
         yield tree
         if rules == family:
             return
     if Path(file).is_file():
         yield _family(file, plugins)[0]
-    elif shipped is None:
+    elif standard is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
 
 
 def _in_short(value: Any) -> str:
-    """A value in a few words: of a component its kind, of other configs that they are there."""
+    """Describe a value briefly: a component by its kind, any other config as a mapping."""
     if isinstance(value, Component):
         return value.kind_name()
     return "a mapping" if isinstance(value, Config) else text_of(value)
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """The differences between two resolved values: the path, and both values there."""
+    """Yield the differences between two resolved values: the path, and both values there."""
     if ours == theirs:
         return
-    parts = [dict(one) if isinstance(one, dict | Config) else None for one in (ours, theirs)]
+    parts = [dict(value) if isinstance(value, dict | Config) else None for value in (ours, theirs)]
     if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
         yield path, _in_short(ours), _in_short(theirs)
         return

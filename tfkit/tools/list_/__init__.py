@@ -1,1 +1,1 @@
-"""The specs at hand."""
+"""The available specs, runs and sweeps."""

@@ -41,17 +41,20 @@ NAME = re.compile(r"[^\w.-]")
 def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
     from tfkit.tools.list_.gallery import experiments, shipped
 
-    specs, others = shipped(words, reader.available), experiments(words)
+    specs, entries = shipped(words, reader.available), experiments(words)
     if json:
-        print_json([*specs, *others])
+        print_json([*specs, *entries])
         return
-    if specs or not others:
+    if specs or not entries:
         _show_specs(specs)
     for sort, action in ("run", "train"), ("sweep", "sweep"):
-        rows = [(one.name, one.description or "") for one in others if one.sort == sort]
+        rows = [(entry.name, entry.description or "") for entry in entries if entry.sort == sort]
         if rows:
             show(table([f"tfkit {action}", "description"], rows), "")
-    counts = [(len(specs), "spec"), *((sum(one.sort == sort for one in others), sort) for sort in ("run", "sweep"))]
+    counts = [
+        (len(specs), "spec"),
+        *((sum(entry.sort == sort for entry in entries), sort) for sort in ("run", "sweep")),
+    ]
     texts = [f"{count} {sort}{'s' if count != 1 else ''}" for count, sort in counts if count]
     show(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
 
@@ -60,30 +63,31 @@ def _show_specs(specs: Sequence[Shipped]) -> None:
     columns = ["name", "kind", "size", "description"]
     kinds = {"encoder-decoder": "enc-dec"}
     rows = [
-        (one.name, kinds.get(one.kind, one.kind), short(one.parameters) if one.parameters else "", _special(one))
-        for one in specs
+        (spec.name, kinds.get(spec.kind, spec.kind), short(spec.parameters) if spec.parameters else "", _special(spec))
+        for spec in specs
     ]
     show(table(columns, rows, right=["size"]), "")
 
 
-def _special(one: Shipped) -> str:
+def _special(spec: Shipped) -> str:
     from tfkit.plugin.discover import BUILT_IN
 
-    needs = f"needs {', '.join(one.missing)}" if one.missing else ""
-    origin = f"from {one.plugin}" if one.plugin not in (BUILT_IN, *one.missing) else ""
-    return "; ".join(filter(None, (one.description, one.error, origin, needs)))
+    needs = f"needs {', '.join(spec.missing)}" if spec.missing else ""
+    origin = f"from {spec.plugin}" if spec.plugin not in (BUILT_IN, *spec.missing) else ""
+    return "; ".join(filter(None, (spec.description, spec.error, origin, needs)))
 
 
-def _missing(specs: Sequence[Shipped], there: Available) -> Iterator[str]:
-    """The way to get the plugins that some of the specs need."""
+def _missing(specs: Sequence[Shipped], installed: Available) -> Iterator[str]:
+    """Yield how to install the plugins that some of the specs need."""
     from tfkit.plugin.discover import canonical
     from tfkit.plugin.wanted import where_it_is
     from tfkit.spec.find import plugin_folders
 
-    for text in sorted({text for one in specs for text in one.missing}):
-        count, name = sum(text in one.missing for one in specs), NAME.split(text)[0]
-        if canonical(name) in there.versions:
-            yield f"\n{text}, needed by {count}, is another version than {there.versions[canonical(name)] or 'none'}"
+    for text in sorted({text for spec in specs for text in spec.missing}):
+        count, name = sum(text in spec.missing for spec in specs), NAME.split(text)[0]
+        if canonical(name) in installed.versions:
+            version = installed.versions[canonical(name)] or "none"
+            yield f"\n{text}, needed by {count}, is another version than {version}"
         else:
-            help = where_it_is(name, plugin_folders(), there.specs.disabled)
+            help = where_it_is(name, plugin_folders(), installed.specs.disabled)
             yield f"\n{text}, needed by {count}, is not loaded: {help}"

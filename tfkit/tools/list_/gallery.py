@@ -1,4 +1,4 @@
-"""The specs that have a bare name, listed without building any or running a plugin; those of missing plugins too.
+"""The specs that a name refers to, also of missing plugins, listed without building models or running plugins.
 
 In addition, the runs and the sweeps that come with tfkit.
 """
@@ -26,15 +26,15 @@ EXPERIMENTS: tuple[Literal["run", "sweep"], ...] = ("run", "sweep")
 
 @dataclass(frozen=True)
 class Shipped:
-    """A spec that has a bare name.
+    """A spec that a name refers to.
 
     Attributes:
-        plugin: the label of the plugin that brings it, or `built in`; its name if it is not available.
+        plugin: the label of the plugin that contains it, or `built in`; its name if it is not available.
         kind: `decoder`, `encoder`, or `encoder-decoder`; empty if the spec cannot be read.
         parameters: their number, if it is stated.
         model_type: the family of its published checkpoint, if it has one.
         requires: the plugins that its components come from.
-        missing: those of them that are not available.
+        missing: the required plugins that are not available.
     """
 
     name: str
@@ -62,23 +62,23 @@ class Experiment:
 
 
 def shipped(words: Collection[str] = (), plugins: Available | None = None) -> list[Shipped]:
-    """Every known spec that has all of these words in its name, kind, family, plugins or description.
+    """Return every known spec that has all of these words in its name, kind, family, plugins or description.
 
-    `plugins` are the available ones; those that would be loaded unless given.
+    `plugins` are the available plugins; by default the plugins that would be loaded.
     """
-    there = plugins or available()
-    remembering = cache(read)  # the files that many others extend
-    found = [_shipped(name, there, remembering) for name in there.specs.files]
-    found = sorted([*found, *_absent(there)], key=lambda one: one.name)
-    return [one for one in found if all(word.casefold() in _text(one) for word in words)]
+    installed = plugins or available()
+    cached_read = cache(read)  # many specs extend the same files
+    specs = [_shipped(name, installed, cached_read) for name in installed.specs.files]
+    specs = sorted([*specs, *_absent(installed)], key=lambda spec: spec.name)
+    return [spec for spec in specs if all(word.casefold() in _text(spec) for word in words)]
 
 
 def experiments(words: Collection[str] = ()) -> list[Experiment]:
     """Return each run and sweep that comes with tfkit and has all of these words in its name, sort or description."""
     names = {"run": shipped_runs(), "sweep": shipped_sweeps()}
-    every = [_experiment(name, sort) for sort in EXPERIMENTS for name in names[sort]]
-    texts = [" ".join(filter(None, (one.name, one.sort, one.description))).casefold() for one in every]
-    return [one for one, text in zip(every, texts, strict=True) if all(word.casefold() in text for word in words)]
+    entries = [_experiment(name, sort) for sort in EXPERIMENTS for name in names[sort]]
+    texts = [" ".join(filter(None, (entry.name, entry.sort, entry.description))).casefold() for entry in entries]
+    return [entry for entry, text in zip(entries, texts, strict=True) if all(word.casefold() in text for word in words)]
 
 
 def _experiment(name: str, sort: Literal["run", "sweep"]) -> Experiment:
@@ -86,12 +86,12 @@ def _experiment(name: str, sort: Literal["run", "sweep"]) -> Experiment:
     return Experiment(name, sort, root.get("description"), root.get("source"))
 
 
-def _shipped(name: str, there: Available, read: Read) -> Shipped:
-    plugin = there.specs.files[name].plugin
+def _shipped(name: str, installed: Available, read: Read) -> Shipped:
+    plugin = installed.specs.files[name].plugin
     try:
-        spec = plain(read_tree(name, there.specs, read=read))
-    except SpecError as wrong:
-        return Shipped(name, plugin, "", None, None, None, None, (), (), wrong.diagnostics[0].message)
+        spec = plain(read_tree(name, installed.specs, read=read))
+    except SpecError as error:
+        return Shipped(name, plugin, "", None, None, None, None, (), (), error.diagnostics[0].message)
     blocks = {node.get("block") for node in spec["graph"].values() if isinstance(node, dict)}
     kind = "encoder-decoder" if {"encoder", "decoder"} <= blocks else "encoder" if "encoder" in blocks else "decoder"
     family, requires = spec.get("checkpoint"), tuple(spec.get("requires") or ())
@@ -104,30 +104,30 @@ def _shipped(name: str, there: Available, read: Read) -> Shipped:
         model_type=family.get("model_type", family.get("extends")) if isinstance(family, dict) else family,
         source=spec.get("source"),
         requires=requires,
-        missing=tuple(text for text in requires if not _is_there(text, there)),
+        missing=tuple(text for text in requires if not _is_there(text, installed)),
     )
 
 
-def _is_there(text: str, there: Available) -> bool:
+def _is_there(text: str, installed: Available) -> bool:
     from tfkit.plugin import required  # packaging takes a while to import
 
     try:
-        wanted = required.parsed(text)
+        requirement = required.parsed(text)
     except ValueError:
         return False
-    version = there.versions.get(canonical(wanted.name))
-    return version is not None and required.fits(wanted, version)
+    version = installed.versions.get(canonical(requirement.name))
+    return version is not None and required.fits(requirement, version)
 
 
-def _absent(there: Available) -> Iterator[Shipped]:
-    """The specs of tfkit's own plugins that are not available."""
+def _absent(installed: Available) -> Iterator[Shipped]:
+    """Yield the specs of tfkit's plugins that are not available."""
     for plugin, specs in elsewhere.specs().items():
-        if plugin not in there.versions:
-            for name in specs.keys() - there.specs.files.keys():
+        if plugin not in installed.versions:
+            for name in specs.keys() - installed.specs.files.keys():
                 yield Shipped(name, plugin, "", None, None, specs[name] or None, None, (plugin,), (plugin,))
 
 
-def _text(one: Shipped) -> str:
-    plugin = None if one.plugin == BUILT_IN else one.plugin
-    texts = (one.name, one.kind, one.model_type, one.description, plugin, *one.requires)
+def _text(spec: Shipped) -> str:
+    plugin = None if spec.plugin == BUILT_IN else spec.plugin
+    texts = (spec.name, spec.kind, spec.model_type, spec.description, plugin, *spec.requires)
     return " ".join(filter(None, texts)).casefold()

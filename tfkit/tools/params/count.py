@@ -14,8 +14,8 @@ from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.cache import CacheSize, cache_size
-from tfkit.tools.common.html_table import html_table
 from tfkit.tools.common.ownership import Ownership, in_rows, owners_of
+from tfkit.tools.common.page import html_table
 
 By = Literal["component", "node", "layer", "module"]
 

@@ -1,4 +1,4 @@
-"""Write a model's weights in its own layout or a published one."""
+"""Write a model's weights in the layout of tfkit or in a published layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfkit.errors import printable
     The layout `huggingface` is a config.json and the tensors under the names in
     the spec's `checkpoint`: transformers opens DIR with from_pretrained. The
     layout `tfkit` has the tensors under the model's names. Both have the resolved
-    spec, and the files of the tokenizer beside the weights.
+    spec, and the files of the tokenizer next to the weights.
     """,
     examples="""
     tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
@@ -32,12 +32,12 @@ from tfkit.errors import printable
 @click.argument("spec", shell_complete=complete_spec)
 @weights_option(otherwise="SPEC's own")
 @allow_change_option
-@click.option("--allow-drop", is_flag=True, help="Write huggingface without the tensors that the model leaves out.")
+@click.option("--allow-drop", is_flag=True, help="Write huggingface without the tensors that the model omits.")
 @click.option(
     "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
 )
 @output_option("DIR", "The folder to write.", required=True)
-@dtype_option("float32, bfloat16 ...  [default: as they are]")
+@dtype_option("float32, bfloat16 ...  [default: unchanged]")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
 @json_option
 def save(
@@ -64,7 +64,7 @@ def save(
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
-    check_folder(output, force=force, beside=weights)
+    check_folder(output, force=force, tokenizer_from=weights)
     with stages() as stage:
         stage(f"reading {weights}")
         kind = getattr(torch, dtype) if dtype else None
@@ -72,7 +72,13 @@ def save(
         stage(f"writing {output}")
         chosen: Any = layout
         written = write(
-            model, output, layout=chosen, force=force, beside=weights, allow_drop=allow_drop, plugins=reader.plugins
+            model,
+            output,
+            layout=chosen,
+            force=force,
+            tokenizer_from=weights,
+            allow_drop=allow_drop,
+            plugins=reader.plugins,
         )
     files = [str(path) for path in written]
     if json:

@@ -16,10 +16,10 @@ from torch import fx, nn
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, graph_of
 from tfkit.checkpoint.finite import BROKEN, not_finite
-from tfkit.checkpoint.left_out import lines
+from tfkit.checkpoint.fitting import left_out_lines
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import safetensors_metadata
-from tfkit.checkpoint.shards import SHARD, write_shards
+from tfkit.checkpoint.weights import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
@@ -38,17 +38,17 @@ UNREAD = "it was written as it is, and does not load; `safetensors.torch.load_fi
 Layout = Literal["tfkit", "huggingface"]
 
 
-def check_folder(folder: Path, *, force: bool, beside: Path | None = None) -> None:
+def check_folder(folder: Path, *, force: bool, tokenizer_from: Path | None = None) -> None:
     """Raise SpecError if `folder` must not be written: it exists, or it holds more than a model.
 
-    A tokenizer counts as more, unless `beside`, see `save`, provides another.
+    A tokenizer counts as an additional file, unless `tokenizer_from`, see `save`, provides another.
     """
     names = names_in(folder) or []
-    replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(beside) else set()
-    known = {SPEC, WEIGHTS, INDEX, CONFIG, *replaced}
-    others = [name for name in names if name not in known and not SHARD.fullmatch(name)]
-    if others:
-        message = f"{quoted(str(folder))} holds other files than a model's: {listing(others, 4)}"
+    replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(tokenizer_from) else set()
+    replaceable = {SPEC, WEIGHTS, INDEX, CONFIG, *replaced}
+    extras = [name for name in names if name not in replaceable and not SHARD.fullmatch(name)]
+    if extras:
+        message = f"{quoted(str(folder))} holds other files than a model's: {listing(extras, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
     if names and not force:
         raise SpecError(Diagnostic(f"{quoted(str(folder))} already exists", help="--force replaces it"))
@@ -61,39 +61,39 @@ def save(
     *,
     layout: Layout = "tfkit",
     force: bool = False,
-    beside: AnyPath | None = None,
+    tokenizer_from: AnyPath | None = None,
     allow_drop: bool = False,
     plugins: AnyPlugins | None = None,
 ) -> tuple[Path, ...]:
-    """Write a model; returns the files.
+    """Write a model, and return the files.
 
-    They are written to a folder beside it, which replaces it in one step once everything is on the disk: an interrupt,
+    They are written to a folder next to it, which replaces it in one step once everything is on the disk: an interrupt,
     a full disk or the end of the process leaves `folder` as it was. Weights that are not finite are written too, with a
     `tfkit.NotFiniteWarning`: they do not load, and replace no other model.
 
     Args:
         model: a model that `tfkit.build` returned.
-        folder: the folder to write; made if it does not exist.
-        layout: `tfkit` writes the resolved spec and the weights by the model's own names; `huggingface` the spec, a
+        folder: the folder to write; created if it does not exist.
+        layout: `tfkit` writes the resolved spec and the weights by the model's names; `huggingface` the spec, a
             config.json, and the weights by the names in the spec's `checkpoint`, as `from_pretrained`
             reads them.
         force: replace an existing model.
-        beside: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
-        allow_drop: write `huggingface` without the tensors of the published file that the family leaves out, such as
-            those of another head.
-        plugins: those that the spec was read with; only `huggingface` reads it again.
+        tokenizer_from: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
+        allow_drop: write `huggingface` without the tensors of the published file that the family omits, such as
+            the tensors of another head.
+        plugins: the plugins that the spec was read with; only `huggingface` reads it again.
 
     Raises:
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or a value that its family
             cannot express; or tensors would be missing, unless `allow_drop`.
     """
     model, folder = whole(model), Path(folder)
-    graph, beside = graph_of(model), None if beside is None else Path(beside)
+    graph, tokenizer_from = graph_of(model), None if tokenizer_from is None else Path(tokenizer_from)
     _check_names(model, graph)
     if layout == "huggingface" and not allow_drop:
         _check_nothing_left_out(model)
     write = partial(write_model, model) if layout == "tfkit" else _published(model, plugins)
-    check_folder(folder, force=force, beside=beside)
+    check_folder(folder, force=force, tokenizer_from=tokenizer_from)
     broken = not_finite(model.state_dict())
     if broken and names_in(folder):
         message = f"the model has {BROKEN}: it does not replace the one in {quoted(str(folder))}"
@@ -101,7 +101,7 @@ def save(
     try:
         with fresh_folder(folder) as target:
             write(target)
-            for file in tokenizer_files(beside):
+            for file in tokenizer_files(tokenizer_from):
                 shutil.copyfile(file, target / file.name)
     except Exception as error:
         cause = getattr(error, "strerror", None) or " ".join(str(error).split())
@@ -114,10 +114,10 @@ def save(
 
 
 def _check_names(model: nn.Module, graph: Graph) -> None:
-    """Raise SpecError for a model with other tensors than its spec describes: nobody could load it."""
-    wanted, found = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
-    if wanted != found:
-        names = listing(sorted(wanted ^ found), 4)
+    """Raise SpecError for a model with other tensors than its spec describes: its weights could not be loaded."""
+    expected, present = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
+    if expected != present:
+        names = listing(sorted(expected ^ present), 4)
         message = f"the model has other tensors than {quoted(graph.name)}; its modules were changed: {names}"
         raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
 
@@ -128,7 +128,7 @@ def _check_nothing_left_out(model: fx.GraphModule) -> None:
     if reasons:
         message = f"{len(reasons):,} tensors of the file that filled the model would be missing"
         help = "to write it without them: --allow-drop, in Python `allow_drop=True`"
-        raise SpecError(Diagnostic(message, notes=lines(reasons), help=help))
+        raise SpecError(Diagnostic(message, notes=left_out_lines(reasons), help=help))
 
 
 def write_model(model: fx.GraphModule, target: Path) -> None:
@@ -140,7 +140,7 @@ def write_model(model: fx.GraphModule, target: Path) -> None:
 
 
 def _text(spec: Spec) -> str:
-    """The spec, which requires the plugins that it was built with, or later ones."""
+    """Render the spec, which requires the plugins that it was built with, or later versions."""
     required = with_versions(spec.model.requires or (), spec.built_with)
     return render(spec.model.model_copy(update={"requires": required or None}))
 

@@ -29,7 +29,7 @@ from tfkit.console.reader import Reader
 @json_option
 def tensors(reader: Reader, path: Path, json: bool) -> None:
     from tfkit.checkpoint.files import Checkpoint
-    from tfkit.checkpoint.mismatch import collapsed
+    from tfkit.checkpoint.names import collapsed
     from tfkit.placement import name_of
 
     with Checkpoint.open(path) as checkpoint:

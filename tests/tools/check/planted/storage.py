@@ -37,4 +37,4 @@ def emptied(model: nn.Module, file: str, metadata: Any) -> None:
 def exchanged(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
     gate, up = (f"decoder.layers.1.ffn.{name}.weight" for name in ("gate", "up"))
     other = {gate: up, up: gate}
-    return views(self, replace(link, own=tuple(other.get(name, name) for name in link.own)), state)
+    return views(self, replace(link, model=tuple(other.get(name, name) for name in link.model)), state)
