@@ -236,4 +236,4 @@ def _entry(fields: Any, begin: int, size: int) -> Entry:
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_BYTES for one in value)
+    return isinstance(value, list) and all(type(number) is int and 0 <= number <= MAX_BYTES for number in value)

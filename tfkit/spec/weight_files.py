@@ -88,7 +88,7 @@ def _in_folder(folder: Path) -> Path:
         if os.path.lexists(folder / name):
             return folder / name
     try:
-        names = sorted(one.name for one in folder.iterdir())
+        names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise unreadable(folder, error) from error
     weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
@@ -138,7 +138,7 @@ def _inside(index: Path, shard: str) -> Path:
         allowed.append(folder.absolute().parent.parent / "blobs")
     if "\0" not in shard:  # no system allows such a name: opening the file fails
         real = Path(os.path.realpath(folder / shard))
-        if not any(real.is_relative_to(os.path.realpath(one)) for one in allowed):
+        if not any(real.is_relative_to(os.path.realpath(parent)) for parent in allowed):
             message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"
             raise SpecError(Diagnostic(message, help="the files of a checkpoint must be beside their index"))
     return folder / shard
@@ -153,5 +153,5 @@ def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header)
         raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
 
 
-def _twice(name: str, one: Path, other: Path) -> SpecError:
-    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(one)} and {shown(other)}"))
+def _twice(name: str, first: Path, second: Path) -> SpecError:
+    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(first)} and {shown(second)}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,12 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tfkit
 from tests.training.runs import PLUGINS, small_run
+from tfkit.builder import build
 from tfkit.errors import SpecError
 from tfkit.graph.run import Run
 from tfkit.spec.folder import LATEST, WEIGHTS
 from tfkit.tools.train import checkpoints
-from tfkit.tools.train.record import FACTS, METRICS
+from tfkit.tools.train.record import FACTS, METRICS, Follower
 from tfkit.tools.train.train import train_run
 
 from .test_folder import contents
@@ -215,12 +218,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def snapshot(folder: Path) -> dict[str, object]:
     """Everything in a folder but `lock` and the sessions of `run.json`, to the last byte."""
     entries = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.name != "lock"}
-    found: dict[str, object] = {name: path.read_bytes() for name, path in entries.items() if path.is_file()}
-    found |= {name: path.lstat().st_mode for name, path in entries.items() if name not in found}
-    content = found.get(FACTS)
+    contents: dict[str, object] = {name: path.read_bytes() for name, path in entries.items() if path.is_file()}
+    contents |= {name: path.lstat().st_mode for name, path in entries.items() if name not in contents}
+    facts = contents.get(FACTS)
     with suppress(ValueError, TypeError):
-        found[FACTS] = {**json.loads(content), "sessions": None} if isinstance(content, bytes) else content
-    return found
+        contents[FACTS] = {**json.loads(facts), "sessions": None} if isinstance(facts, bytes) else facts
+    return contents
 
 
 def end_of(folder: str) -> dict[str, object]:
@@ -246,3 +249,37 @@ def test_a_tampered_folder(case: str, run: Run) -> None:
     (diagnostic,) = error.value.diagnostics
     assert expected.replace("FOLDER", "tampered") in "\n".join((diagnostic.message, *diagnostic.notes))
     assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize(
+    "case", ["latest missing", f"{MODEL} of step 4", "metrics flipped", "latest in another folder"]
+)
+def test_other_processes_read_the_folder_in_the_same_way(case: str, run: Run) -> None:
+    tamper, expected = CASES[case]
+    folder = Path("followed")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree("part", folder)
+    tamper(folder)
+    follower, model = Follower(folder, run), build(run.graph, device="meta")
+    if expected == CONTINUES:
+        restored = follower.restored(model)
+        assert restored is not None
+        assert restored.step == 5
+        return
+    with pytest.raises(SpecError, match=re.escape(expected.replace("FOLDER", "followed"))):
+        follower.restored(model)
+
+
+@pytest.mark.parametrize("case", LATESTS)
+def test_commands_read_the_checkpoint_that_a_run_continues_from(case: str, run: Run) -> None:
+    tamper, expected = CASES[case]
+    folder = Path("read")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree("part", folder)
+    tamper(folder)
+    if expected == CONTINUES:
+        weights = load_file(folder / (OLDER if "older" in case else NEWEST) / WEIGHTS)
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in tfkit.build(folder).state_dict().items())
+        return
+    with pytest.raises(SpecError, match=re.escape(expected.replace("FOLDER", "read"))):
+        tfkit.build(folder)

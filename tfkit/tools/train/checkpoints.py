@@ -1,8 +1,8 @@
 """Checkpoints in the folder of a run: `step-N` is the folder of a model with the optimizer and the rest of the state.
 
 `state.json` has digests of both files of tensors, of the beginning of `metrics.jsonl`, and of itself. A checkpoint is
-read and checked completely before anything of the run is removed: a file that was changed, exchanged or cut off is an
-error, and never the beginning of another run.
+read and checked completely before anything of the run is removed. A file that was changed, exchanged or truncated is an
+error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.checkpoint.files import Checkpoint as TensorFiles
+from tfkit.checkpoint.files import TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.run import Run
 from tfkit.placement import name_of
@@ -106,9 +107,8 @@ def read_checkpoint(folder: Path, run: Run, model: fx.GraphModule) -> tuple[Stat
             model.
     """
     state = _read_state(folder, run)
-    expected = {name: (name_of(one.dtype), tuple(one.shape)) for name, one in model.state_dict().items()}
     with TensorFiles.open(folder / WEIGHTS) as file:
-        _check_names(folder / WEIGHTS, expected, {n: (name_of(t.dtype), t.shape) for n, t in file.names.items()})
+        _check_names(folder / WEIGHTS, _described(model.state_dict()), _described(file.names))
         weights = _tensors(file, folder / WEIGHTS, state.model)
     with TensorFiles.open(folder / OPTIMIZER) as file:
         names = {name for name, _ in model.named_parameters()}
@@ -178,21 +178,21 @@ def _tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
     return {name: file.read(name) for name in file.names}
 
 
-Shape = tuple[str, tuple[int, ...]]
+def _described(tensors: Mapping[str, Tensor | TensorInfo]) -> dict[str, str]:
+    """The type and shape of each tensor, as a text."""
+    return {name: f"{name_of(tensor.dtype)} {list(tensor.shape)}" for name, tensor in tensors.items()}
 
 
-def _check_names(path: Path, expected: dict[str, Shape], actual: dict[str, Shape]) -> None:
+def _check_names(path: Path, expected: Mapping[str, str], actual: Mapping[str, str]) -> None:
     """Raise SpecError if a file has tensors of other names, types or shapes than a model."""
     names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
     if names:
-        notes = [f"{n}: {_text(actual.get(n))} in the file, {_text(expected.get(n))} in the model" for n in names]
+        notes = [
+            f"{n}: {actual.get(n, 'missing')} in the file, {expected.get(n, 'missing')} in the model" for n in names
+        ]
         more = [f"and {len(notes) - MAX_NAMES:,} more"] if len(notes) > MAX_NAMES else []
         message = f"{shown(path)} has other tensors than the model"
         raise SpecError(Diagnostic(message, notes=(*notes[:MAX_NAMES], *more)))
-
-
-def _text(shape: Shape | None) -> str:
-    return "missing" if shape is None else f"{shape[0]} {list(shape[1])}"
 
 
 def _check_parameters(path: Path, names: set[str], actual: Iterable[str]) -> None:

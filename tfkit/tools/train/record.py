@@ -42,7 +42,7 @@ MOST_DIFFERENCES = 12
 
 
 class Session(BaseModel):
-    """A process that trained; what it did not live to note is missing."""
+    """The entry of a process that trained. One that was killed has no time, memory and step."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -89,7 +89,7 @@ class RunFolder:
         self._metrics: IO[bytes] | None = None
         self._latest: _Latest | None = None
         self._digest = hashlib.sha256()
-        """Of all that `metrics.jsonl` has."""
+        """Digest of the lines of `metrics.jsonl`."""
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """The contents of `run.json`, read or new; raises SpecError for another run."""
@@ -127,6 +127,7 @@ class RunFolder:
         step, position = 0, 0
         if self._latest is not None:
             step, position, self._digest = self._latest.restored.step, self._latest.position, self._latest.digest
+            self._latest = None  # its tensors are views of files, which take space on the disk as long as they are open
         self._remove_old(step)
         path = self.folder / METRICS
         with writing(path):
@@ -169,7 +170,7 @@ class RunFolder:
         self._remove_old(checkpoint.step)
 
     def _remove_old(self, newest: int) -> None:
-        """Remove all checkpoints but the last ones; those of later steps belong to a past that was forgotten."""
+        """Remove all checkpoints but the last ones up to the step `newest`: the run writes later ones again."""
         checkpoints = checkpoints_in(self.folder)
         steps = [int(path.name.removeprefix("step-")) for path in checkpoints]
         past = [path for path, step in zip(checkpoints, steps, strict=True) if step <= newest]
@@ -223,7 +224,7 @@ def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | Non
         return None
     try:
         state, restored = read_checkpoint(checkpoint, run, model)
-        digest = _digest_of(folder / METRICS, state.position)
+        digest = _digest_of_beginning(folder / METRICS, state.position)
         if digest.hexdigest() != state.metrics:
             message = f"{shown(folder / METRICS)} was changed in its first {state.position:,} bytes"
             raise SpecError(Diagnostic(message))
@@ -232,7 +233,7 @@ def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | Non
     return _Latest(restored, state.position, digest)
 
 
-def _digest_of(path: Path, size: int) -> _Hash:
+def _digest_of_beginning(path: Path, size: int) -> _Hash:
     """Return the digest of the first bytes of a file; raise SpecError if it has fewer."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
