@@ -71,6 +71,12 @@ def replace(name: str, make: Callable[[Path], object]) -> Tamper:
     return tamper
 
 
+def of_another_run(folder: Path) -> None:
+    """Take everything that a checkpoint refers to from another run."""
+    shutil.copytree(f"other/{NEWEST}", folder / NEWEST, dirs_exist_ok=True)
+    shutil.copyfile(f"other/{METRICS}", folder / METRICS)
+
+
 def fields(name: str, *, sealed: bool = False, **values: Any) -> Tamper:
     """Set fields of a JSON file, without those that are `...`; `sealed` also renews its digest."""
 
@@ -133,6 +139,7 @@ STATES = {
     "state with a field of a later version": (fields(STATE, more=1), "`more` is unknown to this version of tfkit"),
     "state of step 4": (take(STATE, f"../part/{OLDER}"), "belongs to step 4"),
     "state of another run": (take(STATE, f"../other/{NEWEST}"), "it belongs to another run"),
+    "checkpoint and metrics of another run": (of_another_run, "it belongs to another run"),
     "format 2": (fields(STATE, format=2, sealed=True), "`format` must be 1; got `2`"),
     "step -1": (fields(STATE, step=-1), "`step` must be greater than or equal to 0; got `-1`"),
     "step 3": (fields(STATE, step=3), CHANGED),

@@ -187,9 +187,8 @@ def _check_names(path: Path, expected: Mapping[str, str], actual: Mapping[str, s
     """Raise SpecError if a file has tensors of other names, types or shapes than a model."""
     names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
     if names:
-        notes = [
-            f"{n}: {actual.get(n, 'missing')} in the file, {expected.get(n, 'missing')} in the model" for n in names
-        ]
+        texts = [(name, actual.get(name, "missing"), expected.get(name, "missing")) for name in names]
+        notes = [f"{name}: {in_file} in the file, {in_model} in the model" for name, in_file, in_model in texts]
         more = [f"and {len(notes) - MAX_NAMES:,} more"] if len(notes) > MAX_NAMES else []
         message = f"{shown(path)} has other tensors than the model"
         raise SpecError(Diagnostic(message, notes=(*notes[:MAX_NAMES], *more)))
