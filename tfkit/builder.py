@@ -150,8 +150,8 @@ def build_filled(
     """
     from tfkit.checkpoint.files import Checkpoint
     from tfkit.checkpoint.fitting import fitting_map, floating_type
-    from tfkit.checkpoint.header import shown
     from tfkit.checkpoint.left_out import warn_of
+    from tfkit.spec.header import shown
 
     with Checkpoint.open(path) as checkpoint:
         model = _on_meta(graph, dtype or floating_type(checkpoint), **options)

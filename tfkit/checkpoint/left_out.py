@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.header import shown
 from tfkit.checkpoint.mismatch import collapsed
 from tfkit.checkpoint.weights import WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
 from tfkit.spec.family import FamilyConfig
+from tfkit.spec.header import shown
 
 MOST = 8
 """The most names that are listed for one reason."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfkit.checkpoint.header import TensorInfo
+from tfkit.checkpoint.files import TensorInfo
 from tfkit.checkpoint.names import NUMBER, matcher
 from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.weights import Link, WeightMap

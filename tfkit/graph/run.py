@@ -18,10 +18,11 @@ from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.graph.run_meaning import RunMeaning, Value
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.content import content_of, content_paths, files_content
+from tfkit.spec.content import content_paths, files_content
 from tfkit.spec.messages import refused
 from tfkit.spec.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.spec.run import MODEL, RunSpec, WeightsConfig
+from tfkit.spec.weight_files import content_of
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
 """The FLOPs of a forward and a backward of a model, for that many sequences of that length."""

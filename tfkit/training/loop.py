@@ -8,7 +8,8 @@ the same steps as one that was never interrupted, and an evaluation cannot chang
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -258,15 +259,24 @@ class Trainer:
             self.record.save(Checkpoint(self.step, model, state, states, self.ended, self.skipped))
 
     def _restore(self) -> None:
-        """Continue from the latest checkpoint."""
-        found = self.record.restored()
-        self._processes.check_equal(str(found and found.step), "found another checkpoint: they need a common folder")
-        if found is None:
-            return
-        restore(self.model, self.optimizer, found)
-        self.step, self.ended, self.skipped = found.step, found.ended, found.skipped
-        for callback, state in zip(self._callbacks, found.callbacks, strict=True):
-            callback.restore(state)
+        """Continue from the latest checkpoint. Nothing is removed from the record until everything is restored."""
+        restored = self.record.restored(self.model)
+        step = str(restored and restored.step)
+        self._processes.check_equal(step, "found another checkpoint: they need a common folder")
+        if restored is not None:
+            restore(self.model, self.optimizer, restored)
+            self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
+            for number, state in enumerate(restored.callbacks):
+                self._restore_callback(number, state)
+        self.record.resume()
+
+    def _restore_callback(self, number: int, state: Mapping[str, Any]) -> None:
+        """Raise SpecError if a callback cannot continue from its state: its code may have changed."""
+        try:
+            self._callbacks[number].restore(state)
+        except Exception as error:
+            message = f"the callback cannot continue from the checkpoint: {type(error).__name__}: {error}"
+            raise self.run.error(message, "callbacks", str(number)) from error
 
     # ---- for callbacks ----
 

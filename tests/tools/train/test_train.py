@@ -122,6 +122,24 @@ def test_a_run_that_diverged_is_not_trained_again(capsys: pytest.CaptureFixture[
     assert tfkit.train("small.yaml", output="skipped", sets={"nonfinite.skip": 9, "steps": 2}, quiet=True).step == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "error"),
+    {
+        "[1]": "line 1 has no `step`",
+        '{"loss": 1}': "line 1 has no `step`",
+        '{"step": true, "loss": 1}': "line 1 has no `step`",
+        '{"step": 1, "loss": [1]}': "`loss` of line 1 must be a number or a text",
+        '{"step": 1, "loss": null}': "`loss` of line 1 must be a number or a text",
+        "[" * 100_000: "maximum recursion depth exceeded",
+    }.items(),
+    ids=lambda text: text[:30],
+)
+def test_numbers_that_cannot_be_read_are_one_error(line: str, error: str) -> None:
+    Path("metrics.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(SpecError, match=re.escape(error)):
+        history(Path())
+
+
 def test_a_long_curve_keeps_its_extremes() -> None:
     points = [(step, float(step % 7)) for step in range(1, 10_001)]
     drawn = _binned(points)

@@ -178,4 +178,4 @@ def follow_run(run: Run, folder: Path, processes: Processes, *, until: int | Non
     """Train beside the process that writes the folder, unless it finds the run complete."""
     if processes.agreed(None) is None:
         with asked_to_end() as asked:
-            Trainer(run, Follower(folder), until=until, asked_to_end=asked, processes=processes).train()
+            Trainer(run, Follower(folder, run), until=until, asked_to_end=asked, processes=processes).train()

@@ -15,29 +15,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import torch
-
-from tfkit.checkpoint.not_safetensors import refuse_foreign
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.spec.not_safetensors import refuse_foreign
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
+ITEM_SIZES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "C64": 8,
 }
+"""Bytes of one value of each data type."""
 MAX_HEADER = 100_000_000
 """The format's own limit, in bytes; it holds for indices too."""
 MAX_PARTS = 1_000_000
@@ -51,12 +50,13 @@ class Malformed(ValueError):  # noqa: N818 - it says what the file is
     """An error in a text or a tensor, worded to follow the name of the file."""
 
 
-class TensorInfo(NamedTuple):
-    """A tensor as a header describes it: its type, its shape, and the file that holds it."""
+class Entry(NamedTuple):
+    """A tensor as a header describes it: its type, its shape, and the range of its bytes in the file."""
 
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
-    file: Path
+    start: int
+    end: int
 
 
 class Stamp(NamedTuple):
@@ -71,16 +71,9 @@ class Stamp(NamedTuple):
 class Header(NamedTuple):
     """The contents of a file by its header: tensors in the order of their data, and texts; with the file's stamp."""
 
-    tensors: dict[str, TensorInfo]
+    tensors: dict[str, Entry]
     metadata: dict[str, str]
     stamp: Stamp
-
-
-class _Place(NamedTuple):
-    start: int
-    end: int
-    name: str
-    info: TensorInfo
 
 
 def shown(path: Path) -> str:
@@ -114,14 +107,14 @@ def read_header(path: Path) -> Header:
             raw = file.read(_checked_length(length, known.size))
             header = parse_object(raw)
             metadata = _metadata(header)
-            places = _places(header, path, known.size - 8 - length)
+            entries = _entries(header, 8 + length, known.size - 8 - length)
         except OSError as error:
             raise unreadable(path, error) from error
         except Malformed as error:
             raise SpecError(
                 Diagnostic(f"{shown(path)} is not a valid safetensors file: {error}", help=AGAIN)
             ) from error
-    return Header({one.name: one.info for one in places}, metadata, known)
+    return Header(entries, metadata, known)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -140,14 +133,14 @@ def open_regular(path: Path) -> BinaryIO:
     return open(number, "rb")
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a text, parsed in memory bounded by its limits.
+def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
+    """The JSON object in a text, parsed in memory bounded by its limits, unless `max_values` is None.
 
     Raises:
         Malformed: it is not one; or it has a key twice, too many values, or too deep ones.
     """
-    if sum(raw.count(mark) for mark in (b",", b"[", b"{")) > MAX_PARTS:
-        raise Malformed(f"its JSON has more than {MAX_PARTS:,} values")
+    if max_values is not None and sum(raw.count(mark) for mark in (b",", b"[", b"{")) > max_values:
+        raise Malformed(f"its JSON has more than {max_values:,} values")
     try:
         value = json.loads(raw.decode(), object_pairs_hook=_distinct)
     except UnicodeDecodeError as error:
@@ -196,51 +189,51 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
     return metadata
 
 
-def _places(header: dict[str, Any], path: Path, size: int) -> list[_Place]:
-    """The tensors in the order of their data, which has `size` bytes."""
-    places = []
-    for name, entry in header.items():
+def _entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
+    """The tensors in the order of their data, which begins at byte `begin` of the file and has `size` bytes."""
+    entries: dict[str, Entry] = {}
+    for name, fields in header.items():
         try:
-            places.append(_place(name, entry, path, size))
+            entries[name] = _entry(fields, begin, size)
         except Malformed as error:
             raise Malformed(f"tensor {quoted(name)} {error}") from None
-    places.sort(key=lambda one: (one.start, one.end))
-    if places and places[0].start:
-        raise Malformed(f"the first {places[0].start:,} bytes of its data belong to no tensor")
-    for one, next in pairwise(places):
-        if next.start < one.end:
-            raise Malformed(f"tensors {quoted(one.name)} and {quoted(next.name)} overlap")
-        if next.start > one.end:
-            raise Malformed(f"{next.start - one.end:,} bytes after tensor {quoted(one.name)} belong to no tensor")
-    rest = size - (places[-1].end if places else 0)
+    ordered = sorted(entries, key=lambda name: (entries[name].start, entries[name].end))
+    if ordered and entries[ordered[0]].start > begin:
+        raise Malformed(f"the first {entries[ordered[0]].start - begin:,} bytes of its data belong to no tensor")
+    for name, following in pairwise(ordered):
+        gap = entries[following].start - entries[name].end
+        if gap < 0:
+            raise Malformed(f"tensors {quoted(name)} and {quoted(following)} overlap")
+        if gap > 0:
+            raise Malformed(f"{gap:,} bytes after tensor {quoted(name)} belong to no tensor")
+    rest = begin + size - (entries[ordered[-1]].end if ordered else begin)
     if rest:
         raise Malformed(f"the last {rest:,} bytes of its data belong to no tensor")
-    return places
+    return {name: entries[name] for name in ordered}
 
 
-def _place(name: str, entry: Any, path: Path, size: int) -> _Place:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+def _entry(fields: Any, begin: int, size: int) -> Entry:
+    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
         raise Malformed("is not described by `dtype`, `shape` and `data_offsets`")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
         kind = quoted(dtype) if isinstance(dtype, str) else "that is not a text"
-        raise Malformed(f"has a type {kind}; known are {listing(DTYPES, len(DTYPES))}")
+        raise Malformed(f"has a type {kind}; known are {listing(ITEM_SIZES, len(ITEM_SIZES))}")
     if not _counts(shape) or len(shape) > MAX_DIMS:
         raise Malformed(f"has a shape that is not at most {MAX_DIMS} whole numbers from 0")
-    itemsize = DTYPES[dtype].itemsize
     # A dimension of 0 makes the tensor empty, but its strides must still be numbers that torch can hold.
-    if math.prod(max(dim, 1) for dim in shape) * itemsize > MAX_BYTES:
+    if math.prod(max(dim, 1) for dim in shape) * ITEM_SIZES[dtype] > MAX_BYTES:
         raise Malformed(f"has a shape of more than {MAX_BYTES:,} bytes")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise Malformed("has `data_offsets` that are not a start and an end")
     start, end = offsets
     if end > size:
         raise Malformed(f"ends at byte {end:,} of the data, which has {size:,}: the file is truncated")
-    needed = math.prod(shape) * itemsize
+    needed = math.prod(shape) * ITEM_SIZES[dtype]
     if end - start != needed:
         raise Malformed(f"has {end - start:,} bytes, but {shape} of {dtype} takes {needed:,}")
-    return _Place(start, end, name, TensorInfo(DTYPES[dtype], tuple(shape), path))
+    return Entry(dtype, tuple(shape), begin + start, begin + end)
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_BYTES for one in value)
+    return isinstance(value, list) and all(type(number) is int and 0 <= number <= MAX_BYTES for number in value)
