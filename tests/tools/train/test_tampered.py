@@ -118,7 +118,7 @@ def unreadable(name: str, error: str) -> dict[str, tuple[Tamper, str]]:
     return {f"{name} is {kind}": (tamper, error) for kind, tamper in ways.items()}
 
 
-def wrong_fields(name: str, names: list[str], values: list[Any], error: str) -> dict[str, tuple[Tamper, str]]:
+def invalid_fields(name: str, names: list[str], values: list[Any], error: str) -> dict[str, tuple[Tamper, str]]:
     cases = {f"{name} without {field}": (fields(name, **{field: ...}), f"`{field}` is missing") for field in names}
     for value in values:
         cases |= {f"{name} with {field} {value!r}": (fields(name, **{field: value}), error) for field in names}
@@ -129,7 +129,7 @@ CHANGED = "was changed after it was written"
 TENSORS = "were changed after the checkpoint was written"
 STATES = {
     **unreadable(STATE, RESUME),
-    **wrong_fields(STATE, list(checkpoints.State.model_fields), [[[1]], 1.5, "6"], RESUME),
+    **invalid_fields(STATE, list(checkpoints.State.model_fields), [[[1]], 1.5, "6"], RESUME),
     "state is a list": (write(STATE, b"[]"), "its JSON is not an object"),
     "state without all": (write(STATE, b"{}"), "`format` is missing"),
     "state is binary": (write(STATE, bytes(range(256))), "its JSON is not UTF-8"),
@@ -195,7 +195,7 @@ LATESTS = {
 FACT = "cannot read `FOLDER/run.json`: "
 RUNS = {
     **unreadable(FACTS, FACT),
-    **wrong_fields(FACTS, ["digest", "meaning", "bits", "environment", "sessions"], [3, [3]], FACT),
+    **invalid_fields(FACTS, ["digest", "meaning", "bits", "environment", "sessions"], [3, [3]], FACT),
     "run.json is missing": (lambda folder: (folder / FACTS).unlink(), "`FOLDER` holds other files than a run's"),
     "run.json a list": (write(FACTS, b"[]"), "its JSON is not an object"),
     "run.json with a field of a later version": (fields(FACTS, more=1), "`more` is unknown to this version of tfkit"),
