@@ -19,7 +19,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import Run
 from tfkit.initialize import seed_device
 from tfkit.nn import whole
-from tfkit.placement import threads
+from tfkit.placement import GLOBAL_GENERATORS, threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
 from tfkit.training.evaluate import evaluate, tensors
 from tfkit.training.finite import broken_weight, first_not_finite, is_finite
@@ -182,16 +182,17 @@ class Trainer:
 
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
-        seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
         self.optimizer.zero_grad()
         count = self._processes.sum(torch.tensor(batch.count, device="cpu")).clamp(min=1).item()
         total = torch.zeros((), device=self.device)
-        for start in range(0, len(batch.targets), self.micro_batch):
-            inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
-            with self._computing():
-                part = self.loss(inputs, targets) / count
-            part.backward()
-            total += part.detach()
+        with GLOBAL_GENERATORS:
+            seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
+            for start in range(0, len(batch.targets), self.micro_batch):
+                inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
+                with self._computing():
+                    part = self.loss(inputs, targets) / count
+                part.backward()
+                total += part.detach()
         return self._processes.sum(total)
 
     def _computing(self) -> torch.autocast:
