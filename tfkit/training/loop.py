@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,10 +22,10 @@ from tfkit.initialize import seed_device
 from tfkit.nn import whole
 from tfkit.placement import GLOBAL_GENERATORS, threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
-from tfkit.training.evaluate import evaluate, tensors
+from tfkit.training.evaluate import computing, evaluate, tensors
 from tfkit.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.training.groups import groups_of
-from tfkit.training.memory import smaller
+from tfkit.training.memory import MicroBatch
 from tfkit.training.order import indices_of, mix
 from tfkit.training.processes import Processes, check_count
 from tfkit.training.start import begin
@@ -67,7 +68,7 @@ class Trainer:
         self.data: Data = run.data
         self.skipped = 0
         """Steps without an update, since their loss or gradient was not finite."""
-        self.micro_batch = run.config.micro_batch
+        self.micro_batch = MicroBatch(run, lambda text: self.text("micro_batch", text))
         self.ended: str | None = None
         self._until = run.steps if until is None else until
         self._asked_to_end = asked_to_end
@@ -170,15 +171,10 @@ class Trainer:
 
     def _gradients(self, batch: Batch, step: int) -> Tensor:
         """The loss of a step, whose gradients are then there; where memory runs out, of fewer sequences at once."""
-        while True:
-            try:
-                return self._summed(batch, step)
-            except RuntimeError as wrong:
-                self.micro_batch = smaller(self.micro_batch, self.run, wrong)
-            self.text("micro_batch", f"{self.micro_batch:,}, since more do not fit into memory")
+        return self.micro_batch.fit(partial(self._summed, batch, step))
 
-    def _summed(self, batch: Batch, step: int) -> Tensor:
-        """The loss of a step, and its gradients.
+    def _summed(self, batch: Batch, step: int, size: int) -> Tensor:
+        """The loss of a step, and its gradients, from micro-batches of `size` sequences.
 
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
@@ -187,17 +183,13 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         with GLOBAL_GENERATORS:
             seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
-            for start in range(0, len(batch.targets), self.micro_batch):
-                inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
-                with self._computing():
+            for start in range(0, len(batch.targets), size):
+                inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device)
+                with computing(self.run, self.device):
                     part = self.loss(inputs, targets) / count
                 part.backward()
                 total += part.detach()
         return self._processes.sum(total)
-
-    def _computing(self) -> torch.autocast:
-        """The context of a forward: its precision."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     def _leave_out(self, step: int) -> None:
         """Pass over a step that must not change the weights, or raise SpecError."""
@@ -220,11 +212,10 @@ class Trainer:
             return
         numbers = evaluate(
             self.model,
-            self.data,
+            self.run,
             config.splits,
             config.metrics,
-            sequences=self.config.batch.sequences,
-            computing=self._computing,
+            micro_batch=self.micro_batch,
             between=self._check_end,
             processes=self._processes,
         )
