@@ -8,15 +8,16 @@ the same steps as one that was never interrupted, and an evaluation cannot chang
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from tfkit.builder import build
 from tfkit.component import Batch, Callback, Data
-from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.run import Run
 from tfkit.initialize import seed_device
 from tfkit.nn import whole
@@ -76,6 +77,8 @@ class Trainer:
         self._examples = run.data.examples("train", run.config.data.order)
         self._callbacks = [one.build() for one in run.config.callbacks]
         self._watchers = watchers
+        self._line: dict[str, float] | None = None
+        """The numbers of the line that observers may add to."""
         self._set_up()
 
     def _set_up(self) -> None:
@@ -160,8 +163,7 @@ class Trainer:
         self.optimizer.step()
         self.step = step
         numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
-        self.record.log(step, numbers)
-        self._tell(lambda one: one.on_step(self, numbers))
+        self._report(numbers, lambda one, line: one.on_step(self, line))
 
     def batch(self, step: int) -> Batch:
         """The examples of a step: the part of this process."""
@@ -219,8 +221,7 @@ class Trainer:
             between=self._check_end,
             processes=self._processes,
         )
-        self.record.log(self.step, numbers)
-        self._tell(lambda one: one.on_eval(self, numbers))
+        self._report(numbers, lambda one, line: one.on_eval(self, line))
 
     def _check_end(self) -> None:
         """Raise if the process is to end: before an evaluation, which would then be made twice."""
@@ -252,6 +253,23 @@ class Trainer:
 
     # ---- for callbacks ----
 
+    def log(self, name: str, value: float) -> None:
+        """Add a number to the line of this step; see `tfkit.component.Training`."""
+        if self._line is None:
+            raise Invalid("", f"`{name}` cannot be logged here", help="call `log` in `on_step` or `on_eval`")
+        if name in self._line or name in self._reserved():
+            raise Invalid("", f"`{name}` is already logged", help="choose another name")
+        try:
+            self._line[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Invalid("", f"the value of `{name}` must be a number; got {quoted(str(value))}") from error
+
+    def _reserved(self) -> set[str]:
+        """The names of numbers that the loop itself writes."""
+        config = self.config.eval
+        metrics = {f"{split}.{one.kind_name()}" for split in config.splits for one in config.metrics} if config else ()
+        return {"step", "loss", "lr", "grad_norm", *metrics}
+
     def text(self, name: str, text: str) -> None:
         """Note a text in the record; see `tfkit.component.Training`."""
         self.record.text(self.step, name, text)
@@ -260,13 +278,22 @@ class Trainer:
         """End the run after this step."""
         self.ended = reason
 
+    def _report(self, numbers: dict[str, float], event: Callable[[Callback, Mapping[str, float]], None]) -> None:
+        """Show numbers to all observers, and write them with the numbers that the observers add."""
+        self._line, view = numbers, MappingProxyType(numbers)
+        try:
+            self._tell(lambda observer: event(observer, view))
+        finally:
+            self._line = None
+            self.record.log(self.step, numbers)
+
     def _tell(self, event: Callable[[Callback], None]) -> None:
         """Call a method of all observers; if one of them stops the run, it ends in all processes."""
-        for watcher in self._watchers:
-            event(watcher)
         for number, callback in enumerate(self._callbacks):
             try:
                 event(callback)
             except Invalid as wrong:
                 raise self.run.refused(wrong, "callbacks", str(number)) from wrong
+        for watcher in self._watchers:  # after the callbacks, to show what they log
+            event(watcher)
         self.ended = self._processes.agreed(self.ended)
