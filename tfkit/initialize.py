@@ -13,6 +13,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.tables import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
+from tfkit.placement import forked_generator
 
 
 def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
@@ -20,7 +21,7 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
     init = graph.spec.model.init
     tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
     depths = {node.name: node.stack.depth if node.stack else None for node in graph.nodes}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), forked_generator():
         for path, module in model.named_modules():
             if isinstance(module, nn.Linear | StackedLinear):
                 residual = isinstance(module, Linear | StackedLinear) and module.residual

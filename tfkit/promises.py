@@ -31,7 +31,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
 from tfkit.graph.sequence_limits import max_len
-from tfkit.placement import name_of
+from tfkit.placement import forked_generator, name_of
 from tfkit.spec.messages import fault_of, kind_of
 from tfkit.torch_private.tensors import tensors_in, version_of
 
@@ -57,7 +57,7 @@ def check_promises(model: fx.GraphModule, graph: Graph) -> None:
     for name, shape in input_shapes(graph, batch=BATCH, length=min(LENGTH, max_len(graph) or LENGTH)).items():
         real = graph.spec.model.inputs[name].type == "features"
         made[name] = torch.ones(shape, dtype=like.dtype if real else torch.long, device=like.device)
-    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), watch.watching():
+    with suppress(Exception), torch.no_grad(), forked_generator(), watch.watching():
         model(**made)
     if watch.broken:
         raise SpecError(*(one.diagnostic(graph) for one in watch.broken))

@@ -7,12 +7,14 @@ group: a tied head reads the table of the embedding, which must be whole at both
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,7 @@ from tfkit.nn import whole
 from tfkit.placement import device_of
 from tfkit.training.processes import Processes
 
+T = TypeVar("T")
 _BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 PATIENCE = timedelta(minutes=10)
 """The longest wait for another process."""
@@ -78,14 +81,8 @@ class Together(Processes):
         if others:
             raise SpecError(Diagnostic(f"process {self.rank} differs from {', '.join(others)}: it {what}"))
 
-    def run(self, model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
-        rows = len(next(iter(inputs.values())))
-        if rows % self.count:  # the last rows of a split: everybody computes them
-            return super().run(model, inputs)
-        own = super().run(model, {name: one.chunk(self.count)[self.rank] for name, one in inputs.items()})
-        found = [torch.empty_like(own) for _ in range(self.count)]
-        dist.all_gather(found, own.contiguous())
-        return torch.cat(found)
+    def total(self, sums: Sequence[Any]) -> list[Any]:
+        return [reduce(operator.add, parts) for parts in zip(*self._from_all(sums), strict=True)]
 
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         state = self.gathered(model.state_dict())
@@ -103,8 +100,8 @@ class Together(Processes):
                 found[name] = gathered.to("cpu", copy=True)  # alone: what was gathered has padding
         return found
 
-    def _from_all(self, value: str | None) -> list[str | None]:
-        found: list[str | None] = [None] * self.count
+    def _from_all(self, value: T) -> list[T]:
+        found: list[Any] = [None] * self.count
         dist.all_gather_object(found, value)
         return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -45,10 +46,9 @@ class Processes:
     def check_equal(self, value: str, what: str) -> None:
         """Raise SpecError, which says `what` others have, unless all processes have the same value."""
 
-    def run(self, model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The output of a model, whose rows may be computed in different processes."""
-        output: Tensor = model(**inputs)
-        return output
+    def total(self, sums: Sequence[Any]) -> list[Any]:
+        """The sums of all processes, each added with `+`."""
+        return list(sums)
 
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         """The model with all values of its parameters; None in processes that do not write."""

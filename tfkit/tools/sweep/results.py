@@ -11,6 +11,7 @@ from tfkit.spec.sweep import PREVIOUS, CompareConfig
 from tfkit.tools.sweep.alike import unlike
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Cell, Choice
 from tfkit.tools.sweep.curves import Curve, curve_of
+from tfkit.tools.sweep.equal import unequal
 from tfkit.tools.sweep.laws import scalings
 from tfkit.tools.sweep.remarks import ended_early, left_out, mixed_code, remarks
 from tfkit.tools.sweep.result import Reached, Result, Results, pairs
@@ -56,6 +57,7 @@ def results(
         side = Side(arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(cell, on) for cell in cells], tuned)
         sides.append(side)
         early += _unlike(arms, arm, chosen, on)
+        early += _unequal(arms, arm, sizes)
         early += ended_early(arm.name, side.curves, side.size.steps)
     order = ["each variant is compared to the one before it"] if arms.config.compare.to == PREVIOUS else []
     compared, notes = compare(sides, shown)
@@ -78,6 +80,17 @@ def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: s
     found = unlike(base, own, on)
     if found:
         yield f"{arm.name} is evaluated differently from {arm.base}: {listing(found, 4)}"
+
+
+def _unequal(arms: Arms, arm: Arm, sizes: dict[str, Plan]) -> Iterator[str]:
+    """Yield a remark about an arm with another number of tokens than its baseline, unless the sweep decides lengths."""
+    equal = arms.config.equal
+    decided = arms.config.tokens is not None or (
+        equal is not None and {"tokens", "flops", "time"} & equal.shares().keys()
+    )
+    tokens, base = sizes[arm.name].tokens, sizes[arm.base].tokens
+    if tokens != base and not decided:
+        yield f"{unequal(arm.name, tokens, 'tokens', arm.base, base)}; `equal: {{tokens: 0%}}` would reject it"
 
 
 def compare(sides: Sequence[Side], shown: CompareConfig) -> tuple[tuple[Result, ...], list[str]]:

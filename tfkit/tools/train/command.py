@@ -157,6 +157,7 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
         ("tokens", f"{plan.tokens:,}"),
         ("passes over the data", f"{plan.passes:,.2f}"),
         ("FLOPs", flops_text(plan.flops)),
+        *([("FLOPs of evaluations", flops_text(plan.flops_of_evaluations))] if plan.flops_of_evaluations else []),
         ("memory, predicted", bytes_text(plan.memory)),
         ("least time", "-" if plan.seconds is None else f"{plan.seconds:,.0f} s"),
         *((f"rate at step {step:,}", f"{rate:.3g}") for step, rate in plan.rates),
