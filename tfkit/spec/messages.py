@@ -152,11 +152,12 @@ def from_pydantic(
 ) -> Iterator[Diagnostic]:
     """Turn pydantic's errors for one config into our words, one for each field.
 
-    Without `relations`, errors of the config's own checks, which relate its values, are left out.
+    Without `relations`, errors of the config's own checks, which relate its values, are left out. Missing keys are left
+    out too, because the resolver reports them; a missing item of a tuple is not a key.
     """
     by_field: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        if detail["type"] != "missing":
+        if detail["type"] != "missing" or len(detail["loc"]) > 1:
             by_field.setdefault(_place(detail, provenance, path), []).append(detail)
     for place, details in list(by_field.items())[:MOST]:
         kind = details[0]["type"]
@@ -179,6 +180,8 @@ def from_pydantic(
             if help is None and isinstance(value, str) and any("number" in word for word in words):
                 help = "numbers and arithmetic are written without quotes"
             yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
+        elif number := _number_of_items(details):
+            yield Diagnostic(f"{label(here)} must have {number}", provenance.span(place), ".".join(here))
         elif kind == "value_error":
             yield Diagnostic(f"{label(here)}: {reason}", provenance.span(place), ".".join(here))
         elif kind == "assertion_error":
@@ -187,6 +190,19 @@ def from_pydantic(
             takes = SPECIAL.get(kind, "").format(**details[0].get("ctx", {}))
             what = f"takes {takes}, not {found(details[0]['input'])}" if takes else details[0]["msg"]
             yield Diagnostic(f"{label(here)} {what}", provenance.span(place), ".".join(here))
+
+
+def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
+    """Return the number of items that a list must have, and its length; None for all other errors."""
+    kind, limits = details[0]["type"], details[0].get("ctx", {})
+    if kind == "missing" and isinstance(details[0]["loc"][-1], int):  # pydantic reports each missing item separately
+        length = len(details[0]["input"])
+        return f"{length + len(details)} items; got {length}"
+    if kind == "too_long":
+        return f"at most {limits['max_length']} items; got {limits['actual_length']}"
+    if kind == "too_short":
+        return f"at least {limits['min_length']} items; got {limits['actual_length']}"
+    return None
 
 
 def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
