@@ -5,6 +5,7 @@ The folder of a run holds several of them, its checkpoints, and stands for the l
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, listing, quoted
@@ -24,13 +25,13 @@ def model_folder(folder: Path) -> Path:
         name = (folder / LATEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return folder
-    return folder / name if name and (folder / RUN).is_file() and Path(name).name == name else folder
+    return folder / name if name and os.path.isfile(folder / RUN) and Path(name).name == name else folder
 
 
 def spec_of(folder: Path, span: Span | None = None) -> Path:
     """The spec in a folder; raises SpecError where there is none."""
     folder = model_folder(folder)
-    if (folder / SPEC).is_file():
+    if os.path.isfile(folder / SPEC):
         return folder / SPEC
     try:
         names = sorted(path.name for path in folder.iterdir())
@@ -51,4 +52,4 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
 
 def has_weights(folder: Path) -> bool:
     """True if there are weights beside the spec."""
-    return any((model_folder(folder) / name).exists() for name in (WEIGHTS, INDEX))
+    return any(os.path.exists(model_folder(folder) / name) for name in (WEIGHTS, INDEX))

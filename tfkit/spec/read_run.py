@@ -18,8 +18,8 @@ from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, quoted, s
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import Language, based, read_based, shortest
-from tfkit.spec.find import SUFFIXES
+from tfkit.spec.extending import Language, based, read_based, read_named, shortest
+from tfkit.spec.find import SUFFIXES, yaml_files
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
@@ -73,16 +73,15 @@ def find_run(
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
-    if (path / RUN).is_file():
+    if os.path.isfile(path / RUN):
         return path / RUN
-    if text.endswith(SUFFIXES) and (span is None or path.is_file()):
+    if text.endswith(SUFFIXES) and (span is None or os.path.exists(path)):
         return path
     shipped = own_specs() / "runs" / f"{text.removeprefix('runs/')}.yaml"
-    if shipped.is_file():
+    if os.path.isfile(shipped):
         return shipped
-    beside_it = [one.name for one in path.parent.glob("*") if one.suffix in SUFFIXES]
     help = similar("a run", path.stem, shipped_runs(), "give the path of a file: ./my_run.yaml")
-    help = similar("a run", path.name, beside_it, help)
+    help = similar("a run", path.name, [file.name for file in yaml_files(path.parent)], help)
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
 
 
@@ -172,7 +171,7 @@ def _model(node: Node, folder: Path, known: KnownSpecs) -> Node:
     """The tree of the spec that `model:` names or holds."""
     language = models(known)
     if isinstance(node, Scalar) and isinstance(node.value, str):
-        return read_based(language.find(node.value, folder, node.span), language)
+        return read_named(node, MODEL, folder, language)
     if isinstance(node, Mapping):
         return based(node, folder, language)
     help = "write `model: gpt2`, a path, or a mapping"

@@ -105,7 +105,7 @@ def _other(reader: Reader, b: str) -> Graph | Path:
     from tfkit.spec.folder import model_folder
 
     path = model_folder(Path(b))
-    if is_folder(b, reader.plugins.specs) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
+    if is_folder(b, reader.plugins.specs) and (os.path.exists(path / "config.json") or not os.path.exists(path / "spec.yaml")):
         return path
     return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
 

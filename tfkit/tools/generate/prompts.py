@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.spec.source import contents
 
 if TYPE_CHECKING:
     from tfkit.decoding.text import Tokenizer
@@ -123,7 +124,7 @@ def _text(path: Path | None) -> str:
     """The text of a file, or of standard input, without its last line break."""
     name = "standard input" if path is None else quoted(str(path))
     try:
-        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+        data = sys.stdin.buffer.read() if path is None else contents(path)
         return re.sub(r"\r?\n\Z", "", data.decode("utf-8"))
     except OSError as error:
         raise SpecError(Diagnostic(f"cannot read {name}: {error.strerror}")) from error
