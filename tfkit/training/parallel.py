@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tfkit.builder import build, graph_of
 from tfkit.component import Ids
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.placement import device_of
 from tfkit.training.processes import Processes
@@ -130,7 +130,7 @@ def together() -> Iterator[Together]:
 
     The others end in silence: what they would say is the same, or that the first one is gone.
     """
-    store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    store, rank, count = _connected()
     dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         yield Together()
@@ -145,6 +145,18 @@ def together() -> Iterator[Together]:
             raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
         raise
     dist.destroy_process_group()
+
+
+def _connected() -> tuple[dist.Store, int, int]:
+    """Return the store of the launched processes, the rank of this process, and their number."""
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    except RuntimeError as error:  # torch has no narrower type for all of them
+        address, cause = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).partition("\n")[0]
+        message = f"the processes cannot connect at {quoted(address)}"
+        help = "check MASTER_ADDR and MASTER_PORT: the first process must be reachable there from all others"
+        raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
+    return store, rank, count
 
 
 def _is_first(store: Any) -> bool:
