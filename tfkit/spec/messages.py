@@ -220,7 +220,7 @@ def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
 
 
 def crashed(
-    cls: type[Component] | type[Config], what: str, wrong: Exception, path: Path, provenance: Provenance
+    cls: type[Component] | type[Config], what: str, wrong: BaseException, path: Path, provenance: Provenance
 ) -> Diagnostic:
     """A component's own code failed: the fault lies with the plugin that provides it, not with the spec."""
     cause = " ".join(str(wrong).split())

@@ -21,6 +21,7 @@ from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, based, read_based, read_named, shortest
 from tfkit.spec.find import SUFFIXES, yaml_files
 from tfkit.spec.folder import RUN
+from tfkit.spec.guarded_data import GuardedData, guarded
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
 from tfkit.spec.messages import crashed, refused
@@ -260,18 +261,20 @@ def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tu
     span = provenance.span(("data", "files")) or provenance.span(("data",))
     located = config.data.located(_folder(span.source if span else None))
     name = f"{located!r} {config.batch.length}"
-    try:
-        data = known[name] if name in known else located.build(config.batch.length)
-    except Invalid as wrong:
-        raise SpecError(refused(wrong, ("data",), provenance)) from wrong
-    except Exception as wrong:
-        raise SpecError(crashed(type(located), "`build`", wrong, ("data",), provenance)) from wrong
-    known[name] = data
+
+    def fault(method: str, error: BaseException) -> SpecError:
+        if isinstance(error, Invalid):
+            return SpecError(refused(error, ("data",), provenance))
+        return SpecError(crashed(type(located), method, error, ("data",), provenance))
+
+    if name not in known:
+        with guarded(fault, "`build`"):
+            known[name] = GuardedData(located.build(config.batch.length), fault)
     weights = config.weights
     if weights is not None:
         origin = provenance.span(("weights", "path")) or provenance.span(("weights",))
         weights = weights.located(_folder(origin.source if origin else None))
-    return config.model_copy(update={"data": located, "weights": weights}), data
+    return config.model_copy(update={"data": located, "weights": weights}), known[name]
 
 
 def _folder(text: Source | None) -> Path:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
@@ -138,7 +139,7 @@ def together() -> Iterator[Together]:
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
         if not _is_first(store):
-            raise SystemExit(1) from None
+            raise click.exceptions.Exit(1) from None
         if isinstance(error, RuntimeError) and _is_lost(error):
             message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
             help = "the same command continues from the last checkpoint"
@@ -147,7 +148,7 @@ def together() -> Iterator[Together]:
     dist.destroy_process_group()
 
 
-def _connected() -> tuple[dist.Store, int, int]:
+def _connected() -> tuple[Any, int, int]:
     """Return the store of the launched processes, the rank of this process, and their number."""
     try:
         store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
