@@ -245,6 +245,12 @@ DATA_RUN = (
 ).replace("length: 12", "length: 4")
 
 
+def _trained(path: Path) -> None:
+    run = load_run(path, plugins(OddData))
+    assert run.digest
+    trained(run)
+
+
 @pytest.mark.parametrize(
     ("where", "method", "cause"),
     [
@@ -266,9 +272,7 @@ DATA_RUN = (
 def test_data_that_fail(where: str, method: str, cause: str, tmp_path: Path) -> None:
     path = write_run(tmp_path, DATA_RUN.replace("WHERE", where))
     with pytest.raises(tfkit.SpecError) as caught:
-        run = load_run(path, plugins(OddData))
-        assert run.digest
-        trained(run)
+        _trained(path)
     (error,) = caught.value.diagnostics
     assert error.message.startswith(f"data kind `odd` failed in `{method}`")
     assert error.notes[0] == cause
@@ -278,7 +282,7 @@ def test_data_that_fail(where: str, method: str, cause: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("where", ["", "ignored"])
 def test_data_that_do_not_fail(where: str, tmp_path: Path) -> None:
-    trained(load_run(write_run(tmp_path, DATA_RUN.replace("WHERE", f'"{where}"')), plugins(OddData)))
+    _trained(write_run(tmp_path, DATA_RUN.replace("WHERE", f'"{where}"')))
 
 
 # ---- the command line ----

@@ -1,22 +1,25 @@
 """Every shipped run and sweep with changes of its structure: each file is valid, or an error with a place.
 
-The changes are drawn from a seed, so each mutant can be repeated. A mutant that is valid is also planned, which builds its
-model on the meta device.
+The changes are drawn from a seed, so each mutant can be repeated. A valid mutant is also planned, which runs its model
+on the meta device.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import tfkit
 from tests.training.runs import PLUGINS
@@ -29,6 +32,7 @@ from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.train.plan import plan
 
+from ..sampling import some
 from ..time_limit import cheaply
 from .test_run_mutations import check_refusal
 
@@ -42,19 +46,30 @@ class Raw:
 
 ODD = [
     *(0, -1, 1, 2, 7, 10**9, 2**63, -(2**64), 10**40, 1.5, -0.0, 1e-320, 1e300, True, False, None),
-    *("", " ", "text", "all", "auto", "none", "val", "train.loss", "5%", "-5%", "1e400%", "4k", "7M", "-3k", "é\u202e\u0000", "\U0001f600"),
-    *("a" * 300, "x" * 5000, "/", "..", "/dev/null", "/dev/zero", "missing.yaml", "gpt2", "minigpt_relu", "a.b.c", ".", "..."),
-    *("steps * 2", "20 * params", "1 / 0", "9 ** 9 ** 9", "params" * 40, "(" * 60, "[", "embedding.*", "*", "%"),
-    *([], [[]], [None], [0.9], [0.9, 0.9, 0.9], [1, 2], ["a", 1], {}, {"": 0}, {"kind": "text"}, {"kind": None}, {"kind": []}),
-    *({"a": {"b": {"c": 1}}}, [{"kind": "adamw"}], {"low": 1, "high": 0}, list(range(5000)), {str(n): n for n in range(2000)}),
-    *(Raw(".nan"), Raw(".inf"), Raw("-.inf"), Raw("007"), Raw("0x1F"), Raw("1_000"), Raw("2026-01-01"), Raw("~"), Raw("")),
+    *("", " ", "text", "all", "auto", "none", "val", "train.loss", "5%", "-5%", "1e400%", "4k", "7M", "-3k"),
+    *("a" * 300, "x" * 5000, "/", "..", ".", "...", "a.b.c", "/dev/null", "/dev/zero", "é\u202e\0", "\U0001f600"),
+    *("missing.yaml", "gpt2", "minigpt_relu", "steps * 2", "20 * params", "1 / 0", "9 ** 9 ** 9", "params" * 40),
+    *("(" * 60, "[", "embedding.*", "*", "%", [], [[]], [None], [0.9], [0.9, 0.9, 0.9], [1, 2], ["a", 1]),
+    *({}, {"": 0}, {"kind": "text"}, {"kind": None}, {"kind": []}, {"a": {"b": {"c": 1}}}, {"low": 1, "high": 0}),
+    *([{"kind": "adamw"}], list(range(5000)), {str(number): number for number in range(2000)}),
+    *(
+        Raw(".nan"),
+        Raw(".inf"),
+        Raw("-.inf"),
+        Raw("007"),
+        Raw("0x1F"),
+        Raw("1_000"),
+        Raw("2026-01-01"),
+        Raw("~"),
+        Raw(""),
+    ),
     *(Raw("!!python/object/apply:os.system [ls]"), Raw("!!str 1"), Raw("!t 1"), Raw("!!binary aGk="), Raw("&a [*a]")),
     *(Raw("*missing"), Raw("&a {x: 1}"), Raw("[" * 60 + "]" * 60), Raw("{a: " * 60 + "1" + "}" * 60), Raw("{<<: 3}")),
     *(Raw("{a: 1, a: 2}"), Raw("{? [1, 2] : 3}"), Raw("{1: 2, null: 3, true: 4}"), Raw("'unclosed"), Raw("{[")),
-]  # fmt: skip
+]
 """Values that may stand in any place."""
 FIELDS = sorted(
-    {*RunSpec.model_fields, *SweepSpec.model_fields, "extends", "model", "base", "requires", "kind", "model.decoder.ffn"}
+    {*RunSpec.model_fields, *SweepSpec.model_fields, "extends", "model", "base", "requires", "model.decoder.ffn"}
     | {name for slot in PLUGINS.registry.slots() for one in PLUGINS.registry.kinds(slot).values()
        for name in one.config.model_fields}
 )  # fmt: skip
@@ -127,9 +142,16 @@ def other_form(random: Random, root: Any) -> None:
     node, key = any_place(random, root)
     value = node[key]
     inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    text = value.text if isinstance(value, Raw) else json.dumps(value, default=str)
+    text = value.text if isinstance(value, Raw) else json.dumps(plain_keys(value), default=str)
     forms = [[value], [[value]], [value] * 3, {"a": value}, {"kind": value}, Raw(json.dumps(text)), *inside[:2]]
     node[key] = random.choice(forms)
+
+
+def plain_keys(value: Any) -> Any:
+    """A value that JSON can express."""
+    if isinstance(value, dict):
+        return {str(key): plain_keys(item) for key, item in value.items()}
+    return list(map(plain_keys, value)) if isinstance(value, list) else value
 
 
 def other_length(random: Random, root: Any) -> None:
@@ -138,19 +160,25 @@ def other_length(random: Random, root: Any) -> None:
     if not lists:
         return other_form(random, root)
     values = random.choice(lists)
-    values[:] = random.choice([values[:1], values[:-1], [], values * 2, [*values, random.choice(ODD)], values[:1] * 5000])
+    more = [*values, deepcopy(random.choice(ODD))]
+    values[:] = random.choice([values[:1], values[:-1], [], values * 2, more, values[:1] * 5000])
     return None
 
 
-CHANGES = [odd_value, odd_value, near_value, near_value, without_a_key, another_key, new_key, moved, other_form, other_length]
+CHANGES = [odd_value, near_value, without_a_key, another_key, new_key, moved, other_form, other_length]
 
 
 def mutant(original: dict[Any, Any], random: Random) -> str:
     root = deepcopy(original)
     for _ in range(random.choice([1, 1, 1, 2, 3])):
-        random.choice(CHANGES)(random, root)
-    text = "\n".join(f"{written(key)}: {written(value)}" for key, value in root.items()) + "\n"
+        random.choices(CHANGES, [2, 2, 1, 1, 1, 1, 1, 1])[0](random, root)
+    text = lines(root)
     return text + random.choice(["---\n", "\t", "...\nmore", "\ufeff", "\r"]) if random.random() < 0.02 else text
+
+
+def lines(root: dict[Any, Any]) -> str:
+    """A file with a line for each key at the top."""
+    return "".join(f"{written(key)}: {written(value)}\n" for key, value in root.items())
 
 
 def written(value: Any) -> str:
@@ -171,21 +199,33 @@ def written(value: Any) -> str:
 
 def originals(kind: str) -> dict[str, dict[Any, Any]]:
     files = sorted((own_specs() / kind).glob("*.yaml"))
-    return {path.stem: plain(parse(path.read_text(encoding="utf-8"), path.name)) for path in files}
+    return {path.stem: plain(parse(small(path), path.name)) for path in files}
+
+
+def small(path: Path) -> str:
+    """The text of a run or sweep, on less data."""
+    return path.read_text(encoding="utf-8").replace("tinyshakespeare", "../data.txt")
 
 
 RUNS, SWEEPS = originals("runs"), originals("sweeps")
 ORIGINALS = [*RUNS.values(), *SWEEPS.values()]
 WORDS = sorted({node[key] for root in ORIGINALS for node, key in places(root) if isinstance(node[key], str)})
 QUICK, MANY = 50, 2_000
+SLOW = ("calculator", "calculator_exact", "reverse", "architecture", "ladder")
+"""Files that take longer to read; the quick test leaves them out."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a mutant finds the runs that it extends."""
+    """A folder in which a mutant finds the runs and weights that it names."""
     folder = tmp_path_factory.mktemp("mutants")
-    for kind in ("runs", "sweeps"):
-        shutil.copytree(own_specs() / kind, folder / kind)
+    for path in (*(own_specs() / "runs").glob("*.yaml"), *(own_specs() / "sweeps").glob("*.yaml")):
+        place = folder / path.parent.name / path.name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(small(path), encoding="utf-8")
+    data = gzip.decompress((resources.files("tfkit") / "data" / "tinyshakespeare.txt.gz").read_bytes()).decode()
+    (folder / "data.txt").write_text("".join(sorted(set(data))) + data[:20_000], encoding="utf-8")
+    save_file({"weight": torch.zeros(1)}, folder / "runs" / "base")
     return folder
 
 
@@ -196,24 +236,50 @@ def read(path: Path) -> object:
     return plan(load_run(path, PLUGINS, count=flops_of_step))
 
 
-def check(name: str, count: int, path: Path) -> None:
-    """Read mutants of a file. Each message of a failure has the number of the mutant, and its text."""
-    original = (RUNS if path.parent.name == "runs" else SWEEPS)[name]
-    for number in range(count):
-        text = mutant(original, Random(f"{path.parent.name} {name} {number}"))
+def check(name: str, numbers: Iterable[int], path: Path) -> int:
+    """Read mutants of a file, and return the number of valid ones. A failure reports the mutant and its text."""
+    kind, valid = path.parent.name, 0
+    original = (RUNS if kind == "runs" else SWEEPS)[name]
+    for number in numbers:
+        text = mutant(original, Random(f"{kind} {name} {number}"))
         path.write_text(text, encoding="utf-8")
         try:
             with cheaply():
                 read(path)
+            valid += 1
         except tfkit.SpecError as error:
             check_refusal(error)
-        except Exception as error:
-            pytest.fail(f"mutant {number} of {name}: {type(error).__name__}: {error}\n{text[:2000]}")
+        except BaseException as error:
+            error.add_note(f"mutant {number} of {name}:\n{text[:2000]}")
+            raise
+    return valid
 
 
-def counts(files: dict[str, Any], total: int) -> list[tuple[str, int]]:
-    """Mutants for each file, this many in total."""
-    return [(name, total * (index + 1) // len(files) - total * index // len(files)) for index, name in enumerate(files)]
+FILES = [(kind, name) for kind, files in (("runs", RUNS), ("sweeps", SWEEPS)) for name in files]
+
+
+@pytest.mark.parametrize(("kind", "name"), some(FILES, 2))
+def test_the_originals_are_valid(kind: str, name: str, folder: Path) -> None:
+    """Written as the mutants are, they are read without an error."""
+    original = (RUNS if kind == "runs" else SWEEPS)[name]
+    path = folder / kind / "original.yaml"
+    path.write_text(lines(original), encoding="utf-8")
+    read(path)
+
+
+@pytest.mark.parametrize("kind", ["runs", "sweeps"])
+def test_mutants(kind: str, folder: Path) -> None:
+    names = [name for of, name in FILES if of == kind and name not in SLOW]
+    for index, name in enumerate(names):
+        check(name, range(index, QUICK, len(names)), folder / kind / "mutant.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_many_mutants(kind: str, name: str, folder: Path) -> None:
+    """2,000 of each kind in total. Enough of them are valid to reach the plan."""
+    names = [of for of, _ in FILES].count(kind)
+    assert check(name, range(QUICK, QUICK + -(-MANY // names)), folder / kind / "mutant.yaml") >= 10
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning", "ignore::tfkit.errors.FirstLossWarning")
