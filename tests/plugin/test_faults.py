@@ -14,7 +14,20 @@ from torch import nn
 import tfkit
 from tests.training.runs import RUN, trained, write_run
 from tfkit.cli import main
-from tfkit.component import IGNORED, Batch, BlockConfig, DataConfig, FFNConfig, Make, Signal, Signals, Wire
+from tfkit.component import (
+    IGNORED,
+    Batch,
+    BlockConfig,
+    CallbackConfig,
+    DataConfig,
+    FFNConfig,
+    LossConfig,
+    Make,
+    OptimizerConfig,
+    Signal,
+    Signals,
+    Wire,
+)
 from tfkit.graph.run import load_run
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
@@ -283,6 +296,55 @@ def test_data_that_fail(where: str, method: str, cause: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("where", ["", "ignored"])
 def test_data_that_do_not_fail(where: str, tmp_path: Path) -> None:
     _trained(write_run(tmp_path, DATA_RUN.replace("WHERE", f'"{where}"')))
+
+
+# ---- other slots of a run ----
+
+
+class OddOptimizer(OptimizerConfig):
+    """Fails to build."""
+
+    kind: Literal["odd"] = "odd"
+
+    def build(self, groups: Any) -> Any:
+        raise SystemExit(0)
+
+
+class OddLoss(LossConfig):
+    """Fails to build."""
+
+    kind: Literal["odd"] = "odd"
+
+    def build(self, model: Any) -> Any:
+        raise KeyError("no such head")
+
+
+class OddCallback(CallbackConfig):
+    """Fails to build."""
+
+    kind: Literal["odd"] = "odd"
+
+    def build(self) -> Any:
+        raise RuntimeError("no display")
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "cause"),
+    [
+        ("optimizer={kind: odd, lr: 1}", OddOptimizer, "SystemExit: 0"),
+        ("loss=odd", OddLoss, "KeyError: 'no such head'"),
+        ("callbacks=odd", OddCallback, "RuntimeError: no display"),
+    ],
+)
+def test_another_kind_of_a_run_that_fails(change: str, config: type[Any], cause: str, tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path), plugins(config), sets=[change])
+    with pytest.raises(tfkit.SpecError) as caught:
+        trained(run)
+    (error,) = caught.value.diagnostics
+    assert error.message == f"{config.slot} kind `odd` failed in `build`"
+    assert error.notes[0] == cause
+    assert error.path.startswith(change.partition("=")[0])
+    assert error.span
 
 
 # ---- the command line ----

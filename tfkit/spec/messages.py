@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tfkit.component import Component, Config
-from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted, similar
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing, quoted, similar
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, last_line, written_in
@@ -227,6 +227,17 @@ def crashed(
     notes = (f"{type(wrong).__name__}: {cause}".removesuffix(": "), *last_line(cls, wrong))
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
     return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, fault_of(cls))
+
+
+def fault_in(cls: type[Component], path: Path, provenance: Provenance) -> Callable[[str, BaseException], SpecError]:
+    """Return the function that makes the error for a method of a component and the exception that the method raised."""
+
+    def fault(method: str, error: BaseException) -> SpecError:
+        if isinstance(error, Invalid):
+            return SpecError(refused(error, path, provenance))
+        return SpecError(crashed(cls, method, error, path, provenance))
+
+    return fault
 
 
 def fault_of(cls: type[Config]) -> str:

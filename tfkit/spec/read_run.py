@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tfkit.component import Data
-from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, quoted, similar
+from tfkit.errors import Diagnostic, Source, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.data import read_data
@@ -24,7 +24,7 @@ from tfkit.spec.folder import RUN
 from tfkit.spec.guarded_data import GuardedData, guarded
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
-from tfkit.spec.messages import crashed, refused
+from tfkit.spec.messages import fault_in
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver
@@ -262,11 +262,7 @@ def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tu
     located = config.data.located(_folder(span.source if span else None))
     name = f"{located!r} {config.batch.length}"
 
-    def fault(method: str, error: BaseException) -> SpecError:
-        if isinstance(error, Invalid):
-            return SpecError(refused(error, ("data",), provenance))
-        return SpecError(crashed(type(located), method, error, ("data",), provenance))
-
+    fault = fault_in(type(located), ("data",), provenance)
     if name not in known:
         with guarded(fault, "`build`"):
             known[name] = GuardedData(located.build(config.batch.length), fault)
