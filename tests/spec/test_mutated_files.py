@@ -26,7 +26,7 @@ from tests.training.runs import PLUGINS
 from tfkit.graph.run import load_run
 from tfkit.plugin.known_specs import own_specs
 from tfkit.spec.run import RunSpec
-from tfkit.spec.source import parse, plain
+from tfkit.spec.source import MAX_BYTES, parse, plain
 from tfkit.spec.sweep import SweepSpec
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.sweep.sweep import Sweep
@@ -172,7 +172,7 @@ def mutant(original: dict[Any, Any], random: Random) -> str:
     root = deepcopy(original)
     for _ in range(random.choice([1, 1, 1, 2, 3])):
         random.choices(CHANGES, [2, 2, 1, 1, 1, 1, 1, 1])[0](random, root)
-    text = lines(root)
+    text = lines(root)[: MAX_BYTES // 4]  # a larger file is rejected before it is read, and has no place
     return text + random.choice(["---\n", "\t", "...\nmore", "\ufeff", "\r"]) if random.random() < 0.02 else text
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.spec.source import contents
 
 if TYPE_CHECKING:
     from tfkit.decoding.text import Tokenizer
@@ -122,6 +121,8 @@ def _prompts(asked: Asked) -> list[str]:
 
 def _text(path: Path | None) -> str:
     """The text of a file, or of standard input, without its last line break."""
+    from tfkit.spec.source import contents
+
     name = "standard input" if path is None else quoted(str(path))
     try:
         data = sys.stdin.buffer.read() if path is None else contents(path)
