@@ -172,14 +172,8 @@ def from_pydantic(
         if isinstance(reason, Invalid):
             yield Diagnostic(reason.message, provenance.span(place), ".".join(here), reason.notes, reason.help)
         elif kind in NOT_ALLOWED:
-            info = cls.model_fields[place[len(path)]]
-            words, value = allowed(info, nested=len(place) - len(path) - 1), details[0]["input"]
-            whole = value if all(detail["type"].startswith("int_") for detail in details) else None
-            message = f"{label(here)} takes {either(words)}, not {found(value)}"
-            help = _hint(value, words, whole, at=provenance.span(place))
-            if help is None and isinstance(value, str) and any("number" in word for word in words):
-                help = "numbers and arithmetic are written without quotes"
-            yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
+            words = allowed(cls.model_fields[place[len(path)]], nested=len(place) - len(path) - 1)
+            yield _not_allowed(details, words, here, provenance.span(place))
         elif number := _number_of_items(details):
             yield Diagnostic(f"{label(here)} must have {number}", provenance.span(place), ".".join(here))
         elif kind == "value_error":
@@ -190,6 +184,16 @@ def from_pydantic(
             takes = SPECIAL.get(kind, "").format(**details[0].get("ctx", {}))
             what = f"takes {takes}, not {found(details[0]['input'])}" if takes else details[0]["msg"]
             yield Diagnostic(f"{label(here)} {what}", provenance.span(place), ".".join(here))
+
+
+def _not_allowed(details: Sequence[ErrorDetails], words: list[str], path: Path, span: Span | None) -> Diagnostic:
+    """Return the error of a value that is none of those that the words describe."""
+    value = details[0]["input"]
+    whole = value if all(detail["type"].startswith("int_") for detail in details) else None
+    help = _hint(value, words, whole, at=span)
+    if help is None and isinstance(value, str) and any("number" in word for word in words):
+        help = "numbers and arithmetic are written without quotes"
+    return Diagnostic(f"{label(path)} takes {either(words)}, not {found(value)}", span, ".".join(path), help=help)
 
 
 def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
