@@ -259,7 +259,9 @@ class _Expansion:
                     error = replace(error, notes=(*error.notes, note))
                 self.errors.append(error)
                 continue
-            except Exception as wrong:  # a plugin's block
+            except KeyboardInterrupt:
+                raise
+            except BaseException as wrong:  # a plugin's block
                 self.errors.append(crashed(type(config), "`output`", wrong, path, self.spec.provenance))
                 continue
             if output.mask == OWN_MASK:
@@ -307,7 +309,9 @@ class _Expansion:
         """The answer of a block; None after an error in a plugin's."""
         try:
             return method()
-        except Exception as wrong:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as wrong:
             config, path = type(self.model.graph[name]), ("graph", name)
             self.errors.append(crashed(config, f"`{what}`", wrong, path, self.spec.provenance))
             return None

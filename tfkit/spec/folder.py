@@ -61,7 +61,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def spec_of(folder: Path, span: Span | None = None) -> Path:
     """The spec in a folder; raises SpecError where there is none."""
     folder = model_folder(folder)
-    if (folder / SPEC).is_file():
+    if os.path.isfile(folder / SPEC):
         return folder / SPEC
     try:
         names = sorted(path.name for path in folder.iterdir())
@@ -82,4 +82,4 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
 
 def has_weights(folder: Path) -> bool:
     """True if there are weights beside the spec."""
-    return any((model_folder(folder) / name).exists() for name in (WEIGHTS, INDEX))
+    return any(os.path.exists(model_folder(folder) / name) for name in (WEIGHTS, INDEX))

@@ -80,7 +80,7 @@ class Trainer:
         self._asked_to_end = asked_to_end
         self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
-        self._callbacks = [one.build() for one in run.config.callbacks]
+        self._callbacks = [self._callback(number) for number in range(len(run.config.callbacks))]
         self._watchers = watchers
         self._line: dict[str, float] | None = None
         """The numbers of the line that observers may add to."""
@@ -98,16 +98,20 @@ class Trainer:
         self.notes = begin(self.model, self.run)
         """Sentences about the weights before the first step, by name."""
         self._processes.spread(self.model, config.machine.shard)
-        try:
-            loss = config.loss.build(self.model)
-        except ValueError as wrong:
-            raise self.run.error(str(wrong), "loss") from wrong
+        with self.run.guarded(config.loss, "`build`", "loss"):
+            try:
+                loss = config.loss.build(self.model)
+            except ValueError as wrong:
+                raise self.run.error(str(wrong), "loss") from wrong
         self.loss = torch.compile(loss) if config.machine.compile else loss
-        try:
+        with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
-        except Invalid as wrong:
-            raise self.run.refused(wrong, "optimizer") from wrong
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _callback(self, number: int) -> Callback:
+        config = self.config.callbacks[number]
+        with self.run.guarded(config, "`build`", "callbacks", str(number)):
+            return config.build()
 
     # ---- from the first step to the last ----
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import reduce
 from typing import Any, TypeVar
 
+import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
@@ -25,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tfkit.builder import build, graph_of
 from tfkit.component import Ids
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.placement import device_of
 from tfkit.training.processes import Processes
@@ -127,7 +128,7 @@ def together() -> Iterator[Together]:
 
     The others end in silence: what they would say is the same, or that the first one is gone.
     """
-    store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    store, rank, count = _connected()
     dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         yield Together()
@@ -135,13 +136,25 @@ def together() -> Iterator[Together]:
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
         if not _is_first(store):
-            raise SystemExit(1) from None
+            raise click.exceptions.Exit(1) from None
         if isinstance(error, RuntimeError) and _is_lost(error):
             message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
             help = "the same command continues from the last checkpoint"
             raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
         raise
     dist.destroy_process_group()
+
+
+def _connected() -> tuple[Any, int, int]:
+    """Return the store of the launched processes, the rank of this process, and their number."""
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    except RuntimeError as error:  # torch has no narrower type for all of them
+        address, cause = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).partition("\n")[0]
+        message = f"the processes cannot connect at {quoted(address)}"
+        help = "check MASTER_ADDR and MASTER_PORT: the first process must be reachable there from all others"
+        raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
+    return store, rank, count
 
 
 def _is_first(store: Any) -> bool:

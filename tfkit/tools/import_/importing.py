@@ -280,7 +280,7 @@ def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iter
         yield tree
         if rules == family:
             return
-    if Path(file).is_file():
+    if os.path.isfile(file):
         yield _family(file, plugins)[0]
     elif shipped is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -60,7 +59,11 @@ def train(
         raise click.UsageError("--plan trains nothing: it goes without -o, --stop-after and --allow-change")
     if plan:
         _plan(_loaded(reader, run), reader.plugins, json=json)
-    elif "LOCAL_RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:  # torchrun has started several processes
+        return
+
+    from tfkit.training.processes import launched
+
+    if launched() > 1:
         from tfkit.training.parallel import together
 
         with together() as processes:

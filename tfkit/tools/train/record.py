@@ -282,7 +282,7 @@ def facts_of(folder: Path, run: Run) -> Facts | None:
 def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
     """The folder whose name a digest gives; that of the former digest if it is there."""
     former = name(run.meaning.former_digest)
-    return former if former.exists() else name(run.digest)
+    return former if os.path.exists(former) else name(run.digest)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def train(
 
 def folder_of(name: AnyRun, run: Run) -> Path:
     """The folder of a run that is not given one: that which it was read from, or one by its meaning."""
-    if isinstance(name, str | os.PathLike) and (Path(name) / RUN).is_file():
+    if isinstance(name, str | os.PathLike) and os.path.isfile(Path(name) / RUN):
         return Path(name)
     return named_by_meaning(run, lambda digest: Path("runs") / f"{run.config.name}-{digest[:8]}")
 
