@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -96,6 +96,7 @@ class Loss(nn.Module):
         self.z_loss = z_loss
         self.reduction = reduction
         self.pieces = pieces
+        self.in_pieces: Callable[..., PiecewiseLoss] = PiecewiseLoss
         self._ends = find_ends(model)
         self._trunk = write_trunk(model, self._ends)
         self._names = inputs_of(model)
@@ -138,7 +139,7 @@ class Loss(nn.Module):
         if mask is not None:
             targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        head = PiecewiseLoss(self._head(), given, options, self.z_loss)
+        head = self.in_pieces(self._head(), given, options, self.z_loss)
         rows = hidden.flatten(0, -2)
         try:
             total = head(rows, targets.flatten().long(), self._count_chunks(rows))

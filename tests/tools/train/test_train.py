@@ -154,3 +154,11 @@ def test_numbers_that_are_not_finite_have_no_place_in_a_curve(tmp_path: Path) ->
     found = history(tmp_path)
     assert found.curves == {"loss": [(2, 1.5)]}
     assert found.texts == [(2, "skipped", "the weight")]
+
+
+def test_warnings_of_plugins_about_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    experts = "{kind: moe, n_experts: 4, n_experts_per_token: 1, d_ff: 8, router: {order: topk_then_score}}"
+    assert main(["train", "small.yaml", "--plan", "--set", f"model.graph.decoder.ffn={experts}"]) == 0
+    errors = capsys.readouterr().err
+    assert "warning: the router learns nothing from the loss of the model" in errors
+    assert "from the plugin tfkit-moe" in errors

@@ -74,11 +74,13 @@ def train(
 
 def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
     from tfkit.graph.run import load_run
+    from tfkit.tools.common.plugin_checks import warnings_of
     from tfkit.tools.cost.of_run import flops_of_step
 
     loaded = load_run(run, reader.plugins, sets=reader.sets, count=flops_of_step)
     if not quiet:
         warn(loaded.file.notes)
+        warn(warnings_of(loaded.graph, reader.plugins))
     return loaded
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tfkit.checkpoint.weights import places
 from tfkit.component import AttentionConfig, InputPositionConfig, MaskConfig, ScoreBiasConfig
 from tfkit.graph.decode_split import computes_alone
+from tfkit.graph.inputs import fixed_length
 from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import compared
@@ -76,6 +77,8 @@ def documents(subject: Subject) -> Iterator[Measured]:
     (name, *others) = subject.graph.inputs
     if deaf is not None or others or subject.length < sum(DOCUMENTS):
         raise DoesNotApplyError(f"`{deaf}` takes no mask of pairs" if deaf else "it has several inputs, or short ones")
+    if fixed_length(subject.graph) is not None:
+        raise DoesNotApplyError("its sequences have a fixed length")
     inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
     of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
     together = {**inputs, f"{name}_mask": (of[:, None] == of)[None]}
