@@ -54,8 +54,7 @@ class Case:
         uncounted: names of parameters of theirs that are no parameters here, with `*`; each with the reason.
         buffers: names of buffers of theirs that are parameters here; each with the reason.
         token_types: how many there are, if the model has some.
-        beyond: whether the input is longer than the configuration says: ours has a `max_len` that lets it.
-        cached: whether pieces give the whole: not where a rotation depends on the length of the whole.
+        cached: whether pieces give the whole: not where attention reads later tokens.
         leaves_out: the file has tensors that the model leaves out.
         prepare: changes their model before it is saved.
         repair: takes out a defect of their class, which no file says.
@@ -73,7 +72,6 @@ class Case:
     uncounted: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, str] = field(default_factory=dict)
     token_types: int = 0
-    beyond: bool = False
     cached: bool = True
     leaves_out: bool = False
     prepare: Callable[[Any], None] | None = None
@@ -133,13 +131,6 @@ class Trial:
         """True if the model reads two sequences."""
         return "target" in self.ours.meta["graph"].inputs
 
-    def longer(self) -> torch.fx.GraphModule:
-        """Ours with the same weights, and a `max_len` for the input."""
-        graph = tfkit.loads(self.imported.text, sets=[f"max_len={self.case.length}"])
-        model = tfkit.build(graph).eval()
-        model.load_state_dict(self.ours.state_dict())
-        return model
-
 
 def tokens(side: str, length: int, first: int) -> Tensor:
     """Which positions of three sequences are tokens, bool [b, length]; one sequence is full."""
@@ -155,8 +146,7 @@ def check_logits(trial: Trial, side: str, tolerance: float = 1e-5) -> None:
     """Logits of all real tokens equal theirs."""
     case, ids, masks = trial.case, *_batch(trial, side)
     types = [torch.randint(0, case.token_types, ids[0].shape)] if case.token_types else []
-    ours = trial.longer() if case.beyond else trial.ours
-    found = ours(*ids, *types) if side == "none" else ours(*ids, *types, *masks)
+    found = trial.ours(*ids, *types) if side == "none" else trial.ours(*ids, *types, *masks)
     found = found[0] if isinstance(found, tuple) else found
     pools_padding = case.kind == "sequence" and _has_encoder(trial)  # theirs takes the first place, whatever is there
     if side == "left" and (case.alone or pools_padding):

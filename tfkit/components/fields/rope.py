@@ -6,6 +6,7 @@ for each layer type if these differ. Both forms are read, the newer one is writt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ THETA, SHARE = "rope_theta", "partial_rotary_factor"
 OLDER = "rope_scaling"
 WIDTH = "rotary_dim"
 ORIGINAL = "original_max_position_embeddings"
+LENGTH = "max_position_embeddings"
 
 SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
@@ -101,6 +103,7 @@ class RopeConfig(FieldConfig):
             beside = not kind and not file.knows(f"{name}.{ORIGINAL}")
             file.used([ORIGINAL] * beside)
             patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, beside)}
+            _extend_max_len(file, patch["scaling"])
             own = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
             share = 1.0 if own else parameters.pop(SHARE, 1.0)
             if share != 1 and SHARE not in default.get(kind, default):
@@ -146,6 +149,9 @@ class RopeConfig(FieldConfig):
         said: dict[str, Any] = types.get("", {**whole, **types})
         if said.get("rope_type") == "longrope":
             file.put(ORIGINAL, said[ORIGINAL])  # the place of it in these files
+        for scaled in (one for one in (said, *types.values()) if one.get("rope_type") == "dynamic"):
+            if ORIGINAL in scaled:  # their class takes the trained length from here alone
+                file.put(LENGTH, scaled[ORIGINAL])
         file.put(name, said)
 
 
@@ -230,9 +236,9 @@ def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[st
         if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
             raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
         if kind != "llama3":
-            parameters.setdefault("factor", file.compute("max_position_embeddings") / original)
+            parameters.setdefault("factor", file.compute(LENGTH) / original)
     elif kind == "dynamic":
-        parameters[ORIGINAL] = file.compute("max_position_embeddings")
+        parameters[ORIGINAL] = file.compute(LENGTH)
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
         for one in ("mscale", "mscale_all_dim"):  # one without the other has no effect
             parameters.pop(one, None)
@@ -240,6 +246,13 @@ def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[st
         for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(one, None)
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
+
+
+def _extend_max_len(file: Reading, scaling: Mapping[str, Any] | None) -> None:
+    """Set `max_len` to the scaled length if the file only has the length before the scaling."""
+    original, factor = ((scaling or {}).get(name) for name in ("original_max_len", "factor"))
+    if original is not None and original == file.at("max_len") and isinstance(factor, int | float) and 1 < factor < math.inf:
+        file.put("max_len", math.floor(original * factor))
 
 
 def _original(file: Reading, inside: Any, beside: bool) -> Any:
@@ -250,7 +263,7 @@ def _original(file: Reading, inside: Any, beside: bool) -> Any:
         raise Invalid("", f"{message} beside them", help="transformers believes the second: leave the wrong one out")
     given = file.value(ORIGINAL) if file.knows(ORIGINAL) else given
     found = inside if given is None else given
-    return file.compute("max_position_embeddings") if found is None else found
+    return file.compute(LENGTH) if found is None else found
 
 
 def _unknown(field: str) -> Invalid:
