@@ -58,7 +58,6 @@ def test_fields_that_contradict_each_other(name: str, field: str, value: object,
     ("name", "field", "value", "why"),
     [
         ("mpt", "logit_scale", 0.5, "the class in transformers does not scale logits"),
-        ("bart", "tie_word_embeddings", False, "the table of an untied model has another name in its file"),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True, "each layer would need a scale of its own"),
         ("xglm", "pad_token_id", 2, "the class zeroes that row of the table of positions"),
         ("bloom", "slow_but_exact", True, "its class leaves out biases then"),

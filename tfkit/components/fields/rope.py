@@ -110,7 +110,7 @@ class RopeConfig(FieldConfig):
                 message = f"{file.model_type} rotates whole heads, but this file rotates {share} of them"
                 help = "a family with partial rotation has a default for `partial_rotary_factor`"
                 raise Invalid("", message, help=help)
-            patch["width"] = None if share == 1 else f"d_head * {share}"
+            patch |= _partial(share, patch, _head_width(file, next(iter(self.paths.values()))[0]))
             if unknown := [word for word in parameters if not file.knows(f"{name}.{word}")]:
                 raise _unknown(unknown[0])
             for path in filter(file.reaches, paths):
@@ -248,10 +248,37 @@ def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[st
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
 
 
+def _head_width(file: Reading, path: str) -> int | None:
+    """The width of a head in the attention with that position, if the fields before this one give it."""
+    attention = path.rpartition(".")[0]
+    d_head, d_model, n_heads = map(file.at, (f"{attention}.d_head", "d_model", f"{attention}.n_heads"))
+    if type(d_head) is not int and type(d_model) is int and type(n_heads) is int and n_heads > 0:
+        d_head = d_model // n_heads
+    return d_head if type(d_head) is int else None
+
+
+def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dict[str, Any]:
+    """The width of a rotation of that share of a head, and the base where the width is odd.
+
+    transformers rounds the width down, and rotates one channel more than an odd width, at the frequencies of the odd
+    width: theta ** (-2 i / width) for i < (width + 1) / 2.
+    """
+    text = None if share == 1 else f"d_head * {share}"
+    if text is None or d_head is None or isinstance(share, bool) or not 0 < share < 1 or d_head * share % 2 == 0:
+        return {"width": text}
+    width, theta, scaling = int(d_head * share), position["theta"], position["scaling"]
+    if width % 2 == 0 or isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+        return {"width": width}
+    if scaling is not None and scaling["kind"] not in ("linear", "llama3"):
+        raise Invalid("", f"an odd number of rotated channels ({width}) cannot have the scaling {scaling['kind']}")
+    return {"width": None if width + 1 == d_head else width + 1, "theta": theta ** ((width + 1) / width)}
+
+
 def _extend_max_len(file: Reading, scaling: Mapping[str, Any] | None) -> None:
     """Set `max_len` to the scaled length if the file only has the length before the scaling."""
     original, factor = ((scaling or {}).get(name) for name in ("original_max_len", "factor"))
-    if original is not None and original == file.at("max_len") and isinstance(factor, int | float) and 1 < factor < math.inf:
+    beyond = isinstance(factor, int | float) and 1 < factor < math.inf
+    if original is not None and original == file.at("max_len") and beyond:
         file.put("max_len", math.floor(original * factor))
 
 
@@ -276,7 +303,9 @@ def _unknown(field: str) -> Invalid:
 def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
     if position.width not in (None, d_head):
-        said["partial_rotary_factor"] = position.width / d_head
+        share = position.width / d_head
+        exact = int(d_head * share) == position.width  # transformers rounds down
+        said["partial_rotary_factor"] = share if exact else math.nextafter(share, 1.0)
     elif "partial_rotary_factor" in default:
         said["partial_rotary_factor"] = 1.0
     scaling = position.scaling
