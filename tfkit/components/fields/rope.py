@@ -269,6 +269,8 @@ def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dic
     width, theta, scaling = int(d_head * share), position["theta"], position["scaling"]
     if width % 2 == 0 or isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
         return {"width": width}
+    if width == 1:
+        raise Invalid("", f"{share} of a head are less than the two channels of a pair")  # classes differ in the result
     if scaling is not None and scaling["kind"] not in ("linear", "llama3"):
         raise Invalid("", f"an odd number of rotated channels ({width}) cannot have the scaling {scaling['kind']}")
     return {"width": None if width + 1 == d_head else width + 1, "theta": theta ** ((width + 1) / width)}
