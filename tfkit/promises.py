@@ -211,7 +211,8 @@ def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
     x = next(tensors_in(args), None)
     batch = None if x is None else x.size(0)
     if said.type == "logits" and isinstance(value, Tensor):
-        return _other(value, (batch, *[None] * max(0, value.dim() - 2), said.width), said.in_words())
+        axes = [None] * (value.dim() - 1)
+        return _other(value, (batch, *axes) if said.width is None else (batch, *axes[:-1], said.width), said.in_words())
     read: Signal | None = signals.get("input")
     goes_on = x is not None and read is not None and said.mask is not None and said.mask == read.mask
     length = x.size(1) if x is not None and goes_on else said.length

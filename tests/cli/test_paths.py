@@ -35,7 +35,9 @@ ENDLESS = ("pipe", "/dev/zero")
 ODD = ("line\nbreak", "\x1b[2J", os.fsdecode(b"\xff"))
 """Names that a file may have, and that no terminal and no encoding should be given as they are."""
 
-SWEEP = "tfkit: 1\nbase: run.yaml\nvariants: {a: {}, b: {clip: 2}}\nseeds: [0, 1, 2, 3, 4, 5]\ncompare: {on: val.loss}\n"
+SWEEP = (
+    "tfkit: 1\nbase: run.yaml\nvariants: {a: {}, b: {clip: 2}}\nseeds: [0, 1, 2, 3, 4, 5]\ncompare: {on: val.loss}\n"
+)
 EVALUATION = "eval: {every: 4, splits: {val: all}}\n"
 PUBLISHED = Path(__file__).parents[1] / "published"
 FILES = {

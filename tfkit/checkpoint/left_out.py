@@ -9,8 +9,10 @@ from pathlib import Path
 
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.mismatch import collapsed
+from tfkit.checkpoint.names import matcher
 from tfkit.checkpoint.weights import WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
+from tfkit.spec.brackets import expanded
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.header import shown
 
@@ -36,7 +38,12 @@ def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
     """The note about the weights in a folder, by the names of a family alone; none if they cannot be read yet."""
     with suppress(SpecError), Checkpoint.open(folder) as opened:
         names = opened.names
-        whole = WeightMap((), {}, family.prefix, family.copies, family.ignored)
+        # Whether a tensor in `tensors` is read depends on the spec: loading reports it if not.
+        texts = [text for text in family.tensors.values() if isinstance(text, str)]
+        files = [family.in_file(name) for text in texts for name in expanded(text)]
+        entries = matcher([*files, *(f"{name}.*" for name in files)])
+        ignored = {name: why for name, why in family.ignored.items() if not entries.fullmatch(name)}
+        whole = WeightMap((), {}, family.prefix, family.copies, ignored)
         if reasons := whole.for_names(names).left_out(names):
             yield note(reasons, shown(folder))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 
 import torch
+from torch import Tensor
 
-from tfkit.checkpoint.computed import Expected, computed
+from tfkit.checkpoint.computed import Expected, computed, written
 from tfkit.checkpoint.mismatch import collapsed
 from tfkit.checkpoint.names import above, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
@@ -77,7 +78,12 @@ class _Links:
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
         own = tuple(links), self.places, family.prefix, family.copies, family.ignored, family.older
-        return WeightMap(*own, constants, family.zeros, self._computed())
+        return WeightMap(*own, constants, family.zeros, self._computed(), self._written())
+
+    def _written(self) -> dict[str, Callable[[], Tensor]]:
+        """The functions of the computed tensors that a file of the family has, by their names in the file."""
+        functions = ((name, written(self.model, name, text)) for name, text in self.family.computed.items())
+        return {name: function for name, function in functions if function is not None}
 
     def _computed(self) -> dict[str, Expected]:
         """The functions that the tensors are compared with, by their names in the file."""
@@ -95,10 +101,12 @@ class _Links:
         """The numbers of the file that are the same in all models, by their names in this one."""
         found: dict[str, float] = {}
         for name, value in self.family.constants.items():
-            begins, hole, _ = name.partition("}")
-            others = matcher([f"{begins}{hole}*"])
-            numbers = {tuple(numbered(other)[1][:1]) for other in names if hole and others.fullmatch(other)}
-            found |= {filled(name, dict(zip(holes(name), one, strict=True))): value for one in numbers or [()]}
+            layer = holes(name)
+            siblings = matcher([f"{name.rpartition('.')[0]}.*"])  # another activation has no constants
+            numbers = {tuple(numbered(other)[1][: len(layer)]) for other in names if siblings.fullmatch(other)}
+            found |= {
+                filled(name, dict(zip(layer, indices, strict=True))): value for indices in (numbers if layer else [()])
+            }
         return found
 
     def _entry(self, name: str) -> tuple[str, int, str] | None:

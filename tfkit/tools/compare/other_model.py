@@ -106,11 +106,9 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     if getattr(theirs.config, "pad_token_id", None) is None:
         theirs.config.pad_token_id = -1  # without any, a classifier of theirs refuses more than one sequence
     known = inspect.signature(theirs.forward).parameters
-    single = graph.node(graph.outputs[0]).output.width == 1
 
     def run(inputs: Mapping[str, Tensor]) -> Any:
-        found = _first(theirs(**_renamed(inputs, known)))
-        return found[..., None] if single and found.size(-1) > 1 else found  # some leave the axis of one logit out
+        return _first(theirs(**_renamed(inputs, known)))
 
     return Other(run, theirs, matching_modules(model, links, modules))
 

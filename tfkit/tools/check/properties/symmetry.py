@@ -59,6 +59,8 @@ def token_order(subject: Subject) -> Iterator[Measured]:
             raise DoesNotApplyError(f"`{node.name}` may read the order of its input")
     if any(one.step.mask not in (None, MaskConfig()) for one in subject.attentions) or subject.causal:
         raise DoesNotApplyError("attention is limited by the order of tokens")
+    if any(node.output.type == "logits" and node.output.width is None for node in subject.graph.nodes):
+        raise DoesNotApplyError("logits without an axis of classes look like vectors")
     inputs = subject.inputs()
     turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
     runs = partial(subject.run, inputs), partial(subject.run, turned)
