@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import evaluating
-from tfkit.component import Batch, Data, DecodedMetric, LogitMetric, Metric, MetricConfig
+from tfkit.component import Batch, DecodedMetric, LogitMetric, Metric, MetricConfig
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.run import Run, inputs_for, mask_of
 from tfkit.spec.run import SplitConfig
@@ -55,23 +55,26 @@ def evaluate(
     processes, micro_batch = processes or Processes(), micro_batch or MicroBatch(run)
     numbers: dict[str, float] = {}
     with evaluating(model), torch.no_grad():
-        for split, config in splits.items():
+        for split, part in splits.items():
             with _refusing():
                 built = [metric.build(run.data) for metric in metrics]
             evaluation = _Evaluation(model, run, built, processes)
             count, totals = 0, None
-            for number, batch in enumerate(_batches(run, split, config)):
+            for number, batch in enumerate(_batches(run, split, part)):
                 between()
                 count += batch.count
                 sums = micro_batch.fit(partial(evaluation.sums, batch, number), "an evaluation")
                 totals = sums if totals is None else list(map(operator.add, totals, sums))
             if totals is None or not count:
-                message = f"no position counts in what is read of the split `{split}`"
-                raise SpecError(Diagnostic(message, help="read more of it, or other data"))
-            names = [f"{split}.{metric.kind_name()}" for metric in metrics]
-            for name, metric, total in zip(names, built, processes.total(totals), strict=True):
-                numbers[name] = float(metric.compute(total))
+                raise _nothing_counts(split)
+            for config, metric, total in zip(metrics, built, processes.total(totals), strict=True):
+                numbers[f"{split}.{config.kind_name()}"] = float(metric.compute(total))
     return numbers
+
+
+def _nothing_counts(split: str) -> SpecError:
+    message = f"no position counts in what is read of the split `{split}`"
+    return SpecError(Diagnostic(message, help="read more of it, or other data"))
 
 
 def computing(run: Run, device: torch.device) -> torch.autocast:
@@ -147,8 +150,8 @@ def _refusing() -> Iterator[None]:
     """Errors of metrics as those of a run."""
     try:
         yield
-    except Invalid as wrong:
-        raise SpecError(Diagnostic(wrong.message, notes=wrong.notes, help=wrong.help)) from wrong
+    except Invalid as error:
+        raise SpecError(Diagnostic(error.message, notes=error.notes, help=error.help)) from error
 
 
 def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
@@ -162,13 +165,12 @@ def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[
 
 
 def _batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
-    data: Data = run.data
     sequences = run.config.batch.sequences
     if config.batches == "all":
-        every = data.examples(split, "sequential")
-        for start in range(0, len(every), sequences):
-            yield every.batch(np.arange(start, min(start + sequences, len(every))))
+        examples = run.data.examples(split, "sequential")
+        for start in range(0, len(examples), sequences):
+            yield examples.batch(np.arange(start, min(start + sequences, len(examples))))
         return
-    drawn = data.examples(split, "sampled")
+    examples = run.data.examples(split, "sampled")
     for number in range(config.batches):
-        yield drawn.batch(indices_to_evaluate(split, number, sequences=sequences, examples=len(drawn)))
+        yield examples.batch(indices_to_evaluate(split, number, sequences=sequences, examples=len(examples)))

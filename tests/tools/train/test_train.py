@@ -86,6 +86,13 @@ def test_python_evaluates_what_the_command_does(capsys: pytest.CaptureFixture[st
         tfkit.evaluate("outt")
 
 
+def test_an_evaluation_of_a_folder_is_the_last_one_of_its_run() -> None:
+    sets = ["steps=2", "precision=bfloat16", "eval={every: 2, splits: {val: all}, metrics: [loss, accuracy]}"]
+    done = tfkit.train("small.yaml", output="out", sets=sets, quiet=True)
+    latest = done.history.latest
+    assert tfkit.evaluate("out") == {name: latest[name] for name in ("val.loss", "val.accuracy")}
+
+
 def test_the_page_of_a_run() -> None:
     tfkit.train("small.yaml", output="out", sets=SETS, stop_after=5, quiet=True)
     assert "interrupted after step 5 of 8" in Path("out/report.html").read_text(encoding="utf-8")
