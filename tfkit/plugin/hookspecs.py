@@ -110,10 +110,10 @@ def tfkit_export_formats() -> Iterable[type[tfkit.Format]]:  # type: ignore[empt
 def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[empty-body]
     """Return warnings about a model: what is valid, and yet slow or likely not meant.
 
-    Values that cannot work are errors, which the `check` of a config raises. Called by `tfkit validate`, `tfkit
-    build` and `tfkit train` for every spec without errors, before any tensor exists. If it fails, or returns anything
-    but `tfkit.Diagnostic`, that is the warning. Where a diagnostic has a `path`, its place in the file is added, and
-    the name of the plugin to all.
+    Values that cannot work are errors, which the `check` of a config raises. Called by `tfkit validate`,
+    `tfkit build` and `tfkit train` for every spec without errors, before any tensor exists. If it fails, or returns
+    anything but `tfkit.Diagnostic`, that is the warning. Where a diagnostic has a `path`, its place in the file is
+    added, and the name of the plugin to all.
 
     Args:
         graph: the spec, read and expanded. `graph.configs(MineConfig)` has all configs of a class by their paths.
