@@ -220,7 +220,6 @@ EXPERTS: dict[str, Case] = {
             "moe_num_shared_experts": 2,
         },
     ),
-    # Theirs has the base of the rotation twice, and reads the one that published files do not have.
     "dbrx": Case(
         "dbrx",
         {
@@ -229,7 +228,7 @@ EXPERTS: dict[str, Case] = {
             "n_heads": 4,
             "n_layers": 2,
             "max_seq_len": 64,
-            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1000.0},
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5},
             "ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 6, "moe_top_k": 3},
             "rope_parameters": ROPE,
         },

@@ -85,7 +85,6 @@ QUICK = {
     "gpt_neox",
 }
 EXCEPT = {
-    "dbrx": "its files have the base in another field",
     "laguna_channels": "it has one type of layers, so nothing reads the other's entry",
 }
 """Cases whose rotary positions may differ; each with the reason."""
