@@ -146,8 +146,12 @@ def quiet() -> Iterator[None]:
 
 
 def outcomes(name: str, folder: Path) -> Mapping[str, tuple[Verdict, str]]:
-    """The outcome of each change of a case that no earlier case of its family has."""
-    tried = {str(change) for other in earlier(name) for change in changes(CASES[other])}
+    """The outcome of each change of a case, but for numbers that an earlier case of its family has tried.
+
+    A switch or a word may mean another thing in each case.
+    """
+    before = (change for other in earlier(name) for change in changes(CASES[other]))
+    tried = {str(change) for change in before if type(change.value) in (int, float)}
     own = spread(name, [change for change in changes(CASES[name]) if str(change) not in tried])
     return {str(change): verdict(CASES[name], change, folder / str(number)) for number, change in enumerate(own)}
 

@@ -220,6 +220,7 @@ EXPERTS: dict[str, Case] = {
             "moe_num_shared_experts": 2,
         },
     ),
+    # Its class needs the base of the rotation in two places, and reads only the place that published files lack.
     "dbrx": Case(
         "dbrx",
         {
@@ -228,7 +229,7 @@ EXPERTS: dict[str, Case] = {
             "n_heads": 4,
             "n_layers": 2,
             "max_seq_len": 64,
-            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5},
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1000.0},
             "ffn_config": {"ffn_hidden_size": 12, "moe_num_experts": 6, "moe_top_k": 3},
             "rope_parameters": ROPE,
         },

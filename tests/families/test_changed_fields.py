@@ -19,6 +19,7 @@ from .changed_fields import outcomes
 QUICK = {"gpt2"}
 EXCEPT = {
     "t5gemma vocab_size=122": "their tables keep 61 rows, and the test draws ids by this field",
+    "t5gemma *coder={*'return_dict': False*": "their class cannot run without it, and it changes no number",
     "* topk_group=0": "experts of no group: theirs takes some of them all the same",
     "falcon* alibi=True": "their class adds ALiBi twice, see the repair of falcon_rw_1b",
     "llama_dynamic max_position_embeddings=3": "the input of the test is longer than the scaled length",
@@ -71,6 +72,8 @@ def test_fields_that_contradict_each_other(name: str, field: str, value: object,
         ("qwen3_moe", "decoder_sparse_step", 2, "layers without experts are those in `mlp_only_layers`"),
         ("solar_open", "first_k_dense_replace", 1, "its class has experts in every layer"),
         ("ernie4_5_moe", "moe_layer_end_index", 1, "`num_hidden_layers - 1` gives `2`"),
+        ("falcon_40b", "parallel_attn", False, "falcon does not support here"),
+        ("falcon", "num_ln_in_parallel_attn", 2, "falcon does not support here"),
         ("esmc", "head_dim", 4, "`hidden_size // num_attention_heads` gives `8`"),
         ("esmc", "num_key_value_heads", 2, "`num_attention_heads` gives `4`"),
     ],
