@@ -57,8 +57,9 @@ FIXED = NOT_THE_MODEL | {
     *HEADS,
     *GROUPS,
 }
-FIXED |= {"is_gated_act", "dense_act_fn"}
-"""Fields that the tests depend on, those that `sizes` draws together, and those that repeat `feed_forward_proj`."""
+FIXED |= {"is_gated_act", "dense_act_fn", "alibi", "scale_decoder_outputs"}
+"""Fields that the tests depend on, those that `sizes` draws together, those that repeat `feed_forward_proj`, and ALiBi,
+which the class of Falcon adds twice. A T5 without `scale_decoder_outputs` and untied is stored without its head."""
 
 
 def drawn(case: Case, seed: str) -> tuple[Case, dict[str, Any]]:
