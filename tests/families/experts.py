@@ -222,7 +222,7 @@ EXPERTS: dict[str, Case] = {
             "moe_num_shared_experts": 2,
         },
     ),
-    # Theirs has the base of the rotation twice, and reads the one that published files do not have.
+    # Its class needs the base of the rotation in two places, and reads only the place that published files lack.
     "dbrx": Case(
         "dbrx",
         {

@@ -85,7 +85,7 @@ QUICK = {
     "gpt_neox",
 }
 EXCEPT = {
-    "dbrx": "its files have the base in another field",
+    "dbrx": "`attn_config.rope_theta`, which its class ignores, is the base of a file that has no other",
     "laguna_channels": "it has one type of layers, so nothing reads the other's entry",
 }
 """Cases whose rotary positions may differ; each with the reason."""

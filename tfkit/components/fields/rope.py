@@ -266,13 +266,14 @@ def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dic
     text = None if share == 1 else f"d_head * {share}"
     if text is None or d_head is None or isinstance(share, bool) or not 0 < share < 1 or d_head * share % 2 == 0:
         return {"width": text}
+    if d_head * share < 2:  # classes differ in the result
+        raise Invalid("", f"`partial_rotary_factor` rotates no pair of channels of a head of width {d_head}")
     width, theta, scaling = int(d_head * share), position["theta"], position["scaling"]
     if width % 2 == 0 or isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
         return {"width": width}
-    if width == 1:
-        raise Invalid("", f"{share} of a head are less than the two channels of a pair")  # classes differ in the result
     if scaling is not None and scaling["kind"] not in ("linear", "llama3"):
-        raise Invalid("", f"an odd number of rotated channels ({width}) cannot have the scaling {scaling['kind']}")
+        message = f"an odd number of rotated channels ({width}) cannot have the scaling {scaling['kind']}"
+        raise Invalid("", f"{message}: `partial_rotary_factor` is {share}")
     return {"width": None if width + 1 == d_head else width + 1, "theta": theta ** ((width + 1) / width)}
 
 

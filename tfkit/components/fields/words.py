@@ -59,6 +59,8 @@ class CasesConfig(FieldConfig):
     """For each value of the field the changes of the spec by path."""
     unread: Any = None
     """The value to write where other fields leave the field without a meaning; it is omitted if null."""
+    idle: tuple[Any, ...] | None = None
+    """The values that the field may have where other fields leave it without a meaning; all by default."""
 
     def read(self, name: str, file: Reading) -> None:
         for path, changed in self.cases[known_word(name, file.value(name), self.cases, file)].items():
@@ -67,6 +69,11 @@ class CasesConfig(FieldConfig):
     def write(self, name: str, file: Writing) -> None:
         fit = [word for word, one in self.cases.items() if all(file.says(*change) for change in one.items())]
         file.put(name, value_of(first_word(fit, name, self.cases)))
+
+    def pass_over(self, name: str, file: Reading) -> None:
+        value = file.given(name).get("")
+        if self.idle is not None and value is not None:
+            known_word(name, value, [case_of(idle) for idle in self.idle], file)
 
     def write_unread(self, name: str, file: Writing) -> None:
         if self.unread is not None:
