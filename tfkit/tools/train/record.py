@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
@@ -32,9 +32,6 @@ from tfkit.tools.common.atomic_files import write_file, writing, written_folder
 from tfkit.tools.common.workshop import held, sweep
 from tfkit.tools.train.checkpoints import read_checkpoint, read_json, unusable, write_checkpoint
 from tfkit.training.checkpoint import Checkpoint, Restored
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 FACTS, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"
 CHUNK = 2**20
@@ -223,7 +220,8 @@ class _Latest(NamedTuple):
 
     restored: Restored
     position: int
-    digest: _Hash
+    digest: Any
+    """A digest of hashlib, whose class has no public name."""
 
 
 def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | None:
@@ -242,7 +240,7 @@ def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | Non
     return _Latest(restored, state.position, digest)
 
 
-def _digest_of_beginning(path: Path, size: int) -> _Hash:
+def _digest_of_beginning(path: Path, size: int) -> Any:
     """Return the digest of the first bytes of a file; raise SpecError if it has fewer."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
