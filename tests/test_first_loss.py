@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import tfkit
+from tests.known import NAMES
 from tests.small_specs import covering_first, reductions
 from tfkit.cli import main
 from tfkit.first_loss import first_losses
 from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.eject.runner import loaded, made
 
-from .sampling import some
+from .sampling import chosen, some
 
 ROOT = Path(__file__).parents[1]
 VOCAB = 997
@@ -37,11 +40,16 @@ TIED = "logits.tie=embedding"
 SCALED = "embedding.scale=sqrt_d_model"
 
 
-def measured(graph: tfkit.Graph) -> float:
-    """The loss of a model that was just built, of random tokens, above ln V."""
+def built(graph: tfkit.Graph) -> nn.Module:
+    """Build a model without warnings about its first loss."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tfkit.FirstLossWarning)
-        model = tfkit.build(graph).eval()
+        return tfkit.build(graph)
+
+
+def measured(graph: tfkit.Graph, model: nn.Module | None = None) -> float:
+    """Return the loss of a new model for random tokens, minus ln V."""
+    model = (built(graph) if model is None else model).eval()
     with torch.no_grad():
         out = model(**random_inputs(graph, batch=4, length=16))
     logits = (out if isinstance(out, torch.Tensor) else out[0]).flatten(0, -2).float()
@@ -95,6 +103,7 @@ def small(name: str) -> tfkit.Graph:
     """A shipped spec, wide enough for its start to be seen; what scales its logits is that of the whole."""
     graph = tfkit.load(name)
     sizes = {"d_model=16": "d_model=128", "vocab_size=13": f"vocab_size={VOCAB}", "max_len=8": "max_len=32"}
+    sizes["width=16"] = "width=128"
     sizes[f"_factor={[1.5] * 4}"] = f"_factor={[1.5] * 32}"  # of the pairs of a head, which are eight times as many
     sets = [*reductions(graph)]
     for old, new in sizes.items():
@@ -108,6 +117,57 @@ def test_what_ships_starts_near_even_guesses(name: str) -> None:
     kinds = {node.config.kind_name() for node in tfkit.load(name).nodes}
     if {"decoder", "lm_head"} <= kinds:
         assert abs(measured(small(name))) < 1
+
+
+def check_statistics(ejected: nn.Module, model: nn.Module) -> None:
+    """Compare the mean and the standard deviation of each parameter, to within six standard errors."""
+    ours = dict(model.named_parameters())
+    assert [name for name, _ in ejected.named_parameters()] == [*ours]
+    for name, parameter in ejected.named_parameters():
+        pair = parameter.detach(), ours[name].detach()
+        assert pair[0].isfinite().all(), name
+        means, deviations = ([float(statistic) for statistic in (f(pair[0]), f(pair[1]))] for f in (torch.mean, _std))
+        error = 6 * max(deviations) / math.sqrt(parameter.numel())
+        assert deviations[0] == pytest.approx(deviations[1], abs=error), name
+        assert means[0] == pytest.approx(means[1], abs=1.5 * error + 1e-6), name
+
+
+def _std(weight: torch.Tensor) -> torch.Tensor:
+    return weight.std(correction=0)
+
+
+EJECTED = ("gpt2", "gpt_oss_20b", "llama3_8b", "vaswani_base")
+"""Biases and residual scaling, experts, a file without either, and matrices whose parts are filled one by one."""
+
+
+@pytest.mark.parametrize("name", chosen(NAMES, EJECTED))
+def test_an_ejected_model_starts_as_the_built_one(name: str) -> None:
+    graph = small(name)
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)  # new memory is then filled with NaN
+    try:
+        with loaded(tfkit.eject(graph)) as module:
+            ejected = made(module)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    check_statistics(ejected, built(graph))
+    if {"decoder", "lm_head"} <= {node.config.kind_name() for node in graph.nodes}:
+        assert abs(measured(graph, ejected)) < 1
+
+
+@pytest.mark.parametrize("kind", chosen(["fan_in", "gpt2", "normal", "small", "torch", "xavier"], ["small", "torch"]))
+def test_each_initialization_is_ejected(kind: str) -> None:
+    graph = graph_of(f"init={kind}", "decoder.ffn.bias=true", TIED)
+    torch.manual_seed(0)
+    with loaded(tfkit.eject(graph)) as module:
+        check_statistics(made(module), built(graph))
+
+
+@pytest.mark.slow
+def test_the_gpt2_of_the_docs_starts_near_even_guesses() -> None:
+    torch.manual_seed(0)
+    with loaded((ROOT / "docs/examples/gpt2.py").read_text("utf-8")) as module:
+        assert abs(measured(tfkit.load("gpt2"), made(module))) < 1
 
 
 # ---- the estimate, and the warning ----

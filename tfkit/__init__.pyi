@@ -16,6 +16,7 @@ from tfkit.component import Config as Config
 from tfkit.component import ContentPath as ContentPath
 from tfkit.component import Count as Count
 from tfkit.component import DataConfig as DataConfig
+from tfkit.component import DecodedMetric as DecodedMetric
 from tfkit.component import Dim as Dim
 from tfkit.component import Dropout as Dropout
 from tfkit.component import Extent as Extent
@@ -28,12 +29,14 @@ from tfkit.component import InputPositionConfig as InputPositionConfig
 from tfkit.component import Layer as Layer
 from tfkit.component import Layers as Layers
 from tfkit.component import LengthsWire as LengthsWire
+from tfkit.component import LogitMetric as LogitMetric
 from tfkit.component import Lookup as Lookup
 from tfkit.component import LossConfig as LossConfig
 from tfkit.component import Make as Make
 from tfkit.component import MaskConfig as MaskConfig
 from tfkit.component import MaskedWire as MaskedWire
 from tfkit.component import MemoryWire as MemoryWire
+from tfkit.component import Metric as Metric
 from tfkit.component import MetricConfig as MetricConfig
 from tfkit.component import NormConfig as NormConfig
 from tfkit.component import OptimizerConfig as OptimizerConfig
@@ -41,6 +44,7 @@ from tfkit.component import Pieces as Pieces
 from tfkit.component import PositiveFloat as PositiveFloat
 from tfkit.component import Probability as Probability
 from tfkit.component import Projection as Projection
+from tfkit.component import Ratio as Ratio
 from tfkit.component import Reading as Reading
 from tfkit.component import ResidualConfig as ResidualConfig
 from tfkit.component import RopeScalingConfig as RopeScalingConfig
@@ -56,6 +60,7 @@ from tfkit.component import TableWire as TableWire
 from tfkit.component import TemperatureConfig as TemperatureConfig
 from tfkit.component import TokenizerConfig as TokenizerConfig
 from tfkit.component import TrackerConfig as TrackerConfig
+from tfkit.component import Training as Training
 from tfkit.component import Wire as Wire
 from tfkit.component import Writing as Writing
 from tfkit.component import divisors as divisors

@@ -35,7 +35,7 @@ from tfkit.wrapped import unwrapped
 class FailedError(Exception):
     """A component's `build` raised an error, which is the cause."""
 
-    def __init__(self, config: Component, cause: Exception) -> None:
+    def __init__(self, config: Component, cause: BaseException) -> None:
         super().__init__(config, cause)
         self.config = config
         self.cause = cause
@@ -53,15 +53,26 @@ class Builder:
     def __call__(self, config: Component, /, *args: Any, **kwargs: Any) -> nn.Module:
         """Build `config`; see `tfkit.component.Make`."""
         try:
-            module = config.build(self, *args, **kwargs)  # type: ignore[attr-defined]
+            module = _built(config, self, *args, **kwargs)
             if not isinstance(module, nn.Module):
                 raise TypeError(f"it returned {type(module).__name__}, not an nn.Module")
-        except (Invalid, SpecError, FailedError):
+        except (Invalid, SpecError, FailedError, KeyboardInterrupt):
             raise
-        except Exception as cause:
+        except BaseException as cause:
             raise FailedError(config, cause) from cause
         self.configs[module], self.arguments[module] = config, args
         return module
+
+
+def _built(config: Component, make: Builder, /, *args: Any, **given: Any) -> Any:
+    """Return the result of `build`. Raise RuntimeError if `build` changes the dtype of the modules built after it."""
+    dtype = torch.get_default_dtype()
+    try:
+        return config.build(make, *args, **given)  # type: ignore[attr-defined]
+    finally:
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+            raise RuntimeError("it must not change torch's default dtype")
 
 
 @checked
@@ -150,7 +161,7 @@ def build_filled(
     """
     from tfkit.checkpoint.files import Checkpoint
     from tfkit.checkpoint.fitting import fitting_map, floating_type, warn_of
-    from tfkit.checkpoint.header import shown
+    from tfkit.spec.header import shown
 
     with Checkpoint.open(path) as checkpoint:
         model = _on_meta(graph, dtype or floating_type(checkpoint), **options)

@@ -21,7 +21,15 @@ from tfkit.console.commands import Command, Group
 from tfkit.console.completion import VARIABLE, complete
 from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
-from tfkit.errors import FirstLossWarning, LeftOutWarning, NotFiniteWarning, SpecError, quoted
+from tfkit.errors import (
+    Diagnostic,
+    FirstLossWarning,
+    LeftOutWarning,
+    NotFiniteWarning,
+    PluginWarning,
+    SpecError,
+    quoted,
+)
 
 WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 BY_SIGNAL = 128
@@ -123,7 +131,7 @@ def _drop_output() -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        with cli.make_context("tfkit", arguments) as context, said(LeftOutWarning, NotFiniteWarning):
+        with cli.make_context("tfkit", arguments) as context, said(LeftOutWarning, NotFiniteWarning, PluginWarning):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as wrong:
@@ -133,12 +141,24 @@ def _run(arguments: list[str]) -> int:
     except SpecError as wrong:
         click.echo(str(wrong), err=True)
         return WRONG_SPEC
+    except SystemExit as end:  # no command of tfkit raises it: without this, `sys.exit(0)` would look like success
+        click.echo(str(_ended_by(end)), err=True)
+        return WRONG_SPEC
     except click.UsageError as wrong:
         click.echo(_usage(wrong), err=True)
         return WRONG_USAGE
     finally:
         sys.stdout.flush()
     return 0
+
+
+def _ended_by(end: SystemExit) -> SpecError:
+    """Return the error of code that ends the process, with the place of that code."""
+    from tfkit.plugin.hooks import in_words, where
+
+    help = "code of a plugin must raise an exception instead of ending the process"
+    message = f"the command was ended by code outside tfkit: {in_words(end)}"
+    return SpecError(Diagnostic(message, notes=tuple(filter(None, [where(end)])), help=help))
 
 
 def _usage(wrong: click.UsageError) -> str:

@@ -132,6 +132,10 @@ class NotFiniteWarning(UserWarning):
     """Weights that were written have values that are infinite or NaN: they are kept, but do not load."""
 
 
+class PluginWarning(UserWarning):
+    """A plugin changed a global setting of torch while it was loaded. tfkit restored the setting."""
+
+
 class SpecError(ValueError):
     """The errors of a spec, in file order and without repetitions, as `diagnostics`."""
 

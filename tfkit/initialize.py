@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +14,50 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.tables import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
+from tfkit.placement import forked_generator
+
+RESETS = ("reset_parameters", "_reset_parameters")
+"""Names of the method that fills a module; torch's attention has it under a private name."""
+
+
+class Rule(NamedTuple):
+    """The method of the spec's `init` that fills the weight of a module, and its arguments."""
+
+    method: Literal["linear", "table", "tied_table"]
+    residual: bool = False
+    n_layers: int | None = None
+
+
+def rules(model: nn.Module, graph: Graph) -> dict[str, Rule]:
+    """Return the rule of every linear layer and every table of a model, by its path."""
+    tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
+    depths = {node.name: node.stack.depth if node.stack else None for node in graph.nodes}
+    plan: dict[str, Rule] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear | StackedLinear):
+            residual = isinstance(module, Linear | StackedLinear) and module.residual
+            plan[path] = Rule("linear", residual, depths.get(path.partition(".")[0]))
+        elif isinstance(module, nn.Embedding):
+            plan[path] = Rule("tied_table" if path in tied else "table")
+    return plan
 
 
 def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
     """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
     init = graph.spec.model.init
-    tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
-    depths = {node.name: node.stack.depth if node.stack else None for node in graph.nodes}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    plan = rules(model, graph)
+    with torch.no_grad(), forked_generator():
         for path, module in model.named_modules():
             if isinstance(module, nn.Linear | StackedLinear):
-                residual = isinstance(module, Linear | StackedLinear) and module.residual
+                _, residual, n_layers = plan[path]
                 for i, part in enumerate(_matrices(module)):
                     generator = generator_of(seed, f"{path}.weight.{i}", part.device)
-                    depth = depths.get(path.partition(".")[0])
-                    init.linear(part, residual=residual, n_layers=depth, generator=generator)
+                    init.linear(part, residual=residual, n_layers=n_layers, generator=generator)
                 if module.bias is not None:
                     generator = generator_of(seed, f"{path}.bias", module.bias.device)
                     init.bias(module.bias, fan_in=module.weight.size(-1), generator=generator)
             elif isinstance(module, nn.Embedding):
-                fill = init.tied_table if path in tied else init.table
+                fill = init.tied_table if plan[path].method == "tied_table" else init.table
                 fill(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
             elif (reset := _reset_of(module)) is not None:
                 first = next(chain(module.parameters(), module.buffers()), None)
@@ -44,9 +69,9 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    """The method that fills a module; torch's attention has it under a private name."""
-    found = [getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters")]
-    return next((one for one in found if callable(one)), None)
+    """Return the method that fills a module; None if there is none."""
+    methods = [getattr(module, name, None) for name in RESETS]
+    return next((method for method in methods if callable(method)), None)
 
 
 def _holds(module: nn.Module) -> bool:

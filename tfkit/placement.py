@@ -1,7 +1,8 @@
-"""The device and type of tensors, by the names that users give; the threads of operations."""
+"""The device and type of tensors, by the names that users give; threads, and the random generators that they share."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, TypeAlias
@@ -12,6 +13,9 @@ from tfkit.arguments import DTYPES, shown
 from tfkit.errors import closest, quoted
 
 TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+GLOBAL_GENERATORS = threading.RLock()
+"""Lock of torch's global random generators, which all threads of a process share. tfkit holds it from the seed to the
+last number that a module draws: no other thread of tfkit seeds a generator, draws or restores a state in between."""
 AnyDtype: TypeAlias = Annotated[torch.dtype | str, "a type of numbers such as torch.bfloat16 or 'bfloat16'"]
 AnyDevice: TypeAlias = Annotated[torch.device | str, "a device such as 'cpu', 'cuda:1' or 'meta'"]
 
@@ -57,3 +61,10 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def forked_generator() -> Iterator[None]:
+    """Lock the global random generators; afterwards, restore the state of the CPU's generator."""
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]):
+        yield

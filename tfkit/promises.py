@@ -31,7 +31,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import input_shapes
 from tfkit.graph.places import place_of
 from tfkit.graph.sequence_limits import max_len
-from tfkit.placement import name_of
+from tfkit.placement import forked_generator, name_of
 from tfkit.spec.messages import fault_of, kind_of
 from tfkit.torch_private.tensors import tensors_in, version_of
 
@@ -57,7 +57,7 @@ def check_promises(model: fx.GraphModule, graph: Graph) -> None:
     for name, shape in input_shapes(graph, batch=BATCH, length=min(LENGTH, max_len(graph) or LENGTH)).items():
         real = graph.spec.model.inputs[name].type == "features"
         inputs[name] = torch.ones(shape, dtype=like.dtype if real else torch.long, device=like.device)
-    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), watch.watching():
+    with suppress(Exception), torch.no_grad(), forked_generator(), watch.watching():
         model(**inputs)
     if watch.broken:
         raise SpecError(*(component.diagnostic(graph) for component in watch.broken))
@@ -215,7 +215,9 @@ def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
     x = next(tensors_in(args), None)
     batch = None if x is None else x.size(0)
     if signal.type == "logits" and isinstance(value, Tensor):
-        return _other(value, (batch, *[None] * max(0, value.dim() - 2), signal.width), signal.in_words())
+        axes = [None] * (value.dim() - 1)
+        shape = (batch, *axes) if signal.width is None else (batch, *axes[:-1], signal.width)
+        return _other(value, shape, signal.in_words())
     read: Signal | None = signals.get("input")
     goes_on = x is not None and read is not None and signal.mask is not None and signal.mask == read.mask
     length = x.size(1) if x is not None and goes_on else signal.length

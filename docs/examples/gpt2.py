@@ -1,7 +1,6 @@
 """gpt2: 124M: pre-LN, learned positions, tied head
 
 Source: https://github.com/openai/gpt-2
-Weights start as torch starts them, unless loaded; the spec says: gpt2, std 0.02.
 b batch, t positions, h heads, d width of a head.
 """
 
@@ -181,6 +180,7 @@ class Gpt2(nn.Module):
         super().__init__()
         self.embedding = Embedding(config)
         self.decoder = Stack(config)
+        self._init_weights(config)
 
     def forward(self, tokens: Tensor, tokens_mask: Tensor | None = None) -> Tensor:
         if tokens_mask is not None and tokens_mask.is_floating_point():
@@ -190,6 +190,19 @@ class Gpt2(nn.Module):
         tokens_mask = None if tokens_mask is None else tokens_mask.to(torch.bool)
         decoder = self.decoder(self.embedding(tokens, mask=tokens_mask), mask=tokens_mask)  # [b, t, 768]
         return F.linear(decoder, self.embedding.tokens.weight)
+
+    def _init_weights(self, config: Config) -> None:
+        """Normal; projections into the residual stream are divided by sqrt(2 n_layers)."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.Linear):
+                if name.endswith((".output", ".down")):
+                    std = 0.02 / math.sqrt(2 * config.n_layers)
+                    nn.init.normal_(module.weight, std=std)
+                else:
+                    nn.init.normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
 
 
 if __name__ == "__main__":

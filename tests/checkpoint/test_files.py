@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from tfkit.checkpoint import files
-from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.header import DTYPES, MAX_HEADER, TensorInfo
+from tfkit.checkpoint.files import DTYPES, Checkpoint, TensorInfo
 from tfkit.errors import SpecError
 from tfkit.spec.folder import INDEX, WEIGHTS
+from tfkit.spec.header import MAX_HEADER
 
 from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, refused
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tfkit.checkpoint import finite
+from tfkit.checkpoint.files import DTYPES
 from tfkit.checkpoint.finite import check_finite, is_finite, not_finite
-from tfkit.checkpoint.header import DTYPES
 from tfkit.errors import SpecError
 
 

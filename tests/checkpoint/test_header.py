@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.header import MAX_HEADER
 from tfkit.errors import SpecError
 from tfkit.spec.folder import WEIGHTS
+from tfkit.spec.header import MAX_HEADER
 
 from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, assert_same, entry, raw, refused
 

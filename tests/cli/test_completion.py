@@ -42,6 +42,11 @@ def test_commands() -> None:
     assert completions("no_such_command", "exp") == ["explain", "export"]
 
 
+def test_a_loop_of_links_is_no_folder(folder: Path) -> None:
+    (folder / "loop").symlink_to("loop")
+    assert completions("show", "loop") == ["<file>"]
+
+
 def test_commands_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path(__file__).parent.parent / "plugin" / "everything"))
     assert completions("de") == ["depth"]

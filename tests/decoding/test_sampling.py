@@ -62,7 +62,7 @@ SAMPLINGS = st.builds(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_next_to_zero_it_takes_the_likeliest(temperature: float, dtype: torch.dtype) -> None:
     logits = torch.tensor([[1.0, 3.0, -2.0], [-5.0, -7.0, -6.0], [0.0, 0.0, 1e4]], dtype=dtype)
-    sampler = Sampler(Sampling(temperature, top_p=0.9), 3, 1, 1, seed=1, device=CPU)
+    sampler = Sampler(Sampling(temperature, top_p=0.9), range(3), 1, 1, seed=1, device=CPU)
     assert sampler(logits).tolist() == [1, 0, 2]
 
 
@@ -124,7 +124,8 @@ def test_half_precision_is_widened_before_anything_is_done_to_it() -> None:
 def choose(steps: int, logits: Tensor, **given: object) -> Tensor:
     """Tokens [rows, steps] with the same logits in every step."""
     arguments = {"prompts": 2, "n_samples": 2, "seed": 7, "sampling": Sampling(1.0), **given}
-    sampler = Sampler(steps=steps, device=CPU, **arguments)  # type: ignore[arg-type]
+    prompts = range(arguments["prompts"])  # type: ignore[call-overload]
+    sampler = Sampler(steps=steps, device=CPU, **(arguments | {"prompts": prompts}))  # type: ignore[arg-type]
     rows = arguments["prompts"] * arguments["n_samples"]  # type: ignore[operator]
     return torch.stack([sampler(logits.expand(rows, -1)) for _ in range(steps)], dim=1)
 
@@ -148,14 +149,14 @@ def test_a_row_does_not_depend_on_what_else_is_drawn(given: Mapping[str, object]
 
 def test_greedy_takes_the_likeliest() -> None:
     logits = torch.randn(3, VOCAB)
-    sampler = Sampler(Sampling(), 3, 1, 2, seed=0, device=CPU)
+    sampler = Sampler(Sampling(), range(3), 1, 2, seed=0, device=CPU)
     assert torch.equal(sampler(logits), logits.argmax(dim=1))
     assert torch.equal(sampler(-logits), logits.argmin(dim=1))
 
 
 def test_the_penalty_is_for_the_prompt_without_padding_and_for_what_was_chosen() -> None:
     ids, mask = torch.tensor([[0, 0, 3], [2, 5, 3]]), torch.tensor([[False, False, True], [True, True, True]])
-    sampler = Sampler(Sampling(repetition_penalty=4.0), 2, 1, 5, seed=0, device=CPU)
+    sampler = Sampler(Sampling(repetition_penalty=4.0), range(2), 1, 5, seed=0, device=CPU)
     sampler.read(ids, mask, VOCAB)
     logits = torch.linspace(2.0, 1.0, VOCAB).expand(2, -1)
     found = []

@@ -17,11 +17,12 @@ import transformers
 from torch import nn
 
 from tfkit.errors import SpecError
+from tfkit.tools.import_.importing import import_config
 
 from .case import Case, Trial, check_logits, reference
 from .cases import CASES, earlier
 
-Verdict = Literal["equal", "refused", "illegal", "wrong", "crashed"]
+Verdict = Literal["equal", "refused", "illegal", "silent", "wrong", "crashed"]
 NOT_THE_MODEL = frozenset(
     """
     architectures model_type transformers_version dtype torch_dtype id2label label2id problem_type name_or_path
@@ -85,11 +86,13 @@ def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
     changed = replace(case, config={**deepcopy(dict(case.config)), change.field: change.value})
     if change.field == "type_vocab_size":
         changed = replace(changed, token_types=change.value)
+    if change.field == "tie_word_embeddings":  # some classes have parameters that an untied head does not read
+        changed = replace(changed, leaves_out=None)
     try:
         with quiet():
             theirs = runnable(changed)
     except Exception as error:  # transformers says in many ways that it cannot
-        return "illegal", repr(error)
+        return "silent" if _is_passed_over(case, changed, folder) else "illegal", repr(error)
     try:
         with quiet():
             trial = Trial.read(changed, theirs, folder)
@@ -105,6 +108,19 @@ def verdict(case: Case, change: Change, folder: Path) -> tuple[Verdict, str]:
     except Exception as error:
         return "crashed", repr(error)
     return "equal", ""
+
+
+def _is_passed_over(case: Case, changed: Case, folder: Path) -> bool:
+    """Return True if a config.json that transformers reads, and cannot run, imports as the model without the change."""
+    texts = []
+    for number, variant in enumerate((case, changed)):
+        try:
+            config = transformers.AutoConfig.for_model(case.model_type, **deepcopy(dict(variant.config)))
+            config.save_pretrained(folder / str(number))
+            texts.append(import_config(folder / str(number), family=case.family, name="model").text)
+        except Exception:  # transformers rejects the value, or the family does
+            return False
+    return texts[0] == texts[1]
 
 
 def runnable(case: Case) -> nn.Module:
@@ -130,8 +146,12 @@ def quiet() -> Iterator[None]:
 
 
 def outcomes(name: str, folder: Path) -> Mapping[str, tuple[Verdict, str]]:
-    """The outcome of each change of a case that no earlier case of its family has."""
-    tried = {str(change) for other in earlier(name) for change in changes(CASES[other])}
+    """The outcome of each change of a case, but for numbers that an earlier case of its family has tried.
+
+    A switch or a word may mean another thing in each case.
+    """
+    before = (change for other in earlier(name) for change in changes(CASES[other]))
+    tried = {str(change) for change in before if type(change.value) in (int, float)}
     own = spread(name, [change for change in changes(CASES[name]) if str(change) not in tried])
     return {str(change): verdict(CASES[name], change, folder / str(number)) for number, change in enumerate(own)}
 

@@ -40,7 +40,9 @@ def correction(name: str, *layers: int) -> dict[str, str]:
 
 
 EXPERTS: dict[str, Case] = {
-    "mixtral": Case("mixtral", {**LLAMA, **WINDOW, "head_dim": 12, "num_local_experts": 6, "rope_parameters": ROPE}),
+    "mixtral": Case(
+        "mixtral", {**LLAMA, **WINDOW, "head_dim": 12, "num_local_experts": 12, "rope_parameters": ROPE}
+    ),  # more than ten experts: their order is not that of their numbers as text
     "mixtral_tied": Case("mixtral", {**LLAMA, "num_local_experts": 4, "tie_word_embeddings": True}),
     "qwen3_moe": Case(
         "qwen3_moe",
@@ -220,7 +222,7 @@ EXPERTS: dict[str, Case] = {
             "moe_num_shared_experts": 2,
         },
     ),
-    # Theirs has the base of the rotation twice, and reads the one that published files do not have.
+    # Its class needs the base of the rotation in two places, and reads only the place that published files lack.
     "dbrx": Case(
         "dbrx",
         {

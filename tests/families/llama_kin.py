@@ -70,8 +70,6 @@ LLAMA_KIN: dict[str, Case] = {
     "llama_dynamic": Case(
         "llama",
         {**LLAMA, "max_position_embeddings": 6, "rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 2.0}},
-        beyond=True,
-        cached=False,
     ),
     "mistral": Case("mistral", {**LLAMA, **WINDOW, "tie_word_embeddings": True}),
     "ministral": Case("ministral", {**LLAMA, **MIXED, "head_dim": 12}),
@@ -160,7 +158,6 @@ LLAMA_KIN: dict[str, Case] = {
                 "long_factor": [1.0, 2.0, 3.0, 4.0],
             },
         },
-        cached=False,
     ),
     "cohere2": Case("cohere2", {**LLAMA, **WINDOW, "num_hidden_layers": 5, "attention_bias": True, "logit_scale": 0.3}),
     "cohere2_listed": Case("cohere2", {**LLAMA, **MIXED, "head_dim": 12}),

@@ -12,7 +12,10 @@ import tfkit
 from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.import_.importing import import_config
 
-from .case import Trial
+from ..sampling import slow
+from .case import AUTO, Trial
+from .cases import CASES
+from .changed_fields import quiet
 from .encoders import ENCODERS
 
 
@@ -63,3 +66,20 @@ def test_frequencies_in_every_layer_and_newer_names_of_norms(tmp_path: Path) -> 
     save_file({**newer, layers[1]: 0.5 * frequencies}, tmp_path / "other.safetensors")
     with pytest.raises(tfkit.SpecError, match=r"layer\.1.*has other values than the model computes"):
         build_with_weights(trial.imported.graph, tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("name", ["roformer", slow("pegasus"), slow("fsmt")])
+def test_tables_that_a_class_stores_are_written(name: str, tmp_path: Path) -> None:
+    """Tables of positions have no parameters in tfkit; a file without them makes transformers warn."""
+    trial = Trial.of(CASES[name], tmp_path)
+    tfkit.save(trial.ours, tmp_path / "back", layout="huggingface")
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "back"))
+    assert before.keys() - trial.ours.meta["graph"].spec.family.zeros.keys() == after.keys()
+    with quiet():
+        again, loaded = AUTO[trial.case.kind].from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not loaded["missing_keys"]
+    ids = torch.randint(3, 53, (2, 9))
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if trial.has_target else {})}
+    with torch.no_grad():
+        expected, found = (model(**inputs, use_cache=False).logits for model in (trial.theirs, again.eval()))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

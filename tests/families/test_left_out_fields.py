@@ -41,7 +41,8 @@ def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path
         ("llama", "hidden_size", r"`hidden_size` is missing\n.*\(hidden_size\)"),
         ("llama", "vocab_size", r"`vocab_size` is missing\n.*\(vocab_size\)"),
         ("bloom", "hidden_size", r"`hidden_size` is missing\n.*\(hidden_size\)"),
-        ("dbrx", "attn_config.rope_theta", r"`attn_config.rope_theta` is missing\n.*config.json:1:1\d\d "),
+        ("dbrx", "ffn_config.ffn_hidden_size", r"`ffn_config.ffn_hidden_size` is missing\n.*config.json:1:[1-9]\d\d "),
+        ("t5gemma", "decoder", "`decoder.hidden_size` is missing"),
         ("cwm", "rope_parameters.rope_type", r"unknown .*: `factor`(.|\n)*`rope_type` names the scaling"),
         (
             "youtu",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import transformers
 
 import tfkit
 from tfkit.errors import SpecError
+from tfkit.graph.sequence_limits import max_len as limit_of
 from tfkit.tools.import_.importing import export_config, import_config
 
 from ..known import KNOWN
-from ..sampling import chosen, some
+from ..sampling import chosen, slow, some
+from .case import Case, Trial, check_cached, check_logits, check_saved
 from .cases import CASES
 from .config_mutations import config_of, imported
 from .llama_kin import LLAMA, LLAMA_KIN
@@ -82,7 +85,7 @@ QUICK = {
     "gpt_neox",
 }
 EXCEPT = {
-    "dbrx": "its files have the base in another field",
+    "dbrx": "`attn_config.rope_theta`, which its class ignores, is the base of a file that has no other",
     "laguna_channels": "it has one type of layers, so nothing reads the other's entry",
 }
 """Cases whose rotary positions may differ; each with the reason."""
@@ -151,3 +154,38 @@ def test_phi3_believes_the_length_beside_the_rotary_parameters_or_its_default(tm
         theirs = transformers.AutoConfig.for_model(**deepcopy(config)).rope_parameters
         found = export_config(imported("phi3_longrope", config, tmp_path))["rope_parameters"]
         assert found["original_max_position_embeddings"] == theirs["original_max_position_embeddings"] == meant
+
+
+LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, **ORIGINAL}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_len"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, 12),
+        ({"rope_type": "yarn", "factor": 2.5}, 15),
+        slow(({**YARN, **ORIGINAL}, 18)),
+        slow(({**LLAMA3, **ORIGINAL, "factor": 4.0}, 24)),
+        slow((LONGROPE, 12)),
+    ],
+)
+def test_input_beyond_the_trained_length(scaling: dict[str, Any], max_len: int, tmp_path: Path) -> None:
+    """Longer input is what a scaling is for, even if config.json only has the length before it."""
+    rope = {"rope_parameters": {**THETA, **scaling}}
+    trial = Trial.of(Case("llama", {**LLAMA, "max_position_embeddings": 6, **rope}), tmp_path)
+    assert limit_of(trial.imported.graph) == max_len
+    check_logits(trial, "none")
+    check_cached(trial)
+    check_saved(trial)
+
+
+@pytest.mark.parametrize(("kind", "written"), [("dynamic", 6), slow(("linear", 100))])
+def test_a_max_len_beyond_the_scaling(kind: str, written: int, tmp_path: Path) -> None:
+    """The class of a dynamic scaling takes the trained length from `max_position_embeddings`."""
+    config = {**LLAMA, "max_position_embeddings": 6, "rope_parameters": {**THETA, "rope_type": kind, "factor": 2.0}}
+    trial = Trial.of(Case("llama", config), tmp_path)
+    longer = tfkit.build(tfkit.loads(trial.imported.text, sets="max_len=100")).eval()
+    longer.load_state_dict(trial.ours.state_dict())
+    check_logits(replace(trial, ours=longer), "none")
+    check_saved(replace(trial, ours=longer))
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["max_position_embeddings"] == written

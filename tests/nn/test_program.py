@@ -14,6 +14,7 @@ import traceback
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.graph_module import _loader
 
 import tfkit
 from tfkit.nn import Program
@@ -212,3 +213,20 @@ def test_garbage_is_collected_again_after_a_build():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_sources_of_models_do_not_accumulate():
+    def sources() -> set[str]:
+        gc.collect()
+        return {*linecache.cache, *_loader.eval_cache}
+
+    first = tfkit.build(tfkit.loads(SPEC))
+    before = sources()
+    for _ in range(3):
+        tfkit.build(tfkit.loads(SPEC))
+    assert sources() == before
+    tfkit.build(tfkit.loads(SPEC.replace("name: tiny", "name: other")))
+    assert sources() == before
+    assert inspect.getsource(type(first).forward) == first.code
+    del first
+    assert [file for file in before - sources() if "Tiny" in file]

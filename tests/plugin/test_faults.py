@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
+import torch
 from pydantic import field_validator
 from torch import nn
 
 import tfkit
-from tfkit.component import BlockConfig, FFNConfig, Make, Signal, Signals, Wire
+from tests.training.runs import RUN, trained, write_run
+from tfkit.cli import main
+from tfkit.component import (
+    IGNORED,
+    Batch,
+    BlockConfig,
+    CallbackConfig,
+    DataConfig,
+    FFNConfig,
+    LossConfig,
+    Make,
+    OptimizerConfig,
+    Signal,
+    Signals,
+    Wire,
+)
+from tfkit.graph.run import load_run
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
 
@@ -71,6 +90,8 @@ class Odd(FFNConfig):
     def build(self, make: Make) -> nn.Module:
         if self.where == "build":
             raise self.wrong
+        if self.where == "dtype":
+            torch.set_default_dtype(torch.float64)
         if self.where == "nothing":
             return None  # type: ignore[return-value]
         return nn.Identity()
@@ -86,6 +107,8 @@ class OddBlock(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         if self.where == "output":
             raise ZeroDivisionError
+        if self.where == "exit":
+            raise SystemExit(0)
         return inputs["input"]  # type: ignore[no-any-return]
 
     def table(self) -> Signal | None:
@@ -127,13 +150,41 @@ def test_a_component_that_fails(ffn: str, message: str, cause: str) -> None:
     assert error.span.line == 7
 
 
+class Stop(BaseException):
+    """No `Exception`, and no interrupt."""
+
+
+@pytest.mark.parametrize("wrong", [SystemExit(0), Stop("now"), GeneratorExit()])
+@pytest.mark.parametrize("where", ["check", "build"])
+def test_a_component_that_ends_the_process(where: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odd, "wrong", wrong)
+    error = refusal(STACK.replace("FFN", f"{{kind: odd, where: {where}}}"), Odd).diagnostics[0]
+    assert error.notes[0] == f"{type(wrong).__name__}: {wrong}".removesuffix(": ")
+    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+
+
+@pytest.mark.parametrize("where", ["check", "build"])
+def test_an_interrupt_in_a_component_stays_one(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odd, "wrong", KeyboardInterrupt())
+    text = STACK.replace("FFN", f"{{kind: odd, where: {where}}}")
+    with pytest.raises(KeyboardInterrupt):
+        tfkit.build(tfkit.loads(text, plugins=plugins(Odd)), device="meta")
+
+
+def test_a_component_cannot_change_the_default_dtype() -> None:
+    error = refusal(STACK.replace("FFN", "{kind: odd, where: dtype}"), Odd).diagnostics[0]
+    assert error.notes[0] == "RuntimeError: it must not change torch's default dtype"
+    assert torch.get_default_dtype() == torch.float32
+
+
 @pytest.mark.parametrize(
-    ("where", "cause"), [("output", "ZeroDivisionError"), ("table", "AttributeError: no such thing")]
+    ("where", "cause"),
+    [("output", "ZeroDivisionError"), ("table", "AttributeError: no such thing"), ("exit", "SystemExit: 0")],
 )
 def test_a_block_that_fails(where: str, cause: str) -> None:
     text = STACK.replace("FFN", "{kind: relu, d_ff: 3}") + f"  last: {{block: odd, where: {where}}}\n"
     error = refusal(text, OddBlock).diagnostics[0]
-    assert error.message == f"block `odd` failed in `{where}`"
+    assert error.message == f"block `odd` failed in `{where.replace('exit', 'output')}`"
     assert error.notes[0] == cause
     assert error.path == "graph.last"
 
@@ -154,3 +205,182 @@ def test_one_mistake_hides_what_a_check_makes_of_it() -> None:
     """A check that fails because a value is wrong already is no second error."""
     error = refusal(STACK.replace("FFN", "{kind: odd, where: check, nmber: 1}"), Odd).diagnostics[0]
     assert error.message == "unknown key `nmber`"
+
+
+# ---- data ----
+
+
+class OddData(DataConfig):
+    """Data that fail where they are told to, or return what breaks their contract."""
+
+    kind: Literal["odd"] = "odd"
+    where: str = ""
+
+    @property
+    def takes_length(self) -> bool:
+        return True
+
+    def build(self, length: int | None) -> Any:
+        return OddRows(self.where)._at("build", OddRows(self.where))
+
+
+class OddRows:
+    vocab_size, length, splits, tokenizer = 11, 4, ("train", "val"), None
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    @property
+    def fingerprint(self) -> str:
+        return self._at("fingerprint", "odd")
+
+    def examples(self, split: str, order: str) -> Any:
+        return self._at("examples", self)
+
+    def __len__(self) -> int:
+        return self._at("len", 20)
+
+    def batch(self, indices: Any) -> Any:
+        ids = np.zeros((len(indices), 4), np.int64)
+        inputs = {"above": ids + 11, "below": ids - 1, "floats": ids * 0.5, "flat": ids[0], "list": ids.tolist()}
+        targets = {"target": ids + 11, "ignored": np.full_like(ids, IGNORED)}
+        batch = Batch({"tokens": inputs.get(self.where, ids)}, targets.get(self.where, ids))
+        return self._at("batch", "rows" if self.where == "text" else batch)
+
+    def _at(self, place: str, value: Any) -> Any:
+        if self.where == place:
+            raise SystemExit(0)
+        return value
+
+
+DATA_RUN = (
+    RUN.replace("data.vocab_size", "11").replace("{kind: text, files: sheep.txt}", "{kind: odd, where: WHERE}")
+).replace("length: 12", "length: 4")
+
+
+def _trained(path: Path) -> None:
+    run = load_run(path, plugins(OddData))
+    assert run.digest
+    trained(run)
+
+
+@pytest.mark.parametrize(
+    ("where", "method", "cause"),
+    [
+        *((where, where, "SystemExit: 0") for where in ("build", "examples", "batch", "fingerprint")),
+        ("len", "__len__", "SystemExit: 0"),
+        ("above", "batch", "ValueError: `tokens` must have ids from 0 to 10; got 11 to 11"),
+        ("below", "batch", "ValueError: `tokens` must have ids from 0 to 10; got -1 to -1"),
+        ("target", "batch", "ValueError: `targets` must have ids from 0 to 10; got 11 to 11"),
+        (
+            "floats",
+            "batch",
+            "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got float64 [1, 4]",
+        ),
+        ("flat", "batch", "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got int64 [4]"),
+        ("list", "batch", "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got list"),
+        ("text", "batch", "TypeError: it returned str, not a Batch"),
+    ],
+)
+def test_data_that_fail(where: str, method: str, cause: str, tmp_path: Path) -> None:
+    path = write_run(tmp_path, DATA_RUN.replace("WHERE", where))
+    with pytest.raises(tfkit.SpecError) as caught:
+        _trained(path)
+    (error,) = caught.value.diagnostics
+    assert error.message.startswith(f"data kind `odd` failed in `{method}`")
+    assert error.notes[0] == cause
+    assert (error.path, error.span and error.span.line) == ("data", 11)
+    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+
+
+@pytest.mark.parametrize("where", ["", "ignored"])
+def test_data_that_do_not_fail(where: str, tmp_path: Path) -> None:
+    _trained(write_run(tmp_path, DATA_RUN.replace("WHERE", f'"{where}"')))
+
+
+# ---- other slots of a run ----
+
+
+class OddOptimizer(OptimizerConfig):
+    """Fails to build."""
+
+    kind: Literal["odd"] = "odd"
+
+    def build(self, groups: Any) -> Any:
+        raise SystemExit(0)
+
+
+class OddLoss(LossConfig):
+    """Fails to build."""
+
+    kind: Literal["odd"] = "odd"
+
+    def build(self, model: Any) -> Any:
+        raise KeyError("no such head")
+
+
+class OddCallback(CallbackConfig):
+    """Fails to build."""
+
+    kind: Literal["odd"] = "odd"
+
+    def build(self) -> Any:
+        raise RuntimeError("no display")
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "cause"),
+    [
+        ("optimizer={kind: odd, lr: 1}", OddOptimizer, "SystemExit: 0"),
+        ("loss=odd", OddLoss, "KeyError: 'no such head'"),
+        ("callbacks=odd", OddCallback, "RuntimeError: no display"),
+    ],
+)
+def test_another_kind_of_a_run_that_fails(change: str, config: type[Any], cause: str, tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path), plugins(config), sets=[change])
+    with pytest.raises(tfkit.SpecError) as caught:
+        trained(run)
+    (error,) = caught.value.diagnostics
+    assert error.message == f"{config.slot} kind `odd` failed in `build`"
+    assert error.notes[0] == cause
+    assert error.path.startswith(change.partition("=")[0])
+    assert error.span
+
+
+# ---- the command line ----
+
+
+@pytest.mark.parametrize(("where", "status"), [("raise SystemExit(0)", 1), ("raise KeyboardInterrupt", 130)])
+@pytest.mark.parametrize("method", ["build", "forward"])
+def test_a_command_never_ends_with_success_for_a_plugin(
+    method: str, where: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"build": where, "forward": "return Ends()"}[method]
+    (tmp_path / "ends.py").write_text(
+        f"""
+from typing import Literal
+from torch import nn
+from tfkit.component import FFNConfig
+from tfkit.plugin.hookspecs import hookimpl
+
+class Ends(nn.Module):
+    def forward(self, x):
+        {where}
+
+class EndsConfig(FFNConfig):
+    kind: Literal["ends"] = "ends"
+    def build(self, make):
+        {body}
+
+@hookimpl
+def tfkit_register(register):
+    register(EndsConfig)
+"""
+    )
+    (tmp_path / "spec.yaml").write_text(STACK.replace("FFN", "ends"))
+    arguments = ["cost", str(tmp_path / "spec.yaml"), "--plugin-dir", str(tmp_path / "ends.py"), "--no-plugins"]
+    assert main(arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "interrupted\n" if status == 130 else "ends.py:9" in err or "ends.py:14" in err
+    assert err.count("error:") == (status == 1)

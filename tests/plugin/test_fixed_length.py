@@ -9,7 +9,9 @@ import torch
 
 import tfkit
 from tfkit.cli import main
+from tfkit.component import Signal
 from tfkit.testing import check_model
+from tfkit.tools.check.relative import relative
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.torch_private.torchscript import quiet
 
@@ -59,6 +61,16 @@ inputs: {tokens: {type: tokens, length: 4}, types: {type: tokens, length: 4, opt
 graph:
   embedding: {block: embedding, input: tokens, tables: {types: 2}}
   encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+"""
+DECODER = """\
+tfkit: 1
+name: words
+d_model: 16
+vocab_size: 23
+graph:
+  embedding: {block: embedding}
+  decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+  logits: {block: lm_head}
 """
 TEXTS = {"classes": CLASSES, "captions": CAPTIONS}
 FORMATS = ["torchscript", "pt2", "onnx"]
@@ -110,6 +122,19 @@ def test_it_is_exported(format: str, file: Path, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("text", [CLASSES, CAPTIONS])
 def test_it_keeps_every_promise(text: str) -> None:
     check_model(tfkit.loads(text, plugins=PLUGINS), plugins=PLUGINS)
+
+
+def test_a_reduced_model_keeps_the_sizes_that_a_fixed_length_depends_on() -> None:
+    text = CAPTIONS.replace("d_model: 16", "d_model: 64").replace("words: tokens", "words: {type: tokens, length: 30}")
+    text = text.replace("length: 64", "length: 144").replace("image_size: 8", "image_size: 12")
+    small = relative(tfkit.loads(text, plugins=PLUGINS), PLUGINS).graph
+    assert small.node("patches").output == Signal("sequence", width=32, length=10)
+    check_model(small, plugins=PLUGINS, only=("forward", "look-ahead-gradient"))
+
+
+def test_tokens_of_a_fixed_length_are_checked() -> None:
+    text = DECODER.replace("graph:", "inputs: {tokens: {type: tokens, length: 20}}\ngraph:")
+    check_model(tfkit.loads(text, plugins=PLUGINS), plugins=PLUGINS, only=("look-ahead-gradient", "documents"))
 
 
 def test_another_length_is_refused() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tfkit.errors import SpecError
+from tfkit.errors import PluginWarning, SpecError
 
 from .written import HEAD, HOOK, causes, config, kinds, load, origins, plugin, project, write
 
@@ -25,6 +26,9 @@ pytestmark = pytest.mark.usefixtures("clean")
         ("\nimport nowhere", "ModuleNotFoundError: No module named 'nowhere'", 2),
         ("raise SystemExit(3)", "SystemExit: 3", 1),
         ("raise RuntimeError", "RuntimeError", 1),
+        ("class Stop(BaseException): ...\nraise Stop('now')", "Stop: now", 2),
+        ("import asyncio\nraise asyncio.CancelledError", "CancelledError", 2),
+        (plugin("half", body="raise GeneratorExit"), "`tfkit_register` failed: GeneratorExit", 13),
         ("raise ValueError('two\\nlines')", "ValueError: two lines", 1),
         ("def broken(:", "SyntaxError: invalid syntax (bad.py, line 1)", 1),
         (plugin("half", body="{}['x']"), "`tfkit_register` failed: KeyError: 'x'", 13),
@@ -113,10 +117,45 @@ def test_a_plugin_may_change_the_path_only_while_it_is_imported() -> None:
     assert "elsewhere" not in sys.path
 
 
-def test_an_interrupt_is_not_caught() -> None:
-    write("bad.py", "raise KeyboardInterrupt")
+@pytest.mark.parametrize("text", ["raise KeyboardInterrupt", plugin("half", body="raise KeyboardInterrupt")])
+def test_an_interrupt_is_not_caught(text: str) -> None:
+    write("bad.py", text)
     with pytest.raises(KeyboardInterrupt):
         load("bad.py")
+
+
+@pytest.mark.parametrize(
+    ("call", "change"),
+    [
+        ("set_default_dtype(torch.float64)", "default dtype from torch.float32 to torch.float64"),
+        ("set_default_device('meta')", "default device from cpu to meta"),
+        ("set_grad_enabled(False)", "gradient mode from True to False"),
+        ("set_num_threads(torch.get_num_threads() + 3)", "number of threads from "),
+        ("use_deterministic_algorithms(True)", "deterministic algorithms from False to True"),
+        ("set_float32_matmul_precision('medium')", "float32 matmul precision from highest to medium"),
+    ],
+)
+@pytest.mark.parametrize("place", ["import", "hook"])
+def test_a_plugin_cannot_change_the_settings_of_torch(place: str, call: str, change: str) -> None:
+    line = f"import torch; torch.{call}"
+    write("plugins/odd.py", plugin("odd", body=line) if place == "hook" else f"{line}\n{plugin('odd')}")
+    write("plugins/good.py", plugin("good"))
+    before = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.get_num_threads()
+    with pytest.warns(PluginWarning, match=f"plugin plugins/odd.py changes torch's {change}.*restored") as caught:
+        plugins = load("plugins")
+    after = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.get_num_threads()
+    assert len(caught) == 1
+    assert before == after
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert kinds(plugins) == ["good", "odd"]
+
+
+def test_the_settings_of_torch_are_restored_after_a_failure() -> None:
+    write("odd.py", "import torch; torch.set_default_dtype(torch.float64); raise RuntimeError")
+    with pytest.warns(PluginWarning, match="default dtype"):
+        assert causes(load("odd.py")) == {"odd": "RuntimeError"}
+    assert torch.get_default_dtype() == torch.float32
 
 
 # ---- errors for everybody ----

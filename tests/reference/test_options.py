@@ -126,7 +126,9 @@ GRAPHS = {
           mean: {block: pooler, input: embedding, select: mean}
           classes: {block: classifier, n_classes: 3}
           of_tokens: {block: classifier, n_classes: 3, input: embedding}
-        outputs: [first, last, mean, classes, of_tokens]
+          single: {block: classifier, n_classes: 1, squeeze: true, input: last}
+          of_each: {block: classifier, n_classes: 1, squeeze: true, input: embedding}
+        outputs: [first, last, mean, classes, of_tokens, single, of_each]
     """,
     "joined values, memories, further tables": """
         inputs: {tokens: tokens, image: {type: features, width: 5}, types: {type: tokens, optional: true}}

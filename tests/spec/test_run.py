@@ -31,6 +31,7 @@ WRONG = {
     "misspelt_kind": RUN.replace("kind: adamw", "kind: adamv"),
     "misspelt_file": RUN.replace("sheep.txt", "sheeps.txt"),
     "key_of_another_kind": RUN.replace("lr: 1e-2", "lr: 1e-2, momentum: 0.9"),
+    "betas_of_one_number": RUN.replace("lr: 1e-2", "lr: 1e-2, betas: [0.9]"),
     "vocabulary": RUN.replace("data.vocab_size", "21"),
     "positions": RUN.replace("length: 12", "length: 13"),
     "unknown_split": RUN + "eval: {every: 2, splits: {test: all}}\n",
@@ -55,6 +56,25 @@ def test_errors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gold
     with pytest.raises(SpecError) as wrong:
         load_run("wrong.yaml", PLUGINS)
     golden(f"runs/errors/{name}", str(wrong.value))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[]", "`betas` must have 2 items; got 0"),
+        ("[0.9, 0.95, 0.99]", "`betas` must have at most 2 items; got 3"),
+        ("[[0.9], 0.95]", "an item of `betas` takes a number of at least 0 and below 1, not a list"),
+        ("[null, 0.95]", "an item of `betas` takes a number of at least 0 and below 1, not null"),
+        ("[1.5]", "`betas` must have 2 items; got 1"),
+        ("null", "`betas` takes a list, not null"),
+        ("{a: 0.9}", "`betas` takes a list, not a mapping"),
+    ],
+)
+def test_errors_of_a_pair(value: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        load_run(write_run(tmp_path, RUN.replace("lr: 1e-2", f"lr: 1e-2, betas: {value}")), PLUGINS)
+    assert message in [one.message for one in error.value.diagnostics]
+    assert all(one.span and one.span.line == 14 for one in error.value.diagnostics)
 
 
 @pytest.mark.parametrize(

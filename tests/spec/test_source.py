@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -178,10 +180,10 @@ def test_unreadable_files(tmp_path: Path, golden: Callable[[str, str], None], mo
     assert "null byte" in str(failure(lambda: read("a\0b")))
     assert "cannot read `" in str(failure(lambda: read("x" * 10_000, name="specs/tiny.yaml")))
 
-    def refuse(_: object) -> bytes:
+    def refuse(*_: object) -> bytes:
         raise PermissionError
 
-    monkeypatch.setattr(source, "_contents", refuse)
+    monkeypatch.setattr(source, "contents", refuse)
     golden("source/no_permission", str(failure(lambda: read("tiny.yaml"))))
 
 
@@ -190,6 +192,18 @@ def test_a_file_that_hides_its_size_is_read_in_part() -> None:
     if not zero.exists():
         pytest.skip("no /dev/zero")
     assert "larger than 1 MiB" in str(failure(lambda: read(zero)))
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    """Also if its writer begins later, as a process whose output is a file for the shell."""
+    path = tmp_path / "pipe.yaml"
+    os.mkfifo(path)
+    assert "the spec is empty" in str(failure(lambda: read(path)))
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(path, os.O_WRONLY)
+    Timer(0.05, lambda: (os.write(writer, GOOD.encode()), os.close(writer))).start()
+    assert plain(read(path)) == plain(parse(GOOD, "s"))
+    os.close(reader)
 
 
 def test_missing_space_is_found_only_where_it_is() -> None:

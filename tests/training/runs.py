@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 import tfkit
 from tfkit.graph.run import Run, load_run
@@ -52,8 +52,11 @@ class Memory:
         self.saved = saved
         self.lines: list[dict[str, Any]] = []
 
-    def restored(self) -> Restored | None:
+    def restored(self, model: fx.GraphModule) -> Restored | None:
         return self.saved
+
+    def resume(self) -> None:
+        """Nothing was recorded after the checkpoint."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self.lines.append({"step": step, **numbers})

@@ -153,7 +153,8 @@ def test_a_checkpoint_has_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with safe_open(path, "numpy") as opened:
             assert all(np.isfinite(opened.get_tensor(name)).all() for name in opened.keys())  # noqa: SIM118
     assert set(json.loads(Path("out/step-8/state.json").read_text(encoding="utf-8"))) == {
-        "step", "meaning", "position", "ended", "skipped", "callbacks"
+        "format", "step", "meaning", "position", "ended", "skipped", "callbacks",
+        "model", "optimizer", "metrics", "digest",
     }  # fmt: skip
 
 

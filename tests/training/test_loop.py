@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import tfkit
 from tfkit.component import Callback, Training
 from tfkit.errors import SpecError
+from tfkit.placement import GLOBAL_GENERATORS
 from tfkit.training.loop import Trainer
 
 from .runs import TEXT, Memory, same, small_run, trained
@@ -119,6 +123,23 @@ def test_twice_and_with_evaluation_the_weights_are_bit_equal(tmp_path: Path) -> 
     assert same(weights, again)
     assert same(weights, evaluated)
     assert trained(small_run(tmp_path, dropout, "seed=4"))[0].losses != first.losses
+
+
+def test_runs_in_several_threads_draw_the_dropout_of_runs_alone(tmp_path: Path) -> None:
+    runs = [small_run(tmp_path, "model.dropout=0.3", "steps=12", f"seed={seed}") for seed in (1, 2)]
+    with ThreadPoolExecutor(len(runs)) as pool:
+        together = [memory.losses for memory, _ in pool.map(trained, runs)]
+    assert together == [trained(run)[0].losses for run in runs]
+
+
+def test_a_build_waits_for_the_step_of_another_thread(tmp_path: Path) -> None:
+    """Otherwise it would set the generator of dropout to an earlier state in the middle of the step."""
+    build = threading.Thread(target=tfkit.build, args=(small_run(tmp_path).graph,))
+    with GLOBAL_GENERATORS:
+        build.start()
+        build.join(0.1)
+        assert build.is_alive()
+    build.join()
 
 
 @pytest.mark.parametrize("order", ["sampled", "shuffled", "sequential"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.training.loop import Trainer
 from tfkit.training.parallel import Together
-from tfkit.training.processes import Processes
+from tfkit.training.processes import Processes, launched
 from tfkit.wrapped import is_sharded
 
 from .launches import forked, numbers, options, tensors
@@ -43,6 +44,41 @@ def compare(found: Path, wanted: Path) -> None:
         for path, tensor in ours.items():
             if not path.startswith("decoder.layers") or "project" not in path:
                 torch.testing.assert_close(tensor, theirs[path], atol=2e-4, rtol=0)
+
+
+# ---- the variables of a launcher ----
+
+LAUNCHED = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *product(["WORLD_SIZE", "RANK", "MASTER_PORT", "MASTER_ADDR"], [None, ""]),
+        *product(["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"], ["two", "-1", "1.0", "9" * 5000]),
+        *[("RANK", "2"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "0"), ("MASTER_PORT", "70000")],
+    ],
+)
+def test_the_variables_of_a_launcher_are_checked(
+    name: str, value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, text in (LAUNCHED | {name: value}).items():
+        monkeypatch.delenv(variable, raising=False)
+        if text is not None:
+            monkeypatch.setenv(variable, text)
+    assert main(["train", str(write_run(tmp_path)), "--no-plugins", "-o", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: the environment variable {name} must be ")
+    assert max(map(len, error.split("\n"))) < 160
+
+
+@pytest.mark.parametrize("variables", [{}, {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2", "RANK": "1"}])
+def test_a_single_process_needs_no_address(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in LAUNCHED:
+        monkeypatch.delenv(variable, raising=False)
+    for variable, text in variables.items():
+        monkeypatch.setenv(variable, text)
+    assert launched() == 1
 
 
 # ---- two processes ----

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import tfkit
 from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.graph.run import load_run
-from tfkit.spec.content import content_of
+from tfkit.spec.weight_files import content_of
 from tfkit.tools.import_.importing import import_config
 from tfkit.training.loop import Trainer
 
@@ -258,6 +260,47 @@ def test_the_meaning_of_a_run_has_the_content_of_its_weights(tmp_path: Path) -> 
     assert small_run(tmp_path, "weights=three.safetensors").digest not in digests
     assert small_run(tmp_path).digest not in digests
     assert content_of(Path("one.safetensors")) != content_of(Path("three.safetensors"))
+
+
+def hostile(case: str) -> str:
+    """Write weights that could harm their reader, and return their path."""
+    if case == "nested":
+        header = b'{"w":' * 100_000
+        Path("w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    elif case == "pipe":
+        os.mkfifo("w.safetensors")
+    elif case == "truncated":
+        save_file({"w": torch.ones(9)}, "w.safetensors")
+        os.truncate("w.safetensors", Path("w.safetensors").stat().st_size - 1)
+    elif case == "pickle":
+        torch.save({"w": torch.ones(9)}, "w.safetensors")
+    elif case == "escape":
+        text = json.dumps({"weight_map": {"w": "../../../../etc/passwd"}})
+        Path("model.safetensors.index.json").write_text(text, encoding="utf-8")
+        return "model.safetensors.index.json"
+    elif case == "index":
+        Path("model.safetensors.index.json").write_text("[" * 100_000, encoding="utf-8")
+        return "model.safetensors.index.json"
+    return "w.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("case", "cause"),
+    {
+        "nested": "its JSON is nested too deeply",
+        "pipe": "it is a folder, a pipe or a device, not a file",
+        "truncated": "the file is truncated",
+        "pickle": "is a pickle, which can run any code when it is read",
+        "escape": "names a file outside its folder: `../../../../etc/passwd`",
+        "index": "its JSON is nested too deeply",
+    }.items(),
+)
+def test_weights_are_read_without_trust(case: str, cause: str, tmp_path: Path) -> None:
+    run = small_run(tmp_path, f"weights={hostile(case)}")
+    with pytest.raises(SpecError, match=re.escape(cause)) as error:
+        _ = run.digest
+    assert len(error.value.diagnostics) == 1
+    assert error.value.diagnostics[0].path == "weights"
 
 
 def test_weights_changed_under_a_run_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Tensors of a file that a model computes: they must equal the computed values, and are not loaded.
 
-A family names the function and its argument: `"*.attn.bias": = causal_mask(decoder)`.
+A family names the function and its argument: `"*.attn.bias": = causal_mask(decoder)`. A function with the path of a
+number of rows is also written: `= sinusoids(embedding.position, embedding.max_len)`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, fx
 
 from tfkit.checkpoint.config_json.writing import value_at
 from tfkit.checkpoint.names import numbered
-from tfkit.component import AttentionConfig, BlockConfig
+from tfkit.component import ABSENT, AttentionConfig, BlockConfig
 from tfkit.errors import Invalid, listing, quoted
 
 Expected = Callable[[str, Tensor], Tensor]
@@ -24,7 +25,7 @@ NEAR = 1e-3
 """The rounding of a sine or cosine of a large angle that the publisher computed in another precision."""
 MASKED = -1e4
 """The highest score that represents a masked position in published files."""
-_CALL = re.compile(r"(\w+)\(([\w.]*)\)")
+_CALL = re.compile(r"(\w+)\(([\w.]*)(?:, ([\w.]+))?\)")
 
 
 def computed(model: fx.GraphModule, text: str) -> Expected:
@@ -37,6 +38,18 @@ def computed(model: fx.GraphModule, text: str) -> Expected:
         calls = listing((f"{name}(...)" for name in FUNCTIONS), 10)
         raise Invalid("", f"{quoted(text)} is not a function of the model", notes=[f"it can be {calls}"])
     return partial(FUNCTIONS[call[1]], model, call[2])
+
+
+def written(model: fx.GraphModule, name: str, text: str) -> Callable[[], Tensor] | None:
+    """Return the function that computes a tensor for a file; None if no rows are named or the model lacks its path.
+
+    The second argument of the function is the path of the number of rows: `sinusoids(embedding.position, max_len)`.
+    """
+    call = _CALL.fullmatch(text)
+    if call is None or call[3] is None or value_at(model.meta["graph"].spec.model, call[2]) in (None, ABSENT):
+        return None
+    rows = int(_number(model, call[3])) + int(_number(model, f"{call[2]}.offset", 0))
+    return lambda: computed(model, text)(name, torch.zeros(rows, 1, device="cpu"))
 
 
 def agrees(stored: Tensor, expected: Tensor) -> bool:
@@ -78,7 +91,8 @@ def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> T
         return torch.empty(0)
     offset = int(_number(model, f"{path}.offset", 0))
     table: Tensor = model.get_submodule(path)(torch.arange(stored.size(0), device=stored.device)[None] - offset)[0]
-    return torch.cat((stored[:offset].to(table), table[offset:]))
+    before = stored[:offset].to(table)
+    return torch.cat((before.expand(-1, table.size(1)) if before.size(1) == 1 else before, table[offset:]))
 
 
 def _rotary_table(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:

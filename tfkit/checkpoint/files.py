@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfkit.checkpoint.header import (
-    AGAIN,
-    HOW_TO_CONVERT,
-    MAX_HEADER,
-    PICKLES,
-    Header,
-    Malformed,
-    TensorInfo,
-    open_regular,
-    parse_object,
-    read_header,
-    shown,
-    stamp,
-    unreadable,
-)
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
-from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.spec.folder import model_folder
+from tfkit.spec.header import Header, shown, stamp, unreadable
+from tfkit.spec.weight_files import read_headers
 
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
 MAPPED = 2**25
 """A file is remapped after this many bytes, so that data which was read and is no longer in use leaves memory."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
 """The errors that safetensors and torch raise if a file cannot be mapped."""
+
+
+class TensorInfo(NamedTuple):
+    """A tensor as a header describes it: its type, its shape, and the file that holds it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: Path
 
 
 class Checkpoint:
@@ -50,11 +62,9 @@ class Checkpoint:
         self._file: Any = None
         self._path: Path | None = None
         self._read = 0
-        for header in headers.values():
-            for name, info in header.tensors.items():
-                if name in self.names:
-                    raise _twice(name, self.names[name].file, info.file)
-                self.names[name] = info
+        for file, header in headers.items():
+            for name, entry in header.tensors.items():
+                self.names[name] = TensorInfo(DTYPES[entry.dtype], entry.shape, file)
 
     @classmethod
     def open(cls, path: Path | str) -> Checkpoint:
@@ -68,16 +78,7 @@ class Checkpoint:
             SpecError: a file is missing, unreadable, damaged, a pickle or of another foreign format; or the index names
                 files outside its folder, or tensors that its files do not have.
         """
-        path = Path(path)
-        path = _in_folder(model_folder(path)) if os.path.isdir(path) else path
-        headers: dict[Path, Header] = {}
-        if path.name.endswith(".index.json"):
-            for shard, names in _shards(path).items():
-                file = _inside(path, shard)
-                headers[file] = headers.get(file) or read_header(file)
-                _check_listed(path, file, names, headers[file])
-        else:
-            headers[path] = read_header(path)
+        headers = read_headers(model_folder(Path(path)))
         checkpoint = cls(headers)
         for file in headers:  # safetensors must accept each file before any tensor is loaded
             checkpoint._map(file)
@@ -132,78 +133,3 @@ class Checkpoint:
             raise unreadable(path, error) from error
         if now != self._headers[path].stamp:
             raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load the file again"))
-
-
-def _in_folder(folder: Path) -> Path:
-    """Return the file that holds, or lists, the weights of a folder."""
-    for name in (WEIGHTS, INDEX):
-        if os.path.lexists(folder / name):
-            return folder / name
-    try:
-        names = sorted(entry.name for entry in folder.iterdir())
-    except OSError as error:
-        raise unreadable(folder, error) from error
-    weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
-    pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
-    if pickles and not weights:
-        message = f"{shown(folder)} has only pickles, which can run any code when they are read"
-        raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=HOW_TO_CONVERT))
-    raise SpecError(
-        Diagnostic(
-            f"{shown(folder)} has neither `{WEIGHTS}` nor `{INDEX}`",
-            notes=(f"it has {listing(map(quoted, names))}" if names else "it is empty",),
-            help=f"name the file: {listing(str(folder / name) for name in weights)}" if weights else None,
-        )
-    )
-
-
-def _shards(index: Path) -> dict[str, list[str]]:
-    """Read the files that an index lists, and the names of the tensors in each."""
-    with open_regular(index) as file:
-        try:
-            raw = file.read(MAX_HEADER + 1)
-            if len(raw) > MAX_HEADER:
-                raise Malformed(f"it has more than {MAX_HEADER:,} bytes")
-            files = parse_object(raw).get("weight_map")
-            if not isinstance(files, dict) or not files:
-                raise Malformed("it has no `weight_map` from the names of tensors to files")
-            shards: dict[str, list[str]] = {}
-            for name, shard in files.items():
-                if not isinstance(shard, str) or not shard:
-                    raise Malformed(f"its `weight_map` has no file for tensor {quoted(name)}")
-                shards.setdefault(shard, []).append(name)
-        except OSError as error:
-            raise unreadable(index, error) from error
-        except Malformed as error:
-            raise SpecError(Diagnostic(f"{shown(index)} is not a valid index: {error}", help=AGAIN)) from error
-    return shards
-
-
-def _inside(index: Path, shard: str) -> Path:
-    """Return the path of a shard. Raise SpecError if it is outside the index's folder, also through a link.
-
-    In a cache of the Hugging Face hub every file of a snapshot is a link to the blobs of the same repository.
-    """
-    folder = index.parent
-    allowed = [folder]
-    if folder.absolute().parent.name == "snapshots":
-        allowed.append(folder.absolute().parent.parent / "blobs")
-    if "\0" not in shard:  # no system allows such a name: opening the file fails
-        real = Path(os.path.realpath(folder / shard))
-        if not any(real.is_relative_to(os.path.realpath(parent)) for parent in allowed):
-            message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"
-            raise SpecError(Diagnostic(message, help="put the files of a checkpoint next to their index"))
-    return folder / shard
-
-
-def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header) -> None:
-    missing = [name for name in names if name not in header.tensors]
-    if missing:
-        near = closest(missing[0], header.tensors)
-        message = f"{shown(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
-        more = (f"and {len(missing) - 1:,} more",) if missing[1:] else ()
-        raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
-
-
-def _twice(name: str, first: Path, second: Path) -> SpecError:
-    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(first)} and {shown(second)}"))

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfkit.checkpoint.header import shown
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.placement import name_of
+from tfkit.spec.header import shown
 
 CHUNK = 2**20
 """The number of values checked together if torch has no kernel that works without a copy."""

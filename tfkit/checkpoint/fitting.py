@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.header import TensorInfo, shown
+from tfkit.checkpoint.files import Checkpoint, TensorInfo
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import check_meaning
 from tfkit.checkpoint.names import collapsed, matcher
@@ -24,7 +23,9 @@ from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.weights import Link, WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
+from tfkit.spec.brackets import expanded
 from tfkit.spec.family import FamilyConfig
+from tfkit.spec.header import shown
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 MOST = 8
@@ -144,7 +145,12 @@ def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
     """
     with suppress(SpecError), Checkpoint.open(folder) as opened:
         names = opened.names
-        all_weights = WeightMap((), {}, family.prefix, family.copies, family.ignored)
+        # Whether a tensor in `tensors` is read depends on the spec: loading reports it if not.
+        texts = [text for text in family.tensors.values() if isinstance(text, str)]
+        files = [family.in_file(name) for text in texts for name in expanded(text)]
+        entries = matcher([*files, *(f"{name}.*" for name in files)])
+        ignored = {name: why for name, why in family.ignored.items() if not entries.fullmatch(name)}
+        all_weights = WeightMap((), {}, family.prefix, family.copies, ignored)
         if reasons := all_weights.for_names(names).left_out(names):
             yield _left_out_note(reasons, shown(folder))
 

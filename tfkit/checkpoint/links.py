@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 
 import torch
+from torch import Tensor
 
-from tfkit.checkpoint.computed import Expected, computed
+from tfkit.checkpoint.computed import Expected, computed, written
 from tfkit.checkpoint.names import above, collapsed, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.weights import Link, WeightMap, places
@@ -76,7 +77,12 @@ class _Links:
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
         fields = tuple(links), self.places, family.prefix, family.copies, family.ignored, family.older
-        return WeightMap(*fields, constants, family.zeros, self._computed())
+        return WeightMap(*fields, constants, family.zeros, self._computed(), self._written())
+
+    def _written(self) -> dict[str, Callable[[], Tensor]]:
+        """Return the functions of the computed tensors that a file of the family has, by their names in the file."""
+        functions = ((name, written(self.model, name, text)) for name, text in self.family.computed.items())
+        return {name: function for name, function in functions if function is not None}
 
     def _computed(self) -> dict[str, Expected]:
         """Return the functions that the tensors are compared with, by their names in the file."""
@@ -94,13 +100,11 @@ class _Links:
         """Return the numbers of the file that are the same in all models, by their names in this model."""
         constants: dict[str, float] = {}
         for name, value in self.family.constants.items():
-            begins, hole, _ = name.partition("}")
-            pattern = matcher([f"{begins}{hole}*"])
-            numbers = {
-                tuple(numbered(candidate)[1][:1]) for candidate in names if hole and pattern.fullmatch(candidate)
-            }
+            layer = holes(name)
+            siblings = matcher([f"{name.rpartition('.')[0]}.*"])  # another activation has no constants
+            numbers = {tuple(numbered(sibling)[1][: len(layer)]) for sibling in names if siblings.fullmatch(sibling)}
             constants |= {
-                filled(name, dict(zip(holes(name), indices, strict=True))): value for indices in numbers or [()]
+                filled(name, dict(zip(layer, indices, strict=True))): value for indices in (numbers if layer else [()])
             }
         return constants
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.header import AGAIN, Malformed, parse_object, shown
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.meaning import Meaning, changes, meaning_of, parsed
+from tfkit.spec.header import AGAIN, Malformed, parse_object, shown
 
 MEANING = "tfkit_meaning"
 DIGEST = "tfkit_digest"

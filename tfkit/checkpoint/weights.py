@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -93,6 +93,7 @@ class WeightMap:
     constants: Mapping[str, float] = field(default_factory=dict)
     zeros: Mapping[str, str | None] = field(default_factory=dict)
     computed: Mapping[str, Expected] = field(default_factory=dict)
+    written: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: nn.Module) -> WeightMap:
@@ -216,6 +217,8 @@ class WeightMap:
         like = next(iter(state.values()))
         for name, value in self.constants.items():
             yield name, torch.tensor(value, dtype=like.dtype, device=like.device)
+        for name, function in self.written.items():
+            yield name, function().to(like)
 
 
 def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:

@@ -53,9 +53,11 @@ from tfkit.component.run import Callback as Callback
 from tfkit.component.run import CallbackConfig as CallbackConfig
 from tfkit.component.run import Data as Data
 from tfkit.component.run import DataConfig as DataConfig
+from tfkit.component.run import DecodedMetric as DecodedMetric
 from tfkit.component.run import Examples as Examples
 from tfkit.component.run import GroupConfig as GroupConfig
 from tfkit.component.run import Ids as Ids
+from tfkit.component.run import LogitMetric as LogitMetric
 from tfkit.component.run import LossConfig as LossConfig
 from tfkit.component.run import Metric as Metric
 from tfkit.component.run import MetricConfig as MetricConfig
@@ -63,6 +65,7 @@ from tfkit.component.run import NonNegative as NonNegative
 from tfkit.component.run import OptimizerConfig as OptimizerConfig
 from tfkit.component.run import Order as Order
 from tfkit.component.run import PositiveCount as PositiveCount
+from tfkit.component.run import Ratio as Ratio
 from tfkit.component.run import ScheduleConfig as ScheduleConfig
 from tfkit.component.run import Steps as Steps
 from tfkit.component.run import Tokenizer as Tokenizer

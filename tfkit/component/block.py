@@ -23,7 +23,7 @@ class Signal:
     """tokens [b, t] int, lengths [b] int, sequence [b, t, width], vector [b, width], logits [..., width],
     table [rows, width]."""
     width: int | None = None
-    """Size of the last axis; None for tokens and lengths."""
+    """Size of the last axis; None for tokens and lengths, and for logits [b, t] or [b] of a single class."""
     length: int | None = None
     """Positions of every sequence, if their number is fixed."""
     rows: int | None = None

@@ -59,6 +59,9 @@ class Reading(Protocol):
     def arrange(self, stack: str, names: Sequence[str]) -> None:
         """Set the variant of each layer of a stack."""
 
+    def variants(self, stack: str) -> dict[str, Any]:
+        """The changes of each variant that layers of a stack have or may get."""
+
     def listed(self, stack: str) -> bool:
         """Return True if the file has a list of the stack's layers."""
 
@@ -130,6 +133,9 @@ class FieldConfig(Component, ABC):
     @abstractmethod
     def write(self, name: str, file: Writing) -> None:
         """Write the field that says what the spec has; raises `Invalid` if no value of it does."""
+
+    def write_unread(self, name: str, file: Writing) -> None:
+        """Called in place of `write` where other fields leave it without a meaning."""
 
 
 def case_of(value: object) -> str:

@@ -290,14 +290,69 @@ def count_of(part: int | float, steps: int) -> int:
 # ---- what is seen of it ----
 
 
-class Metric(Protocol):
-    """A number about a model on a split, from sums over its batches; any metric of `torchmetrics` is one."""
+@dataclass(frozen=True)
+class Ratio:
+    """Two sums over examples; their ratio is the metric."""
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in a batch: logits [b, t, v], targets [b, t]."""
+    total: float
+    count: float
 
-    def compute(self) -> float | Tensor:
-        """The number for all batches so far."""
+    def __add__(self, other: Ratio) -> Ratio:
+        return Ratio(self.total + other.total, self.count + other.count)
+
+
+class Metric:
+    """A metric of a split, computed from sums over its examples.
+
+    An evaluation never has all logits: it computes them for a few positions at a time. A metric therefore maps each
+    position to a value, and adds up the values of complete examples. The evaluation adds these sums over all batches
+    and processes, so an instance accumulates nothing. It is built for one evaluation of one split.
+
+    This base class reads targets alone, which are also the values. See `LogitMetric` and `DecodedMetric`.
+    """
+
+    def sums(self, values: Tensor, targets: Tensor) -> Any:
+        """Return the sums over some examples, an object that `+` adds to the sums over others.
+
+        By default, the sum of the values at positions that count, and the number of these positions.
+
+        Args:
+            values: [b, t], a value for each position.
+            targets: [b, t]; `IGNORED` where nothing counts.
+        """
+        counted = (targets != IGNORED).cpu()
+        return Ratio(float(values.cpu().double()[counted].sum()), int(counted.sum()))
+
+    def compute(self, sums: Any) -> float:
+        """Return the metric from the sums over all examples, of which at least one position counts."""
+        return float(sums.total / sums.count)
+
+
+class LogitMetric(Metric):
+    """A metric whose values are computed from logits."""
+
+    @abstractmethod
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return a value for each position, [n], from logits [n, v] and targets [n]."""
+
+
+class DecodedMetric(Metric):
+    """A metric whose values are computed from what the model generates."""
+
+    @abstractmethod
+    def values(
+        self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
+    ) -> Tensor:
+        """Return a value for each position, [b, t]; raise `Invalid` if the examples are not of that kind.
+
+        Args:
+            model: the model, in eval mode.
+            inputs: the inputs of the model, [b, t] each.
+            targets: [b, t]; `IGNORED` where nothing counts.
+            seed: the number of the batch.
+            first: the number of the first example within the batch. Random numbers must follow from the seed and the
+                number of an example, so that results do not depend on `micro_batch`.
+        """
 
 
 class MetricConfig(Component):
@@ -305,18 +360,9 @@ class MetricConfig(Component):
 
     slot = "metric"
 
-    def written(
-        self, model: fx.GraphModule, data: Data, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int
-    ) -> Tensor | None:
-        """Logits that the metric takes in place of the model's on the inputs, such as of what it writes by itself.
-
-        `seed` is the number of the batch. Raises `Invalid` if the examples are not of that kind.
-        """
-        return None
-
     @abstractmethod
     def build(self, data: Data) -> Metric:
-        """A metric that has seen nothing; raises `Invalid` if the data cannot have it."""
+        """The metric; raises `Invalid` if the data cannot have it."""
 
 
 class Training(Protocol):
@@ -329,6 +375,16 @@ class Training(Protocol):
     """Updates so far."""
     steps: int
     """Updates in all."""
+
+    def log(self, name: str, value: float) -> None:
+        """Add a number to the line that this step, or this evaluation, writes to the run's record and trackers.
+
+        Only for `on_step` and `on_eval`. With several processes, the number of the first process is written. A number
+        that is not finite is written, but is not part of any curve.
+
+        Raises:
+            Invalid: the name is taken, or the value is not a number; or there is no line, as in `on_start`.
+        """
 
     def text(self, name: str, text: str) -> None:
         """Note a text in the run's record and trackers."""
@@ -347,10 +403,10 @@ class Callback:
         """Before the first step of this process."""
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
-        """After an update, with its numbers: `loss`, `lr`, `grad_norm`; further ones can be added to the log."""
+        """After an update, with its numbers: `loss`, `lr`, `grad_norm`; `training.log` adds others."""
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
-        """After an evaluation, with its numbers: `val.loss`."""
+        """After an evaluation, with its numbers: `val.loss`; `training.log` adds others."""
 
     def on_end(self, training: Training) -> None:
         """After the last step of this process."""

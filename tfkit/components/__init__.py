@@ -17,6 +17,7 @@ MODULES = (
     "embedding",
     "encoder",
     "feedforward",
+    "fields.activation",
     "fields.fixed",
     "fields.labels",
     "fields.layers",

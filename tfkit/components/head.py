@@ -222,6 +222,8 @@ class ClassifierConfig(BlockConfig):
     """Width of that sequence or vector."""
     n_classes: Dim
     """Number of logits."""
+    squeeze: bool = False
+    """If true, the logits of a single class have no axis for it: [b, t] for a sequence, [b] for a vector."""
     bias: bool = True
     """If true, the logits have a bias."""
     transform: TransformConfig | None = None
@@ -236,14 +238,17 @@ class ClassifierConfig(BlockConfig):
     """The meaning of the logits: numbers, one distribution over the classes, or one for each class."""
 
     def check(self) -> None:
-        """Refuse another number of names than of classes."""
+        """Refuse another number of names than of classes, and several logits without an axis."""
         super().check()
+        if self.squeeze and self.n_classes != 1:
+            message = f"`squeeze` removes the axis of one class, and there are {self.n_classes}"
+            raise Invalid("squeeze", message, help="write `n_classes: 1`, or remove `squeeze`")
         if self.labels is not None and len(self.labels) != self.n_classes:
             raise Invalid("labels", f"{len(self.labels)} names for {self.n_classes} classes")
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)
-        return Signal("logits", self.n_classes, signal.length)
+        return Signal("logits", None if self.squeeze else self.n_classes, signal.length)
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()
@@ -258,4 +263,6 @@ class ClassifierConfig(BlockConfig):
             if self.dropout:
                 x = program.call("dropout_after", nn.Dropout(self.dropout), x)
         x = program.call("output", Linear(self.d_model, self.n_classes, bias=self.bias), x)
+        if self.squeeze:
+            x = program.apply("squeezed", torch.squeeze, x, -1)
         return program.build(x, "Classifier")

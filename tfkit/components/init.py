@@ -50,8 +50,8 @@ class FanInInitConfig(ZeroBiasInitConfig):
     kind: Literal["fan_in"] = "fan_in"
 
     def linear(self, weight: Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator) -> None:
-        parts = 2 * n_layers if residual and n_layers else 1
-        nn.init.normal_(weight, std=math.sqrt(2 / (5 * weight.size(1) * parts)), generator=generator)
+        fan_in = 2 * n_layers * weight.size(1) if residual and n_layers else weight.size(1)
+        nn.init.normal_(weight, std=math.sqrt(2 / (5 * fan_in)), generator=generator)
 
     def table(self, weight: Tensor, *, generator: torch.Generator) -> None:
         nn.init.normal_(weight, std=0.02, generator=generator)

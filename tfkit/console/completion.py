@@ -49,7 +49,7 @@ def _files(incomplete: str) -> list[str]:
     except OSError:
         return []
     entries = [entry for entry in entries if part or not entry.name.startswith(".")]
-    folders = sorted(os.path.join(folder, entry.name, "") for entry in entries if entry.is_dir())
+    folders = sorted(os.path.join(folder, entry.name, "") for entry in entries if os.path.isdir(entry.path))
     files = sorted(os.path.join(folder, entry.name) for entry in entries if entry.name.endswith((".yaml", ".yml")))
     inside = _files(folders[0]) if len(folders) == 1 and not files else []
     return inside or [*files, *folders]

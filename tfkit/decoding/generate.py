@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from tfkit.arguments import INT64, Positive, Seed, check_argument, checked, fits, shown
+from tfkit.arguments import INT64, Natural, Positive, Seed, check_argument, checked, fits, shown
 from tfkit.builder import evaluating, graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.foreign import no_argument
@@ -65,6 +65,7 @@ def generate(
     stop: Stop = (),
     n_samples: Positive = 1,
     seed: Seed = 0,
+    first_prompt: Natural = 0,
     pad: Id = 0,
     on_token: OnToken | None = None,
     length: Positive | None = None,
@@ -87,6 +88,8 @@ def generate(
         stop: token ids that end a row, or sequences of them.
         n_samples: rows of each prompt.
         seed: start of the random numbers; each row has its own.
+        first_prompt: the number of the first prompt, for a call with a part of a longer list: each prompt then gets the
+            random numbers that it gets in a call with the entire list.
         pad: the token that fills places without a token.
         on_token: called after each step with a token id for every row, None for rows that have ended before. It may
             return numbers of rows that end with this token.
@@ -121,7 +124,8 @@ def generate(
             raise error
         cached.start(prompt.size(0), **{name: value.to(device) for name, value in arguments.items()})
         prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
-        sampler = Sampler(sampling, prompt.size(0), n_samples, max_new_tokens, seed=seed, device=device)
+        prompts = range(first_prompt, first_prompt + prompt.size(0))
+        sampler = Sampler(sampling, prompts, n_samples, max_new_tokens, seed=seed, device=device)
         logits = cached(prompt, mask, keep=1)[:, -1]
         if n_samples > 1:
             cached.repeat(n_samples)

@@ -94,18 +94,18 @@ def top_p(scores: Tensor, p: float) -> Tensor:
 class Sampler:
     """Chooses the next token of each row, for at most `steps` steps; samples of a prompt are adjacent rows.
 
-    Every row has its own random numbers, from the seed, the number of its prompt and the number of its sample: more
+    Every row has its own random numbers, from the seed, the number of its prompt and the number of its sample: other
     prompts, more samples or more steps do not change the draws of a row. They are drawn on the CPU, so that they are
     equal on all devices, and before the first step, so that no step waits for them.
     """
 
     def __init__(
-        self, sampling: Sampling, prompts: int, n_samples: int, steps: int, *, seed: int, device: torch.device
+        self, sampling: Sampling, prompts: range, n_samples: int, steps: int, *, seed: int, device: torch.device
     ) -> None:
         self.sampling = sampling
         self._seen: Tensor | None = None
         self._step = 0
-        rows = [(prompt, sample) for prompt in range(prompts) for sample in range(n_samples)]
+        rows = [(prompt, sample) for prompt in prompts for sample in range(n_samples)]
         greedy = sampling.temperature == 0
         self._draws = None if greedy else torch.stack([_draws(seed, *row, steps) for row in rows], dim=1).to(device)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.spec.source import contents
 
 if TYPE_CHECKING:
     import tokenizers
@@ -177,7 +178,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     A file with another name is a text; its characters are the tokens. Raises SpecError for a file that is none of them.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = contents(path).decode()
         data = json.loads(text) if path.suffix == ".json" else {CHARACTERS: "".join(sorted(set(text)))}
         return _tokenizer(text, data)
     except OSError as error:

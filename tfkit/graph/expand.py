@@ -261,8 +261,10 @@ class _Expansion:
                     error = replace(error, notes=(*error.notes, note))
                 self.errors.append(error)
                 continue
-            except Exception as invalid:  # a plugin's block
-                self.errors.append(crashed(type(config), "`output`", invalid, path, self.spec.provenance))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as fault:  # a plugin's block
+                self.errors.append(crashed(type(config), "`output`", fault, path, self.spec.provenance))
                 continue
             if output.mask == OWN_MASK:
                 output = replace(output, mask=f"{name}_mask", gaps=True)
@@ -309,7 +311,9 @@ class _Expansion:
         """Call a method of a block; after an error in a plugin's method, record it and return None."""
         try:
             return method()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             config, path = type(self.model.graph[name]), ("graph", name)
             self.errors.append(crashed(config, f"`{what}`", error, path, self.spec.provenance))
             return None

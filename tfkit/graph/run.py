@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +12,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tfkit.component import Data
+from tfkit.component import Component, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.graph.run_meaning import RunMeaning, Value
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.content import content_of, content_paths, files_content
-from tfkit.spec.messages import refused
+from tfkit.spec.content import content_paths, files_content
+from tfkit.spec.guarded_data import guarded
+from tfkit.spec.messages import fault_in, refused
 from tfkit.spec.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.spec.run import MODEL, RunSpec, WeightsConfig
+from tfkit.spec.weight_files import content_of
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
 """The FLOPs of a forward and a backward of a model, for that many sequences of that length."""
@@ -102,6 +105,10 @@ class Run:
     def error(self, message: str, *path: str, help: str | None = None) -> SpecError:
         """An error about a value of the run."""
         return SpecError(Diagnostic(message, self.file.place(path), ".".join(path), help=help))
+
+    def guarded(self, config: Component, method: str, *path: str) -> AbstractContextManager[None]:
+        """Turn an exception of a method of a kind into its error at a place of the run."""
+        return guarded(fault_in(type(config), path, self.file.provenance), method)
 
     def refused(self, wrong: Invalid, *path: str) -> SpecError:
         """The error of a kind at a place of the run."""

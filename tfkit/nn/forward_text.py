@@ -8,6 +8,8 @@ import keyword
 import linecache
 import math
 import operator
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,10 +86,32 @@ def forward_text(steps: Mapping[Value, Step], outside: dict[str, Any], style: St
     return _Writer(steps, outside, style).text()
 
 
+class _Source:
+    """A text in `linecache`: each of its globals refers to it."""
+
+
+_SOURCES: weakref.WeakValueDictionary[str, _Source] = weakref.WeakValueDictionary()
+_LOCK = threading.Lock()
+
+
+def _forget(file: str) -> None:
+    """Remove a text whose globals are gone, unless an equal text was run in the meantime."""
+    if file not in _SOURCES:
+        linecache.cache.pop(file, None)
+
+
 def run_text(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a text in such a way that debuggers, TorchScript and tracebacks find it; returns its globals, `names`."""
+    """Run a text in such a way that debuggers, TorchScript and tracebacks find it; returns its globals, `names`.
+
+    The text can be found as long as globals of an equal text exist.
+    """
     file = f"<tfkit {name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    with _LOCK:
+        if (source := _SOURCES.get(file)) is None:
+            source = _SOURCES[file] = _Source()
+            weakref.finalize(source, _forget, file)
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names["__tfkit_source__"] = source
     exec(compile(text, file, "exec", dont_inherit=True), names)
     return names
 

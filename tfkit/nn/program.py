@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name, run_text
+from tfkit.torch_private.sources import forget_source
 
 Steps = Mapping[Value, Step]
 
@@ -97,6 +98,7 @@ class WrittenGraph(fx.GraphModule):
 
     def recompile(self) -> fx.graph.PythonCode:
         made = super().recompile()
+        forget_source(type(self).forward)
         type(self).forward, self._code = written_forward(self.graph, type(self).__name__)
         return made
 

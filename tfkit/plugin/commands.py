@@ -83,9 +83,9 @@ def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
             if misspelt := hooks.add(part, candidate, "tfkit_command()"):
                 raise SpecError(*misspelt)
         found = hooks.call_one(candidate, "tfkit_command", _is_command)
-    except SpecError:
+    except (SpecError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         cause = str(error) if isinstance(error, HookError | NoHookError) else in_words(error)
         place = error.where if isinstance(error, HookError) else where(error)
         raise SpecError(_broken(candidate, point, cause, place)) from error

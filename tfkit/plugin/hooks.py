@@ -126,7 +126,9 @@ class Hooks:
         try:
             (value,) = self._manager.subset_hook_caller(hook, others)(**arguments) or (None,)
             value = list(value) if isinstance(value, Iterator) else value
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise HookError(hook, f"failed: {in_words(error)}", where(error)) from error
         if value is None:
             return None

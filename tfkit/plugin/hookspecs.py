@@ -14,7 +14,7 @@ format or its suffix, a command) are an error that names both; nothing wins sile
 | `tfkit_register` | when the plugins are loaded | `[project.entry-points.tfkit]` |
 | `tfkit_specs` | when the plugins are loaded | the same; better: `[project.entry-points."tfkit.specs"]`, without code |
 | `tfkit_export_formats` | when a model is exported | `[project.entry-points.tfkit]` |
-| `tfkit_checks` | by `tfkit validate` and `tfkit build`, for each spec | the same |
+| `tfkit_checks` | by `tfkit validate`, `build` and `train`, for each spec | the same |
 | `tfkit_properties` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
 | `tfkit_command` | when the command runs | `[project.entry-points."tfkit.commands"]` |
 """
@@ -110,10 +110,10 @@ def tfkit_export_formats() -> Iterable[type[tfkit.Format]]:  # type: ignore[empt
 def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[empty-body]
     """Return warnings about a model: what is valid, and yet slow or likely not meant.
 
-    Values that cannot work are errors, which the `check` of a config raises. Called by `tfkit validate` and
-    `tfkit build` for every spec without errors, before any tensor exists. If it fails, or returns anything but
-    `tfkit.Diagnostic`, that is the warning. Where a diagnostic has a `path`, its place in the file is added, and the
-    name of the plugin to all.
+    Values that cannot work are errors, which the `check` of a config raises. Called by `tfkit validate`,
+    `tfkit build` and `tfkit train` for every spec without errors, before any tensor exists. If it fails, or returns
+    anything but `tfkit.Diagnostic`, that is the warning. Where a diagnostic has a `path`, its place in the file is
+    added, and the name of the plugin to all.
 
     Args:
         graph: the spec, read and expanded. `graph.configs(MineConfig)` has all configs of a class by their paths.

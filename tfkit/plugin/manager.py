@@ -23,6 +23,7 @@ from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, where
 from tfkit.plugin.known_specs import KnownSpecs, SpecPath, declared, known_specs, spec_folders
 from tfkit.plugin.printed import apart
 from tfkit.plugin.registry import Registered, Registry, check_config
+from tfkit.plugin.torch_settings import unchanged_torch
 
 COMPONENTS = "tfkit.components"
 FORMATS = "tfkit.tools.export.formats"
@@ -144,9 +145,11 @@ class _Loader:
     def load_or_quarantine(self, candidate: Candidate) -> None:
         try:
             self._folders += declared(candidate)  # data, which does not depend on the code
-            with apart(candidate.label):
+            with apart(candidate.label), unchanged_torch(candidate.label):
                 self.load(candidate)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.hooks.remove(candidate)
             self.broken.append(_broken(candidate, error))
 

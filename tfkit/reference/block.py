@@ -54,7 +54,8 @@ def _transformed(part: Part, x: Array) -> Array:
 
 def classifier(part: Part, *, input: Value) -> Value:
     """Multiply each position by a matrix, after the transform if there is one."""
-    return Value(part.at("output").linear(_transformed(part, input.x), part.config.bias), input.pairs)
+    logits = part.at("output").linear(_transformed(part, input.x), part.config.bias)
+    return Value(logits[..., 0] if part.config.squeeze else logits, input.pairs)
 
 
 def pooler(part: Part, *, input: Value) -> Value:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError
@@ -49,15 +50,31 @@ def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path]
     if not isinstance(word, Scalar) or not isinstance(word.value, str):
         help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
         raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
-    path = language.find(word.value, folder, word.span)
+    base = read_named(word, "extends", folder, language, chain)
+    return language.merge(base, without(root, {"extends"}), folder)
+
+
+def read_named(word: Scalar, key: str, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
+    """Read the document that the value of a key names. A file that cannot be read is an error at that value."""
+    path = language.find(str(word.value), folder, word.span)
     if _real(path) in chain:
         names = [str(shortest(ancestor)) for ancestor in (*chain[chain.index(_real(path)) :], _real(path))]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
-        raise SpecError(Diagnostic("a spec cannot extend itself", word.span, "extends", notes))
+        raise SpecError(Diagnostic("a spec cannot extend itself", word.span, key, notes))
     if len(chain) >= MAX_EXTENDS:
-        raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, "extends"))
-    base = read_based(path, language, chain)
-    return language.merge(base, without(root, {"extends"}), folder)
+        raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, key))
+    with named_at(word.span, key):
+        return read_based(path, language, chain)
+
+
+@contextmanager
+def named_at(span: Span, key: str) -> Iterator[None]:
+    """Give errors without a place, such as the error of a file that cannot be read, the place of the file's name."""
+    try:
+        yield
+    except SpecError as error:
+        placed = (one if one.span else replace(one, span=span, path=key) for one in error.diagnostics)
+        raise SpecError(*placed) from error
 
 
 def shortest(path: Path) -> Path:

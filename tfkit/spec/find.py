@@ -37,12 +37,20 @@ def find_spec(
     if text.endswith(SUFFIXES) or os.sep in text:
         if os.path.exists(path) or span is None:
             return path
-        near = closest(path.stem, [file.stem for file in path.parent.glob("*") if file.suffix in SUFFIXES])
+        near = closest(path.stem, [file.stem for file in yaml_files(path.parent)])
         help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     if text in specs.files:
         return specs.files[text].path
     raise SpecError(_unknown_spec(text, specs, span))
+
+
+def yaml_files(folder: Path) -> list[Path]:
+    """Return the YAML files in a folder; an empty list if the folder cannot be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    except (OSError, ValueError):
+        return []
 
 
 def _unknown_spec(name: str, specs: KnownSpecs, span: Span | None) -> Diagnostic:

@@ -5,9 +5,12 @@ The folder of a run holds several of them, its checkpoints, and stands for the l
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, listing, quoted
+from tfkit.spec.header import open_regular, shown, unreadable
 
 SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
@@ -16,21 +19,49 @@ CONFIG = "config.json"
 RUN = "run.yaml"
 LATEST = "latest"
 """In the folder of a run: the text is the name of the checkpoint to continue from."""
+STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+"""The name of a checkpoint in the folder of a run."""
+MAX_NAME = 256
+"""Bytes of `latest` that are read."""
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the folder, or the latest checkpoint if it is the folder of a run."""
+    """Return the latest checkpoint in the folder of a run; any other folder unchanged."""
+    return (latest_checkpoint(folder) or folder) if os.path.isfile(folder / RUN) else folder
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint that the file `latest` of a run names; None if the run has no checkpoint yet.
+
+    Without the file, it is the newest checkpoint: a process can be killed between its first checkpoint and `latest`.
+    Raises SpecError if the file cannot be read, or does not name a checkpoint in its folder.
+    """
+    path, checkpoints = folder / LATEST, checkpoints_in(folder)
+    if not os.path.lexists(path):
+        return checkpoints[-1] if checkpoints else None
+    with open_regular(path) as file:
+        name = file.read(MAX_NAME).decode(errors="replace").strip()
+    if folder / name in checkpoints:
+        return folder / name
+    names = ", ".join(checkpoint.name for checkpoint in reversed(checkpoints))
+    help = f"write the name of a checkpoint to it: {names}" if names else "the run has none: use another folder"
+    raise SpecError(Diagnostic(f"{shown(path)} must name a checkpoint; got {quoted(name)}", help=help))
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in the folder of a run, the newest last; raise SpecError if it cannot be read."""
     try:
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):  # also of a zero byte in the path
-        return folder
-    return folder / name if name and (folder / RUN).is_file() and Path(name).name == name else folder
+        names = os.listdir(folder)
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    steps = {int(match[1]): folder / name for name in names if (match := STEP.fullmatch(name))}
+    return [path for _, path in sorted(steps.items()) if os.path.isdir(path)]
 
 
 def spec_of(folder: Path, span: Span | None = None) -> Path:
     """Return the spec in a folder; raise SpecError if there is none."""
     folder = model_folder(folder)
-    if (folder / SPEC).is_file():
+    if os.path.isfile(folder / SPEC):
         return folder / SPEC
     try:
         names = sorted(path.name for path in folder.iterdir())
@@ -51,4 +82,4 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
 
 def has_weights(folder: Path) -> bool:
     """Return True if the folder of the spec has weights."""
-    return any((model_folder(folder) / name).exists() for name in (WEIGHTS, INDEX))
+    return any(os.path.exists(model_folder(folder) / name) for name in (WEIGHTS, INDEX))

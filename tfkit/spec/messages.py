@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tfkit.component import Component, Config
-from tfkit.errors import Diagnostic, Invalid, Span, closest, listing, quoted, similar
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing, quoted, similar
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, last_line, written_in
@@ -156,11 +156,12 @@ def from_pydantic(
 ) -> Iterator[Diagnostic]:
     """Turn pydantic's errors for one config into our words, one for each field.
 
-    Without `relations`, errors of the config's own checks, which relate its values, are left out.
+    Without `relations`, errors of the config's own checks, which relate its values, are left out. Missing keys are left
+    out too, because the resolver reports them; a missing item of a tuple is not a key.
     """
     by_field: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        if detail["type"] != "missing":
+        if detail["type"] != "missing" or len(detail["loc"]) > 1:
             by_field.setdefault(_place(detail, provenance, path), []).append(detail)
     for place, details in list(by_field.items())[:MOST]:
         kind = details[0]["type"]
@@ -175,14 +176,10 @@ def from_pydantic(
         if isinstance(reason, Invalid):
             yield Diagnostic(reason.message, provenance.span(place), ".".join(here), reason.notes, reason.help)
         elif kind in NOT_ALLOWED:
-            info = cls.model_fields[place[len(path)]]
-            words, value = allowed(info, nested=len(place) - len(path) - 1), details[0]["input"]
-            whole = value if all(detail["type"].startswith("int_") for detail in details) else None
-            message = f"{label(here)} takes {either(words)}, not {found(value)}"
-            help = _hint(value, words, whole, at=provenance.span(place))
-            if help is None and isinstance(value, str) and any("number" in word for word in words):
-                help = "numbers and arithmetic are written without quotes"
-            yield Diagnostic(message, provenance.span(place), ".".join(here), help=help)
+            words = allowed(cls.model_fields[place[len(path)]], nested=len(place) - len(path) - 1)
+            yield _not_allowed(details, words, here, provenance.span(place))
+        elif number := _number_of_items(details):
+            yield Diagnostic(f"{label(here)} must have {number}", provenance.span(place), ".".join(here))
         elif kind == "value_error":
             yield Diagnostic(f"{label(here)}: {reason}", provenance.span(place), ".".join(here))
         elif kind == "assertion_error":
@@ -191,6 +188,29 @@ def from_pydantic(
             takes = SPECIAL.get(kind, "").format(**details[0].get("ctx", {}))
             what = f"takes {takes}, not {found(details[0]['input'])}" if takes else details[0]["msg"]
             yield Diagnostic(f"{label(here)} {what}", provenance.span(place), ".".join(here))
+
+
+def _not_allowed(details: Sequence[ErrorDetails], words: list[str], path: Path, span: Span | None) -> Diagnostic:
+    """Return the error of a value that is none of those that the words describe."""
+    value = details[0]["input"]
+    whole = value if all(detail["type"].startswith("int_") for detail in details) else None
+    help = _hint(value, words, whole, at=span)
+    if help is None and isinstance(value, str) and any("number" in word for word in words):
+        help = "numbers and arithmetic are written without quotes"
+    return Diagnostic(f"{label(path)} takes {either(words)}, not {found(value)}", span, ".".join(path), help=help)
+
+
+def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
+    """Return the number of items that a list must have, and its length; None for all other errors."""
+    kind, limits = details[0]["type"], details[0].get("ctx", {})
+    if kind == "missing" and isinstance(details[0]["loc"][-1], int):  # pydantic reports each missing item separately
+        length = len(details[0]["input"])
+        return f"{length + len(details)} items; got {length}"
+    if kind == "too_long":
+        return f"at most {limits['max_length']} items; got {limits['actual_length']}"
+    if kind == "too_short":
+        return f"at least {limits['min_length']} items; got {limits['actual_length']}"
+    return None
 
 
 def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
@@ -208,13 +228,24 @@ def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
 
 
 def crashed(
-    cls: type[Component] | type[Config], what: str, error: Exception, path: Path, provenance: Provenance
+    cls: type[Component] | type[Config], what: str, error: BaseException, path: Path, provenance: Provenance
 ) -> Diagnostic:
     """Return the error for a component whose code failed: the fault lies in its plugin, not in the spec."""
     cause = " ".join(str(error).split())
     notes = (f"{type(error).__name__}: {cause}".removesuffix(": "), *last_line(cls, error))
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
     return Diagnostic(f"{name} failed in {what}", provenance.span(path), ".".join(path), notes, fault_of(cls))
+
+
+def fault_in(cls: type[Component], path: Path, provenance: Provenance) -> Callable[[str, BaseException], SpecError]:
+    """Return the function that makes the error for a method of a component and the exception that the method raised."""
+
+    def fault(method: str, error: BaseException) -> SpecError:
+        if isinstance(error, Invalid):
+            return SpecError(refused(error, path, provenance))
+        return SpecError(crashed(cls, method, error, path, provenance))
+
+    return fault
 
 
 def fault_of(cls: type[Config]) -> str:

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tfkit.component import Config, ContentMarker, Data, marker
-from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, quoted, similar
+from tfkit.errors import Diagnostic, Source, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import Language, based, read_based, shortest
-from tfkit.spec.find import SUFFIXES
+from tfkit.spec.extending import Language, based, read_based, read_named, shortest
+from tfkit.spec.find import SUFFIXES, yaml_files
 from tfkit.spec.folder import RUN
+from tfkit.spec.guarded_data import GuardedData, guarded
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
-from tfkit.spec.messages import crashed, refused
+from tfkit.spec.messages import fault_in
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver
@@ -73,16 +74,15 @@ def find_run(
     """
     text = os.fspath(name)
     path = (beside or Path()) / text
-    if (path / RUN).is_file():
+    if os.path.isfile(path / RUN):
         return path / RUN
-    if text.endswith(SUFFIXES) and (span is None or path.is_file()):
+    if text.endswith(SUFFIXES) and (span is None or os.path.exists(path)):
         return path
     shipped = own_specs() / "runs" / f"{text.removeprefix('runs/')}.yaml"
-    if shipped.is_file():
+    if os.path.isfile(shipped):
         return shipped
-    beside_it = [one.name for one in path.parent.glob("*") if one.suffix in SUFFIXES]
     help = similar("a run", path.stem, shipped_runs(), "give the path of a file: ./my_run.yaml")
-    help = similar("a run", path.name, beside_it, help)
+    help = similar("a run", path.name, [file.name for file in yaml_files(path.parent)], help)
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
 
 
@@ -172,7 +172,7 @@ def _model(node: Node, folder: Path, known: KnownSpecs) -> Node:
     """The tree of the spec that `model:` names or holds."""
     language = models(known)
     if isinstance(node, Scalar) and isinstance(node.value, str):
-        return read_based(language.find(node.value, folder, node.span), language)
+        return read_named(node, MODEL, folder, language)
     if isinstance(node, Mapping):
         return based(node, folder, language)
     help = "write `model: gpt2`, a path, or a mapping"
@@ -262,18 +262,16 @@ def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tu
     span = provenance.span(("data", "files")) or provenance.span(("data",))
     located = config.data.located(_folder(span.source if span else None))
     name = f"{located!r} {config.batch.length}"
-    try:
-        data = known[name] if name in known else located.build(config.batch.length)
-    except Invalid as wrong:
-        raise SpecError(refused(wrong, ("data",), provenance)) from wrong
-    except Exception as wrong:
-        raise SpecError(crashed(type(located), "`build`", wrong, ("data",), provenance)) from wrong
-    known[name] = data
+
+    fault = fault_in(type(located), ("data",), provenance)
+    if name not in known:
+        with guarded(fault, "`build`"):
+            known[name] = GuardedData(located.build(config.batch.length), fault)
     weights = config.weights
     if weights is not None:
         origin = provenance.span(("weights", "path")) or provenance.span(("weights",))
         weights = weights.located(_folder(origin.source if origin else None))
-    return config.model_copy(update={"data": located, "weights": weights}), data
+    return config.model_copy(update={"data": located, "weights": weights}), known[name]
 
 
 def _with_located_content(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:

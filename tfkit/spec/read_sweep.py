@@ -17,7 +17,7 @@ from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
 from tfkit.spec.document import check_sort
-from tfkit.spec.extending import shortest
+from tfkit.spec.extending import named_at, shortest
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
@@ -73,7 +73,7 @@ def find_sweep(name: str | os.PathLike[str]) -> Path:
     if text.endswith(SUFFIXES):
         return Path(text)
     shipped = own_specs() / "sweeps" / f"{text.removeprefix('sweeps/')}.yaml"
-    if shipped.is_file():
+    if os.path.isfile(shipped):
         return shipped
     help = similar("a sweep", text, shipped_sweeps(), "give the path of a file: ./my_sweep.yaml")
     raise SpecError(Diagnostic(f"there is no sweep {quoted(text)}", help=help))
@@ -91,8 +91,9 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
     config = resolver.config(SweepSpec, root, (), {})
     if resolver.diagnostics:
         raise SpecError(*resolver.diagnostics)
-    base = RunText.read(find_run(config.base, beside=path.parent, span=root.items["base"].span, key="base"), plugins,
-                        sets=sets)  # fmt: skip
+    span = root.items["base"].span
+    with named_at(span, "base"):
+        base = RunText.read(find_run(config.base, beside=path.parent, span=span, key="base"), plugins, sets=sets)
     tune, tokens = root.items.get("tune"), root.items.get("tokens")
     file = SweepFile(
         path.stem,

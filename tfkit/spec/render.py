@@ -6,6 +6,7 @@ out where they equal their default. Layer variants are written as their changes.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,7 +75,7 @@ def render_tree(root: Tree) -> str:
 
 def schema_line(folder: Path) -> str:
     """Return the line that points editors to the schema in the folder of a new spec; empty without a schema."""
-    return f"# yaml-language-server: $schema={SCHEMA}\n" if (folder / SCHEMA).is_file() else ""
+    return f"# yaml-language-server: $schema={SCHEMA}\n" if os.path.isfile(folder / SCHEMA) else ""
 
 
 def document(model: ModelSpec) -> dict[str, Data]:

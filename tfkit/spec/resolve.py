@@ -266,7 +266,9 @@ class Resolver:
         except ValidationError as error:
             self._errors += messages.from_pydantic(error, cls, path, self.provenance, relations=sound)
             return INVALID
-        except Exception as error:  # a plugin's validator
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plugin's validator
             if sound:
                 self._errors.append(messages.crashed(cls, "the check of its config", error, path, self.provenance))
             return INVALID

@@ -17,7 +17,7 @@ from tfkit.errors import Diagnostic, Source, SpecError, closest, quoted
 from tfkit.spec import syntax
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence, compose
 
-__all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "parse", "parse_value", "plain", "read"]
+__all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "contents", "parse", "parse_value", "plain", "read"]
 
 MAX_BYTES = 1 << 20
 
@@ -32,7 +32,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
     """
     name = os.fspath(path) if name is None else name
     try:
-        data = _contents(path)
+        data = contents(path, MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
         raise SpecError(_unreadable(path, name, error)) from None
     return parse(_decoded(data, name), name)
@@ -87,16 +87,37 @@ def _compose(source: Source, start: int) -> Node | None:
     return compose(source, start)
 
 
-def _contents(path: str | os.PathLike[str]) -> bytes:
-    info = os.stat(path)
-    if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError
-    if info.st_size <= MAX_BYTES:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)  # a pipe has no size to check in advance
-        if len(data) <= MAX_BYTES:
-            return data
-    raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES >> 20} MiB; no spec is that large")
+def contents(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """Return the bytes of a file or a pipe. A pipe without a writer is empty.
+
+    Raises:
+        OSError: the file cannot be read or is a folder; it has more than `limit` bytes; or it is a device, which may
+            never end, and there is no limit.
+        ValueError: the path has a zero byte.
+    """
+    # Without O_NONBLOCK, `open` waits until a pipe has a writer.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        info = os.fstat(number)
+        if stat.S_ISDIR(info.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if limit is None and not (stat.S_ISREG(info.st_mode) or stat.S_ISFIFO(info.st_mode)):
+            raise OSError(errno.EINVAL, "it is a device, not a file")
+        if limit is not None and info.st_size > limit:
+            raise _too_large(limit)
+        if hasattr(os, "O_NONBLOCK"):
+            os.set_blocking(number, True)  # a read must wait for the text of a writer
+        with open(number, "rb", closefd=False) as file:
+            data = file.read() if limit is None else file.read(limit + 1)  # a pipe has no size to check in advance
+    finally:
+        os.close(number)
+    if limit is not None and len(data) > limit:
+        raise _too_large(limit)
+    return data
+
+
+def _too_large(limit: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB; no spec is that large")
 
 
 def _unreadable(path: str | os.PathLike[str], name: str, error: OSError | ValueError) -> Diagnostic:

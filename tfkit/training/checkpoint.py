@@ -48,8 +48,14 @@ class Restored:
 class Record(Protocol):
     """The place where a run is written down."""
 
-    def restored(self) -> Restored | None:
-        """The latest checkpoint; everything noted after it is forgotten. None if the run has not begun."""
+    def restored(self, model: fx.GraphModule) -> Restored | None:
+        """Read the latest checkpoint; None if the run has not begun. Nothing is changed.
+
+        Raises SpecError if it cannot be read completely, or does not fit the run and its model.
+        """
+
+    def resume(self) -> None:
+        """Remove everything that was recorded after the checkpoint of `restored`; entries follow."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Note the numbers of a step, or of an evaluation after it."""
@@ -74,13 +80,13 @@ def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -
     }
 
 
-def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, found: Restored) -> None:
-    """Set a model and its optimizer to a checkpoint."""
+def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, restored: Restored) -> None:
+    """Set a model and its optimizer to a checkpoint that fits them. Tensors are copied: the files may go."""
     state = model.state_dict()
-    model.load_state_dict({name: part(tensor, state[name]) for name, tensor in found.weights.items()})
+    model.load_state_dict({name: part(tensor, state[name]) for name, tensor in restored.weights.items()})
     parameters = dict(model.named_parameters())
-    for path, tensor in found.optimizer.items():
+    for path, tensor in restored.optimizer.items():
         name, _, key = path.partition(SEPARATOR)
         like = parameters[name]
-        tensor = tensor.to(like.device)
+        tensor = tensor.to(like.device, copy=True)
         optimizer.state[like][key] = part(tensor, like) if tensor.shape == like.shape else tensor

@@ -6,7 +6,7 @@ of the logits is kept. Known for a linear head from https://github.com/linkedin/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -65,13 +65,21 @@ class PiecewiseLoss:
         found = [torch.zeros_like(weights[i - 1], dtype=_wide(weights[i - 1].dtype)) for i in learned if i > 0]
         total = rows.new_zeros((), dtype=_wide(rows.dtype))
         of_rows: list[Tensor] = []
-        ends = [rows.size(0) * i // pieces for i in range(pieces + 1)]  # `split` would make each length another graph
-        for start, end in pairwise(ends):
+        for start, end in self._ranges(rows, pieces):
             values = [_leaf(rows[start:end], 0 in learned), *weights]
             loss, of_piece = self._add_piece(found, values, targets[start:end], learned)
             total = total + loss
             of_rows += of_piece
-        return total, [torch.cat(of_rows), *found] if of_rows else found
+        return total, [self._joined(of_rows), *found] if of_rows else found
+
+    def _ranges(self, rows: Tensor, pieces: int) -> Iterable[tuple[int, int]]:
+        """Return the first row of each chunk, and the row after its last."""
+        # `split` would make each length another graph.
+        return pairwise([rows.size(0) * i // pieces for i in range(pieces + 1)])
+
+    def _joined(self, of_rows: Sequence[Tensor]) -> Tensor:
+        """Return the gradients of all rows from the gradients of each chunk."""
+        return torch.cat([*of_rows])
 
     def _add_piece(
         self, found: Sequence[Tensor], values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]

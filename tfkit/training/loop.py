@@ -8,23 +8,26 @@ the same steps as one that was never interrupted, and an evaluation cannot chang
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tfkit.builder import build
 from tfkit.component import Batch, Callback, Data
-from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.run import Run
 from tfkit.initialize import seed_device
 from tfkit.nn import whole
-from tfkit.placement import threads
+from tfkit.placement import GLOBAL_GENERATORS, threads
 from tfkit.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
-from tfkit.training.evaluate import evaluate, tensors
+from tfkit.training.evaluate import computing, evaluate, tensors
 from tfkit.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.training.groups import groups_of
-from tfkit.training.memory import smaller
+from tfkit.training.memory import MicroBatch
 from tfkit.training.order import indices_of, mix
 from tfkit.training.processes import Processes, check_count
 from tfkit.training.start import begin
@@ -71,14 +74,16 @@ class Trainer:
         self.data: Data = run.data
         self.skipped = 0
         """Steps without an update, since their loss or gradient was not finite."""
-        self.micro_batch = run.config.micro_batch
+        self.micro_batch = MicroBatch(run, lambda text: self.text("micro_batch", text))
         self.ended: str | None = None
         self._until = run.steps if until is None else until
         self._asked_to_end = asked_to_end
         self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
-        self._callbacks = [one.build() for one in run.config.callbacks]
+        self._callbacks = [self._callback(number) for number in range(len(run.config.callbacks))]
         self._watchers = watchers
+        self._line: dict[str, float] | None = None
+        """The numbers of the line that observers may add to."""
         self._set_up()
 
     def _set_up(self) -> None:
@@ -93,16 +98,20 @@ class Trainer:
         self.notes = begin(self.model, self.run)
         """Sentences about the weights before the first step, by name."""
         self._processes.spread(self.model, config.machine.shard)
-        try:
-            loss = config.loss.build(self.model)
-        except ValueError as wrong:
-            raise self.run.error(str(wrong), "loss") from wrong
+        with self.run.guarded(config.loss, "`build`", "loss"):
+            try:
+                loss = config.loss.build(self.model)
+            except ValueError as wrong:
+                raise self.run.error(str(wrong), "loss") from wrong
         self.loss = torch.compile(loss) if config.machine.compile else loss
-        try:
+        with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
-        except Invalid as wrong:
-            raise self.run.refused(wrong, "optimizer") from wrong
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _callback(self, number: int) -> Callback:
+        config = self.config.callbacks[number]
+        with self.run.guarded(config, "`build`", "callbacks", str(number)):
+            return config.build()
 
     # ---- from the first step to the last ----
 
@@ -163,8 +172,7 @@ class Trainer:
         self.optimizer.step()
         self.step = step
         numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
-        self.record.log(step, numbers)
-        self._tell(lambda one: one.on_step(self, numbers))
+        self._report(numbers, lambda one, line: one.on_step(self, line))
 
     def batch(self, step: int) -> Batch:
         """The examples of a step: the part of this process."""
@@ -174,33 +182,25 @@ class Trainer:
 
     def _gradients(self, batch: Batch, step: int) -> Tensor:
         """The loss of a step, whose gradients are then there; where memory runs out, of fewer sequences at once."""
-        while True:
-            try:
-                return self._summed(batch, step)
-            except RuntimeError as wrong:
-                self.micro_batch = smaller(self.micro_batch, self.run, wrong)
-            self.text("micro_batch", f"{self.micro_batch:,}, since more do not fit into memory")
+        return self.micro_batch.fit(partial(self._summed, batch, step))
 
-    def _summed(self, batch: Batch, step: int) -> Tensor:
-        """The loss of a step, and its gradients.
+    def _summed(self, batch: Batch, step: int, size: int) -> Tensor:
+        """The loss of a step, and its gradients, from micro-batches of `size` sequences.
 
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
-        seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
         self.optimizer.zero_grad()
         count = self._processes.sum(torch.tensor(batch.count, device="cpu")).clamp(min=1).item()
         total = torch.zeros((), device=self.device)
-        for start in range(0, len(batch.targets), self.micro_batch):
-            inputs, targets = tensors(batch.rows(start, start + self.micro_batch), self.model, self.device)
-            with self._computing():
-                part = self.loss(inputs, targets) / count
-            part.backward()
-            total += part.detach()
+        with GLOBAL_GENERATORS:
+            seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
+            for start in range(0, len(batch.targets), size):
+                inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device)
+                with computing(self.run, self.device):
+                    part = self.loss(inputs, targets) / count
+                part.backward()
+                total += part.detach()
         return self._processes.sum(total)
-
-    def _computing(self) -> torch.autocast:
-        """The context of a forward: its precision."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     def _leave_out(self, step: int) -> None:
         """Pass over a step that must not change the weights, or raise SpecError."""
@@ -229,16 +229,14 @@ class Trainer:
             return
         numbers = evaluate(
             self.model,
-            self.data,
+            self.run,
             config.splits,
             config.metrics,
-            sequences=self.config.batch.sequences,
-            computing=self._computing,
+            micro_batch=self.micro_batch,
             between=self._check_end,
             processes=self._processes,
         )
-        self.record.log(self.step, numbers)
-        self._tell(lambda one: one.on_eval(self, numbers))
+        self._report(numbers, lambda one, line: one.on_eval(self, line))
 
     def _check_end(self) -> None:
         """Raise if the process is to end: before an evaluation, which would then be made twice."""
@@ -258,17 +256,43 @@ class Trainer:
             self.record.save(Checkpoint(self.step, model, state, states, self.ended, self.skipped))
 
     def _restore(self) -> None:
-        """Continue from the latest checkpoint."""
-        found = self.record.restored()
-        self._processes.check_equal(str(found and found.step), "found another checkpoint: they need a common folder")
-        if found is None:
-            return
-        restore(self.model, self.optimizer, found)
-        self.step, self.ended, self.skipped = found.step, found.ended, found.skipped
-        for callback, state in zip(self._callbacks, found.callbacks, strict=True):
-            callback.restore(state)
+        """Continue from the latest checkpoint. Nothing is removed from the record until everything is restored."""
+        restored = self.record.restored(self.model)
+        step = str(restored and restored.step)
+        self._processes.check_equal(step, "found another checkpoint: they need a common folder")
+        if restored is not None:
+            restore(self.model, self.optimizer, restored)
+            self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
+            for number, state in enumerate(restored.callbacks):
+                self._restore_callback(number, state)
+        self.record.resume()
+
+    def _restore_callback(self, number: int, state: Mapping[str, Any]) -> None:
+        """Raise SpecError if a callback cannot continue from its state: its code may have changed."""
+        try:
+            self._callbacks[number].restore(state)
+        except Exception as error:
+            message = f"the callback cannot continue from the checkpoint: {type(error).__name__}: {error}"
+            raise self.run.error(message, "callbacks", str(number)) from error
 
     # ---- for callbacks ----
+
+    def log(self, name: str, value: float) -> None:
+        """Add a number to the line of this step; see `tfkit.component.Training`."""
+        if self._line is None:
+            raise Invalid("", f"`{name}` cannot be logged here", help="call `log` in `on_step` or `on_eval`")
+        if name in self._line or name in self._reserved():
+            raise Invalid("", f"`{name}` is already logged", help="choose another name")
+        try:
+            self._line[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Invalid("", f"the value of `{name}` must be a number; got {quoted(str(value))}") from error
+
+    def _reserved(self) -> set[str]:
+        """The names of numbers that the loop itself writes."""
+        config = self.config.eval
+        metrics = {f"{split}.{one.kind_name()}" for split in config.splits for one in config.metrics} if config else ()
+        return {"step", "loss", "lr", "grad_norm", *metrics}
 
     def text(self, name: str, text: str) -> None:
         """Note a text in the record; see `tfkit.component.Training`."""
@@ -278,13 +302,22 @@ class Trainer:
         """End the run after this step."""
         self.ended = reason
 
+    def _report(self, numbers: dict[str, float], event: Callable[[Callback, Mapping[str, float]], None]) -> None:
+        """Show numbers to all observers, and write them with the numbers that the observers add."""
+        self._line, view = numbers, MappingProxyType(numbers)
+        try:
+            self._tell(lambda observer: event(observer, view))
+        finally:
+            self._line = None
+            self.record.log(self.step, numbers)
+
     def _tell(self, event: Callable[[Callback], None]) -> None:
         """Call a method of all observers; if one of them stops the run, it ends in all processes."""
-        for watcher in self._watchers:
-            event(watcher)
         for number, callback in enumerate(self._callbacks):
             try:
                 event(callback)
             except Invalid as wrong:
                 raise self.run.refused(wrong, "callbacks", str(number)) from wrong
+        for watcher in self._watchers:  # after the callbacks, to show what they log
+            event(watcher)
         self.ended = self._processes.agreed(self.ended)

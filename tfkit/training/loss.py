@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -96,6 +96,7 @@ class Loss(nn.Module):
         self.z_loss = z_loss
         self.reduction = reduction
         self.pieces = pieces
+        self.in_pieces: Callable[..., PiecewiseLoss] = PiecewiseLoss
         self._ends = find_ends(model)
         self._trunk = write_trunk(model, self._ends)
         self._names = inputs_of(model)
@@ -138,15 +139,24 @@ class Loss(nn.Module):
         if mask is not None:
             targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        head = PiecewiseLoss(self._head(), given, options, self.z_loss)
+        head = self.in_pieces(self._head(), given, options, self.z_loss)
         rows = hidden.flatten(0, -2)
-        pieces = self.pieces or count_pieces(rows.size(0), self._ends.vocab_size)
         try:
-            total = head(rows, targets.flatten().long(), pieces)
+            total = head(rows, targets.flatten().long(), self._count_chunks(rows))
         except IndexError as error:
             message = f"a target is not an id of the vocabulary: they may be 0 to {self._ends.vocab_size - 1}"
             raise ValueError(f"{message}, or {self.ignore_index} for none") from error
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
+
+    def logits(self, read: Read) -> Iterator[Tensor]:
+        """Yield the logits of a `Read` in the chunks in which the loss computes them, [n, v], for all positions."""
+        rows = read.hidden.flatten(0, -2)
+        chunks = rows.tensor_split(self._count_chunks(rows))
+        head = self._head()
+        return (head(chunk, **read.given) for chunk in chunks)
+
+    def _count_chunks(self, rows: Tensor) -> int:
+        return self.pieces or count_pieces(rows.size(0), self._ends.vocab_size)
 
     def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
         """The inputs as arguments of the model, by position and by name; raises TypeError if they do not fit."""

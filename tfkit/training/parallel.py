@@ -7,13 +7,16 @@ group: a tied head reads the table of the embedding, which must be whole at both
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar
 
+import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
@@ -23,11 +26,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from tfkit.builder import build, graph_of
 from tfkit.component import Ids
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.placement import device_of
 from tfkit.training.processes import Processes
 
+T = TypeVar("T")
 _BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 PATIENCE = timedelta(minutes=10)
 """The longest wait for another process."""
@@ -78,14 +82,8 @@ class Together(Processes):
         if others:
             raise SpecError(Diagnostic(f"process {self.rank} differs from {', '.join(others)}: it {what}"))
 
-    def run(self, model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
-        rows = len(next(iter(inputs.values())))
-        if rows % self.count:  # the last rows of a split: everybody computes them
-            return super().run(model, inputs)
-        own = super().run(model, {name: one.chunk(self.count)[self.rank] for name, one in inputs.items()})
-        found = [torch.empty_like(own) for _ in range(self.count)]
-        dist.all_gather(found, own.contiguous())
-        return torch.cat(found)
+    def total(self, sums: Sequence[Any]) -> list[Any]:
+        return [reduce(operator.add, parts) for parts in zip(*self._from_all(sums), strict=True)]
 
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         state = self.gathered(model.state_dict())
@@ -103,8 +101,8 @@ class Together(Processes):
                 found[name] = gathered.to("cpu", copy=True)  # alone: what was gathered has padding
         return found
 
-    def _from_all(self, value: str | None) -> list[str | None]:
-        found: list[str | None] = [None] * self.count
+    def _from_all(self, value: T) -> list[T]:
+        found: list[Any] = [None] * self.count
         dist.all_gather_object(found, value)
         return found
 
@@ -130,7 +128,7 @@ def together() -> Iterator[Together]:
 
     The others end in silence: what they would say is the same, or that the first one is gone.
     """
-    store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    store, rank, count = _connected()
     dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         yield Together()
@@ -138,13 +136,25 @@ def together() -> Iterator[Together]:
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
         if not _is_first(store):
-            raise SystemExit(1) from None
+            raise click.exceptions.Exit(1) from None
         if isinstance(error, RuntimeError) and _is_lost(error):
             message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
             help = "the same command continues from the last checkpoint"
             raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
         raise
     dist.destroy_process_group()
+
+
+def _connected() -> tuple[Any, int, int]:
+    """Return the store of the launched processes, the rank of this process, and their number."""
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    except RuntimeError as error:  # torch has no narrower type for all of them
+        address, cause = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).partition("\n")[0]
+        message = f"the processes cannot connect at {quoted(address)}"
+        help = "check MASTER_ADDR and MASTER_PORT: the first process must be reachable there from all others"
+        raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
+    return store, rank, count
 
 
 def _is_first(store: Any) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tfkit.component import Ids
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.run import Run
 from tfkit.placement import device_of
 
@@ -45,10 +49,9 @@ class Processes:
     def check_equal(self, value: str, what: str) -> None:
         """Raise SpecError, which says `what` others have, unless all processes have the same value."""
 
-    def run(self, model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The output of a model, whose rows may be computed in different processes."""
-        output: Tensor = model(**inputs)
-        return output
+    def total(self, sums: Sequence[Any]) -> list[Any]:
+        """The sums of all processes, each added with `+`."""
+        return list(sums)
 
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         """The model with all values of its parameters; None in processes that do not write."""
@@ -73,3 +76,33 @@ def check_count(run: Run, count: int) -> None:
     if count > 1 and run.config.machine.micro_batch == "auto":
         message = "`auto` is for one process: several would have to run out of memory at once"
         raise run.error(message, "machine", "micro_batch", help="give it a number")
+
+
+def launched() -> int:
+    """Return the number of processes that a launcher such as `torchrun` started; 1 without a launcher.
+
+    Raises SpecError if an environment variable that the processes need to connect is missing or invalid.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        return 1
+    count = _variable("WORLD_SIZE", 1, 2**31 - 1)
+    if count > 1:
+        _variable("RANK", 0, count - 1)
+        _variable("LOCAL_RANK", 0, count - 1)
+        _variable("MASTER_PORT", 1, 2**16 - 1)
+        if not os.environ.get("MASTER_ADDR"):
+            raise _launcher_error("MASTER_ADDR must be the address of the first process; got nothing")
+    return count
+
+
+def _variable(name: str, low: int, high: int) -> int:
+    text = os.environ.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
+        value = quoted(text) if text else "nothing"
+        raise _launcher_error(f"{name} must be an integer from {low:,} to {high:,}; got {value}")
+    return int(text)
+
+
+def _launcher_error(message: str) -> SpecError:
+    help = "start the processes with `torchrun`; or unset LOCAL_RANK to train in a single process"
+    return SpecError(Diagnostic(f"the environment variable {message}", help=help))

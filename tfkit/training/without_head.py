@@ -59,7 +59,8 @@ def find_ends(model: fx.GraphModule) -> Ends:
     if head.output.type != "logits":
         raise ValueError(f"`{graph.name}` returns {head.output.in_words()}, but a loss is computed from logits")
     signal, vocab_size = head.signals[_read(head)], head.output.width
-    assert vocab_size is not None
+    if vocab_size is None:
+        raise ValueError(f"`{head.name}` returns one logit without an axis of classes, and this loss needs classes")
     return Ends(head.name, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted(graph))
 
 

@@ -68,7 +68,7 @@ def measured(case: Case) -> tuple[int, int]:
     """Bytes of the weights, gradients and optimizer states, and of the peak of a step."""
     for _ in range(ATTEMPTS):
         fixed, left, seen = _profiled(case)
-        peak, level = _peak(seen)
+        peak, level = peak_of(seen)
         if abs(level - left) < 0.01 * left:
             return fixed, peak
     raise RuntimeError(f"{case}: the profiler saw {level:,} bytes at the end, but there were {left:,}")
@@ -97,7 +97,7 @@ def _bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum(one.nbytes for one in (*tensors, *states))
 
 
-def _peak(seen: profile) -> tuple[int, int]:
+def peak_of(seen: profile) -> tuple[int, int]:
     """The largest running sum of allocations since the beginning of the marked step, and the last one."""
     events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     level = peak = 0

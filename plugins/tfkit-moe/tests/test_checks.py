@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tfkit_moe.checks import idle_routers, slow_widths
@@ -37,12 +39,15 @@ def test_no_published_model_is_slow() -> None:
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("order", ["topk_then_score", "score_then_topk"])
-@pytest.mark.parametrize("renormalize", [False, True])
-def test_it_warns_of_a_router_without_a_gradient(score: str, order: str, renormalize: bool) -> None:
-    router = {"score": score, "order": order, "renormalize": renormalize}
-    if router == {"score": "softmax", "order": "topk_then_score", "renormalize": True}:
-        return  # refused: it is divided by one anyway
-    graph = tfkit.loads(spec(n_experts=4, n_experts_per_token=1, d_ff=8, router=router), plugins=PLUGINS)
+@pytest.mark.parametrize("divided", [{}, {"renormalize": True}, {"renormalize": True, "eps": 0.5}])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 1), (4, 2), (4, 4)])
+def test_it_warns_of_a_router_without_a_gradient(
+    score: str, order: str, divided: dict[str, Any], n: int, k: int
+) -> None:
+    router = {"score": score, "order": order, **divided}
+    if divided and (score, order) == ("softmax", "topk_then_score"):
+        return  # an error: it is divided by one anyway
+    graph = tfkit.loads(spec(n_experts=n, n_experts_per_token=k, d_ff=8, router=router), plugins=PLUGINS)
     model = tfkit.build(graph)
     torch.manual_seed(0)
     model(torch.randn(2, 8, 16)).square().sum().backward()

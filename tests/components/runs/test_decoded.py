@@ -24,12 +24,13 @@ WHOLE = {"test": SplitConfig(batches="all")}
 
 
 def numbers_of(
-    folder: Path, metrics: str, data: str = ROWS, splits: dict[str, SplitConfig] = WHOLE
+    folder: Path, metrics: str, *sets: str, data: str = ROWS, splits: dict[str, SplitConfig] = WHOLE
 ) -> dict[str, float]:
-    run = small_run(folder, data, f"eval={{every: 1, splits: {{train: all}}, metrics: [{metrics}]}}")
+    evaluated = f"eval={{every: 1, splits: {{train: all}}, metrics: [{metrics}]}}"
+    run = small_run(folder, data, evaluated, "batch.sequences=7", *sets)
     model = tfkit.build(run.graph, seed=1)
     assert run.config.eval is not None
-    return evaluate(model, run.data, splits, run.config.eval.metrics, sequences=7)
+    return evaluate(model, run, splits, run.config.eval.metrics)
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -56,25 +57,27 @@ def test_greedy_answers_are_written_token_by_token(stops: bool, tmp_path: Path) 
 
 def test_a_model_may_write_tokens_that_the_data_lacks(tmp_path: Path) -> None:
     """Such a token is a wrong answer."""
-    run = small_run(
-        tmp_path, ROWS, "eval={every: 1, splits: {train: all}, metrics: [decoded_accuracy]}", "model.vocab_size=30"
-    )
+    evaluated = "eval={every: 1, splits: {train: all}, metrics: [decoded_accuracy]}"
+    run = small_run(tmp_path, ROWS, evaluated, "batch.sequences=7", "model.vocab_size=30")
     model = tfkit.build(run.graph, seed=1)
     with torch.no_grad():
         model.head.output.weight.zero_()[29] = 1.0
         model.decoder.final_norm.bias.fill_(100.0)
     assert run.config.eval is not None
-    numbers = evaluate(model, run.data, WHOLE, run.config.eval.metrics, sequences=7)
+    numbers = evaluate(model, run, WHOLE, run.config.eval.metrics)
     assert numbers == {"test.decoded_accuracy": 0.0}
 
 
 def test_a_temperature_changes_answers_and_the_same_are_drawn_again(tmp_path: Path) -> None:
     hot = "{kind: decoded_accuracy, temperature: 1}"
     assert numbers_of(tmp_path, hot) == numbers_of(tmp_path, hot) != numbers_of(tmp_path, "decoded_accuracy")
+    assert numbers_of(tmp_path, hot) == numbers_of(tmp_path, hot, "machine.micro_batch=3")
 
 
 def test_an_encoder_decoder_writes_to_its_source(tmp_path: Path) -> None:
-    run = small_run(tmp_path, "{kind: copy, layout: pair, symbols: 3, items: 4, sequences: 60}", PAIR)
+    run = small_run(
+        tmp_path, "{kind: copy, layout: pair, symbols: 3, items: 4, sequences: 60}", PAIR, "batch.sequences=5"
+    )
     model = tfkit.build(run.graph, seed=1).eval()
     examples = run.data.examples("val", "sequential")
     batch = examples.batch(np.arange(len(examples)))
@@ -86,7 +89,7 @@ def test_an_encoder_decoder_writes_to_its_source(tmp_path: Path) -> None:
     config = small_run(tmp_path, "{kind: addition}", "eval={every: 1, splits: {val: all}, metrics: [decoded_accuracy]}")
     assert config.config.eval is not None
     whole = {"val": SplitConfig(batches="all")}
-    found = evaluate(model, run.data, whole, config.config.eval.metrics, sequences=5)
+    found = evaluate(model, run, whole, config.config.eval.metrics)
     assert found["val.decoded_accuracy"] == pytest.approx((read[:, 1:] == targets).float().mean().item())
 
 
@@ -103,10 +106,10 @@ def test_constants_are_counted(tmp_path: Path) -> None:
 def test_errors(tmp_path: Path) -> None:
     train = {"train": SplitConfig(batches=1)}
     with pytest.raises(SpecError, match="if every example ends in an answer"):
-        numbers_of(tmp_path, "decoded_accuracy", "{kind: addition, loss_on: all}", train)
+        numbers_of(tmp_path, "decoded_accuracy", data="{kind: addition, loss_on: all}", splits=train)
     with pytest.raises(SpecError, match="`#` is not a token of the data"):
         numbers_of(tmp_path, "{kind: decoded_accuracy, stop: '#'}")
     with pytest.raises(SpecError, match="`loss` is there twice, and both would have one name"):
         numbers_of(tmp_path, "loss, loss")
     with pytest.raises(SpecError, match="`bits_per_byte` needs text"):
-        numbers_of(tmp_path, "bits_per_byte", "{kind: copy}", train)
+        numbers_of(tmp_path, "bits_per_byte", data="{kind: copy}", splits=train)

@@ -89,4 +89,4 @@ def test_nothing_hidden_cannot_be_evaluated(tmp_path: Path, metric: str) -> None
     run = small_run(tmp_path, TEXT.replace("masked,", "masked, share: 1e-9,"), evaluated, length=12)
     assert run.config.eval is not None
     with pytest.raises(SpecError, match="no position counts in what is read of the split `val`"):
-        evaluate(build(run.graph), run.data, run.config.eval.splits, run.config.eval.metrics, sequences=2)
+        evaluate(build(run.graph), run, run.config.eval.splits, run.config.eval.metrics)

@@ -77,7 +77,7 @@ def test_an_evaluation_reads_documents_apart(tmp_path: Path) -> None:
     trainer = Trainer(run, Memory())
     assert run.config.eval is not None
     splits, metrics = run.config.eval.splits, run.config.eval.metrics
-    found = evaluate(trainer.model, run.data, splits, metrics, sequences=6)
+    found = evaluate(trainer.model, run, splits, metrics)
     other = run.data.examples("val", "sequential")
     batch = other.batch(np.arange(len(other)))
     inputs, targets = tensors(batch, trainer.model, trainer.device)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tfkit.component import IGNORED
+from tests.training.runs import Memory
+from tfkit.component import IGNORED, Callback, Training
+from tfkit.errors import SpecError
+from tfkit.training.loop import Trainer
 
 from .small import refused, small_run
 
@@ -80,3 +85,58 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     data = [f"{{kind: tokens, files: {name}}}" for name in [*names, "several.npy.npz"]]
     data += ["{kind: tokens, files: b.npy}", "{kind: tokens, files: a.npy, vocab_size: 50}"]
     golden("runs/tokens_errors", "\n\n".join(refused(tmp_path, one, length=20) for one in data))
+
+
+def trained_while(folder: Path, change: Callable[[Path], object], *sets: str) -> str:
+    """The error of a run on `a.npy` and `b.npy`, if `b.npy` changes after the first step."""
+    for name in "ab":
+        np.save(folder / f"{name}.npy", IDS)
+    run = small_run(folder, "{kind: tokens, files: [a.npy, b.npy], vocab_size: 90}", "steps=40", *sets, length=20)
+
+    class Change(Callback):
+        def on_step(self, training: Training, numbers: object) -> None:
+            if training.step == 1:
+                change(folder / "b.npy")
+
+    memory = Memory()
+    with contextlib.chdir(folder), pytest.raises(SpecError) as error:
+        Trainer(run, memory, watchers=[Change()]).train()
+    assert len(memory.losses) >= 1
+    return str(error.value)
+
+
+def rewritten(path: Path) -> None:
+    """Write other ids, of the same number and size, into the same file."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write((3).to_bytes(8, "little"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+def of_another_vocabulary(path: Path) -> None:
+    """Change every id, as a write through a mapping does that has not reached the time of change yet."""
+    status = path.stat()
+    np.load(path, mmap_mode="r+")[:] = 95
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda path: os.truncate(path, 200), "error: `b.npy` was changed while it was in use"),
+        (rewritten, "error: `b.npy` was changed while it was in use"),
+        (os.unlink, "error: `b.npy` can no longer be read: No such file or directory"),
+        (of_another_vocabulary, "error: `b.npy` has the id 95, beyond the vocabulary of 90"),
+    ],
+)
+def test_a_file_that_changes_while_it_is_read_is_named(
+    change: Callable[[Path], object], error: str, tmp_path: Path
+) -> None:
+    assert trained_while(tmp_path, change).startswith(f"{error}\n   = help: restore the file")
+
+
+def test_a_file_that_changes_before_an_evaluation_is_named(tmp_path: Path) -> None:
+    sets = ("data.split={train: 0.5, val: 0.5}", "eval={every: 3, splits: {val: all}}")
+    changed = trained_while(tmp_path, lambda path: os.truncate(path, 200), *sets)
+    assert changed.startswith("error: `b.npy` was changed while it was in use")

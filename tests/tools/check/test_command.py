@@ -93,7 +93,7 @@ def test_a_kind_is_checked_in_every_layout(run: Run, ahead: str) -> None:
 def test_several_models_are_named(run: Run, ahead: str) -> None:
     text = " ".join(run("check", "--kind", "ahead", "--only", "look-ahead", ahead, status=1).split())
     assert "look-ahead, in attention kind `ahead` in a decoder" in text
-    assert "3 more models: stack.layers.0.attention: the model looks ahead: outputs before position 1 change" in text
+    assert "9 more models: stack.layers.0.attention: the model looks ahead: outputs before position 1 change" in text
 
 
 def test_a_deviation_without_a_size_is_null(run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

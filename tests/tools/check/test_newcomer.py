@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 import tfkit
 from tfkit.component import Component
 from tfkit.testing import check_component
+from tfkit.tools.check.components import options_of
 
 from .newcomer import AttentionOfANewcomer, FFNOfANewcomer, WrongCount
 
@@ -59,6 +60,39 @@ def test_it_is_named(fault: str) -> None:
     line = str(caught.value).splitlines()[1]
     assert line.startswith(f"- {red}, in ")
     assert words in line
+
+
+class Fields(tfkit.FFNConfig):
+    """Fields that are null by default."""
+
+    kind: Literal["fields"] = "fields"
+    number: tfkit.PositiveFloat | None = None
+    rate: tfkit.Probability | None = None
+    count: tfkit.Count | None = None
+    factor: float | None = None
+    word: Literal["a", "b"] | None = None
+    switch: bool | None = None
+    norm: tfkit.NormConfig | None = None
+
+
+def test_fields_that_are_null_by_default_are_set() -> None:
+    assert options_of(Fields) == {
+        "number": [None, 0.5],
+        "rate": [None, 0.5],
+        "count": [None, 4],
+        "factor": [None, 2.0],
+        "word": [None, "a", "b"],
+        "switch": [None, False, True],
+    }
+
+
+def test_a_core_that_ignores_its_softcap() -> None:
+    options = {"softcap": options_of(AttentionOfANewcomer)["softcap"]}
+    fields = {"n_heads": 2, "dropout": 0.0}
+    with pytest.raises(AssertionError, match=r"`stack.attention.softcap` has no effect: other values than 0.5"):
+        check_component(
+            AttentionOfANewcomer, fields=fields, options=options, within=["decoder"], plugins=PLUGINS, only=["values"]
+        )
 
 
 def test_the_right_one_is_not() -> None:

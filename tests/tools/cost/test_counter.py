@@ -18,14 +18,14 @@ import tfkit
 from tfkit.graph.decode_split import read_whole
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.cache import cache_size
-from tfkit.tools.cost import observe
+from tfkit.tools.cost import observe, steps
 from tfkit.tools.cost.count import cost
 from tfkit.tools.cost.kernels import OwnKernels
 from tfkit.tools.cost.shapes import dense, rule_of
 from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params.count import count_params
 
-from ...small_specs import OPERATIONS, covering
+from ...small_specs import OPERATIONS, covering, reduced
 
 B, T, S = 2, 8, 6
 SAMPLE = {
@@ -179,3 +179,19 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
     with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, lambda x: x):
         attend(q.to("meta"), mask.to("meta"))
     assert watch.root.tally("").saved == sum(one.untyped_storage().nbytes() for one in kept.values())
+
+
+@pytest.mark.parametrize("name", covering("bert_base", "gpt2", "t5_small"))
+def test_equal_chunks_of_the_loss_count_as_if_each_ran(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = reduced(name)
+    for batch in (4096, 4099):  # nine chunks: equal ones, and ones that differ by a row
+        merged = cost(graph, batch=batch, length=8)
+        with monkeypatch.context() as all_chunks:
+            all_chunks.setattr(steps, "REPEATED", 2**62)
+            assert cost(graph, batch=batch, length=8) == merged
+
+
+def test_a_batch_of_any_size_takes_no_longer() -> None:
+    costs = [cost(reduced("gpt2"), batch=batch, length=8) for batch in (4096, 4096 * 10**5)]
+    small, large = (sum(part.flops for part in one.parts) for one in costs)
+    assert large == small * 10**5

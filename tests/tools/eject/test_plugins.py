@@ -15,6 +15,7 @@ from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.check import check
+from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 
 from ...sampling import slow
@@ -66,7 +67,7 @@ class Odd(nn.Module):
         self.steps = [1, 2]
 
     def reset_parameters(self):
-        nn.init.ones_(self.scale)
+        self.scale.fill_(1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         BODY
@@ -79,14 +80,20 @@ def tfkit_register(register):
 
 
 def graph_with(
-    body: str, folder: Path, init: str = "self.steps = [1, 2]", forward: str = "class Odd", takes: str = "Tensor"
+    body: str,
+    folder: Path,
+    init: str = "self.steps = [1, 2]",
+    forward: str = "class Odd",
+    takes: str = "Tensor",
+    kinds: str = "OddConfig",
+    sets: tuple[str, ...] = (),
 ) -> tfkit.Graph:
     text = PLUGIN.replace("class Odd(", f"{forward}(").replace("(self, x: Tensor)", f"(self, x: {takes})")
     text = text.replace("        BODY", textwrap.indent(textwrap.dedent(body).strip(), "        "))
-    text = text.replace("self.steps = [1, 2]", init)
+    text = text.replace("self.steps = [1, 2]", init).replace("register(OddConfig)", f"register({kinds})")
     (folder / "odd.py").write_text(text, encoding="utf-8")
     (folder / "mine.yaml").write_text(SPEC, encoding="utf-8")
-    return tfkit.load(folder / "mine.yaml", plugins=load_plugins(plugin_dirs=[folder]))
+    return tfkit.load(folder / "mine.yaml", plugins=load_plugins(plugin_dirs=[folder]), sets=sets)
 
 
 @cache
@@ -145,6 +152,38 @@ def ejected() -> tuple[tfkit.Graph, str]:
         (only,) = hidden.split(hidden.size(-1), dim=-1)
         return self.down(only)
         """,
+        """
+        hidden = self.up(x)
+        if x.size(1) > 3:
+            h = hidden * 2
+            hidden = h + 1
+        else:
+            h = hidden + 1
+            hidden = h * 2
+        return self.down(hidden * h)
+        """,
+        """
+        hidden = self.up(x)
+        for part in hidden.split(4, dim=-1):
+            mean = part.mean()
+            hidden = hidden - mean
+        with torch.autocast("cpu", enabled=False) as context:
+            top = hidden.amax()
+            hidden = hidden / top
+        return self.down(hidden) + mean + top + context.fast_dtype.itemsize
+        """,
+        """
+        hidden, parts = self.up(x), []
+        for part in hidden.split(5, dim=-1):
+            parts.append(part.sum())
+        for i, step in enumerate(self.steps):
+            hidden = hidden * step
+        for j in range(2, 3):
+            if x.size(1) > 3:
+                break
+            hidden = hidden * j
+        return self.down(hidden + torch.stack(parts).sum()) + part.mean() + i
+        """,
         r"""
         '''As in \"\"\"the paper\"\"\", on \N{BULLET} C:\\new, \0 and "quoted"'''
         return self.down(self.up(x))
@@ -160,6 +199,7 @@ def test_what_a_forward_may_do(alone: Alone, body: str, tmp_path: Path) -> None:
     ("body", "why"),
     [
         ("while x.abs().max() > 1:\n    x = x / 2\nreturn x", "`Odd` (odd.py) cannot be ejected: forward: a `while`"),
+        ("for i in (1, 2):\n    x = x * i\nelse:\n    x = x + 1\nreturn x", "forward: a `for` with an `else`"),
         ("return (lambda y: 2 * y)(x)", "cannot be ejected: forward: a `lambda`"),
         ("return x * NOWHERE", "cannot be ejected: forward: nothing says what `NOWHERE` is"),
     ],
@@ -173,6 +213,116 @@ def test_what_cannot_be_written_out_is_refused(
     assert status == 1
     assert why in capsys.readouterr().err
     assert not output.exists()
+
+
+CONSTANTS = """
+from enum import Enum
+from math import sqrt as root
+from torch import relu
+
+
+class Other(nn.Module):
+    pass
+
+
+class Mode(Enum):
+    SUM = "sum"
+    MEAN = "mean"
+
+
+KINDS = (nn.Linear, nn.Embedding)
+OURS = (Other, nn.Module)
+BY_NAME = {"halved": halved, "relu": torch.relu}
+TYPES = {torch.float32: Mode.SUM, torch.float64: Mode.MEAN}
+SIZES, NONE, FAR = frozenset([2, 3]), [None, Ellipsis], (float("-inf"), torch.device("cpu"), slice(1, 2))
+"""
+
+
+def test_constants_of_any_type(alone: Alone, tmp_path: Path) -> None:
+    body = """
+    hidden = relu(self.up(x)) * root(4.0)
+    if isinstance(self.up, KINDS) and isinstance(self, OURS) and self.mode is Mode.SUM:
+        hidden = BY_NAME["halved"](BY_NAME["relu"](hidden))
+    if TYPES[x.dtype] is Mode.SUM and x.dim() in SIZES:
+        hidden = hidden.clamp(min=FAR[0])[..., : hidden.size(-1)]
+    if self.mode == Mode.MEAN or NONE[0] is not None:
+        hidden = hidden.nothing
+    return self.down(hidden.clamp(max=self.limit)) + len(str(FAR[1]))
+    """
+    init = "self.mode, self.limit = Mode.SUM, float('inf')"
+    graph = graph_with(body, tmp_path, init=init, forward=f"{CONSTANTS}\n\nclass Odd")
+    text = eject(graph)
+    assert check(graph, text, alone).ran
+    assert "OURS" not in text
+    assert "nothing" not in text
+
+
+@pytest.mark.parametrize(
+    ("constant", "why"),
+    [
+        ("KINDS = {'odd': halved}", "the constant `KINDS` cannot be ejected: it contains <function halved at"),
+        ("KINDS = torch.ones(2)", "the constant `KINDS` cannot be ejected: it contains tensor([1., 1.])"),
+    ],
+)
+def test_a_constant_without_an_expression_is_an_error(constant: str, why: str, tmp_path: Path) -> None:
+    graph = graph_with("return x + len(KINDS)", tmp_path, forward=f"{constant}\n\n\nclass Odd")
+    with pytest.raises(tfkit.SpecError, match=re.escape(why)):
+        eject(graph)
+
+
+INIT = """
+class WideConfig(tfkit.InitConfig):
+    kind: Literal["wide"] = "wide"
+    std: tfkit.PositiveFloat = 0.5
+    shape: tuple[int, ...] = (1,)
+
+    def linear(self, weight, *, residual, n_layers, generator):
+        for row in weight:
+            nn.init.trunc_normal_(row, std=halved_number(self.std), generator=generator)
+
+    def bias(self, bias, *, fan_in, generator):
+        nn.init.constant_(bias, 1 / fan_in)
+
+    def table(self, weight, *, generator):
+        WEIGHT.normal_(0.0, self.std, generator=generator)
+
+
+def halved_number(number: float) -> float:
+    if number > 1:
+        return number / 4
+    return number / 2
+
+
+"""
+
+
+def graph_with_init(folder: Path, table: str = "weight") -> tfkit.Graph:
+    code = f"{INIT.replace('WEIGHT', table)}class Odd"
+    return graph_with(
+        "return self.down(self.up(x))",
+        folder,
+        forward=code,
+        kinds="OddConfig); register(WideConfig",
+        sets=("init=wide",),
+    )
+
+
+def test_an_initialization_of_a_plugin(alone: Alone, tmp_path: Path) -> None:
+    graph = graph_with_init(tmp_path)
+    text = eject(graph)
+    assert check(graph, text, alone).ran
+    with loaded(text) as module:
+        model = made(module)
+    assert 0.2 < model.get_parameter("decoder.layers.0.ffn.up.weight").std() < 0.3
+    assert torch.equal(model.get_parameter("decoder.layers.0.ffn.up.bias"), torch.full([12], 1 / 8))
+    assert 0.4 < model.get_parameter("embedding.tokens.weight").std() < 0.6
+
+
+def test_an_initialization_that_cannot_be_ejected(tmp_path: Path) -> None:
+    graph = graph_with_init(tmp_path, table="weight[self.shape[0]]")
+    why = "`table` (odd.py) cannot be ejected: `self.shape` is neither a number nor a string"
+    with pytest.raises(tfkit.SpecError, match=re.escape(why)):
+        eject(graph)
 
 
 def test_what_the_code_does_not_say_is_found(alone: Alone, tmp_path: Path) -> None:

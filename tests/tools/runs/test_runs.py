@@ -266,7 +266,7 @@ def test_runs_without_a_common_step_are_refused(run: Callable[..., str], here: d
     Path("relu-1", METRICS).write_text("nonsense\n")
     assert "cannot read `relu-1/metrics.jsonl`" in run("runs", *RELU, status=1, stderr=True)
     Path("relu-1", METRICS).write_text(text.replace('"step"', '"stop"'))
-    assert "a line has no `step`" in run("runs", *RELU, status=1, stderr=True)
+    assert "has no `step`" in run("runs", *RELU, status=1, stderr=True)
     Path("relu-1", METRICS).unlink()
     assert any("seed 1, is left out: it has no val.loss" in note for note in found(run, *RELU)["notes"])
 

@@ -85,6 +85,17 @@ def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.Capture
     assert note == "part is evaluated differently from relu: eval.splits.val.batches: 2 -> 3"
 
 
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize(("more", "remarks"), [("", 1), ("equal: {params: 0%}\n", 1), ("equal: {flops: 70%}\n", 0)])
+def test_a_note_says_which_variants_have_other_lengths(
+    more: str, remarks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(SWEEP.replace("  gelu: ", "  short: {steps: 3}\n  gelu: ") + more)
+    notes = [note for note in result(capsys, "--so-far")["notes"] if "tokens" in note]
+    expected = "short has 216 tokens, 62.50% fewer than the 576 of relu; `equal: {tokens: 0%}` would reject it"
+    assert notes == [expected] * remarks
+
+
 @pytest.mark.usefixtures("finished")
 def test_each_variant_is_compared_to_the_one_before_it(capsys: pytest.CaptureFixture[str]) -> None:
     to_first = {one["name"]: one["difference"] for one in result(capsys)["arms"]}

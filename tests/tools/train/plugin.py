@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -105,7 +106,9 @@ def edit(file: str, old: str, new: str) -> None:
     path = Path("own", file)
     text = path.read_text(encoding="utf-8")
     assert old in text
+    written = path.stat().st_mtime
     path.write_text(text.replace(old, new), encoding="utf-8")
+    os.utime(path, times=(written + 2, written + 2))  # bytecode is renewed by the second
     forget()
 
 

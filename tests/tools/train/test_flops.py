@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.training.runs import small_run, write_run
+from tests.training.runs import Memory, small_run, write_run
 from tfkit.cli import main
 from tfkit.graph.run import load_run
 from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.train.plan import plan
+from tfkit.training.loop import Trainer
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 FLOPS = 1e9
@@ -39,6 +41,17 @@ def test_the_plan_has_at_least_these_flops(
     assert main(["train", "small.yaml", "--plan", "--json", *words]) == 0
     found = json.loads(capsys.readouterr().out)
     assert FLOPS <= found["flops"] < FLOPS * (1 + 1 / (found["steps"] - 1))
+
+
+def test_the_plan_counts_the_examples_that_evaluations_read(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "eval={every: 3, splits: {val: all, train: {batches: 2}}}")
+    trainer, rows = Trainer(run, Memory()), []
+    embedding = trainer.model.get_submodule("embedding")
+    embedding.register_forward_hook(lambda module, args, out: None if module.training else rows.append(len(out)))
+    trainer.train()
+    one = tfkit.cost(run.graph, batch=6, length=12).total.flops_forward / 6
+    assert plan(run).flops_of_evaluations == round(sum(rows) * one) > 0
+    assert plan(small_run(tmp_path)).flops_of_evaluations == 0
 
 
 def test_a_folder_in_flops_is_evaluated(

@@ -12,8 +12,7 @@ import pytest
 from tests.tools.common.moments import State, moments, restored
 from tests.training.runs import write_run
 from tfkit.cli import main
-from tfkit.spec.folder import LATEST
-from tfkit.tools.train.record import STEP
+from tfkit.spec.folder import LATEST, STEP
 
 from .test_folder import SETS, contents
 

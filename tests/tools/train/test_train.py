@@ -86,6 +86,13 @@ def test_python_evaluates_what_the_command_does(capsys: pytest.CaptureFixture[st
         tfkit.evaluate("outt")
 
 
+def test_an_evaluation_of_a_folder_is_the_last_one_of_its_run() -> None:
+    sets = ["steps=2", "precision=bfloat16", "eval={every: 2, splits: {val: all}, metrics: [loss, accuracy]}"]
+    done = tfkit.train("small.yaml", output="out", sets=sets, quiet=True)
+    latest = done.history.latest
+    assert tfkit.evaluate("out") == {name: latest[name] for name in ("val.loss", "val.accuracy")}
+
+
 def test_the_page_of_a_run() -> None:
     tfkit.train("small.yaml", output="out", sets=SETS, stop_after=5, quiet=True)
     assert "interrupted after step 5 of 8" in Path("out/report.html").read_text(encoding="utf-8")
@@ -122,6 +129,24 @@ def test_a_run_that_diverged_is_not_trained_again(capsys: pytest.CaptureFixture[
     assert tfkit.train("small.yaml", output="skipped", sets={"nonfinite.skip": 9, "steps": 2}, quiet=True).step == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "error"),
+    {
+        "[1]": "line 1 has no `step`",
+        '{"loss": 1}': "line 1 has no `step`",
+        '{"step": true, "loss": 1}': "line 1 has no `step`",
+        '{"step": 1, "loss": [1]}': "`loss` of line 1 must be a number or a text",
+        '{"step": 1, "loss": null}': "`loss` of line 1 must be a number or a text",
+        "[" * 100_000: "maximum recursion depth exceeded",
+    }.items(),
+    ids=lambda text: text[:30],
+)
+def test_numbers_that_cannot_be_read_are_one_error(line: str, error: str) -> None:
+    Path("metrics.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(SpecError, match=re.escape(error)):
+        history(Path())
+
+
 def test_a_long_curve_keeps_its_extremes() -> None:
     points = [(step, float(step % 7)) for step in range(1, 10_001)]
     drawn = _binned(points)
@@ -136,3 +161,11 @@ def test_numbers_that_are_not_finite_have_no_place_in_a_curve(tmp_path: Path) ->
     found = history(tmp_path)
     assert found.curves == {"loss": [(2, 1.5)]}
     assert found.texts == [(2, "skipped", "the weight")]
+
+
+def test_warnings_of_plugins_about_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    experts = "{kind: moe, n_experts: 4, n_experts_per_token: 1, d_ff: 8, router: {order: topk_then_score}}"
+    assert main(["train", "small.yaml", "--plan", "--set", f"model.graph.decoder.ffn={experts}"]) == 0
+    errors = capsys.readouterr().err
+    assert "warning: the router learns nothing from the loss of the model" in errors
+    assert "from the plugin tfkit-moe" in errors

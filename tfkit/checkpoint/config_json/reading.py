@@ -202,12 +202,19 @@ class FieldReading:
             return None  # an error of the field that gives it
         return self._stacks[stack][0] if stack in self._stacks else [BASE] * n_layers
 
-    def arrange(self, stack: str, names: Sequence[str]) -> None:
+    def variants(self, stack: str) -> dict[str, Any]:
+        found = plain(self._variants(stack))
+        assert isinstance(found, dict)
+        return found
+
+    def _variants(self, stack: str) -> Mapping:
         variants = self._stacks[stack][1] if stack in self._stacks else self._node(self._family.variants)
         here = self._found(f"{stack}.layers.variants")
         assert isinstance(variants, Mapping)
-        if isinstance(here, Mapping):
-            variants = merge(variants, here)
+        return merge(variants, here) if isinstance(here, Mapping) else variants
+
+    def arrange(self, stack: str, names: Sequence[str]) -> None:
+        variants = self._variants(stack)
         self._stacks[stack] = list(names), variants
         self.put(f"{stack}.layers", None)
         if any(name != BASE for name in names):

@@ -50,8 +50,9 @@ class FieldWriting:
         when = self._family.when.get(name, {})
         for other in when:
             self.write(other)
-        if all(self.fields.get(other) == wanted for other, wanted in when.items()):
-            self._family.fields[name].write(name, self)
+        rule = self._family.fields[name]
+        means = all(self.fields.get(other) == wanted for other, wanted in when.items())
+        (rule.write if means else rule.write_unread)(name, self)
 
     def default(self, name: str) -> Any:
         return self._family.defaults.get(name)

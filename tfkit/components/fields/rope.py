@@ -6,6 +6,7 @@ for each layer type if these differ. Both forms are read, the newer one is writt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ THETA, SHARE = "rope_theta", "partial_rotary_factor"
 OLDER = "rope_scaling"
 WIDTH = "rotary_dim"
 ORIGINAL = "original_max_position_embeddings"
+LENGTH = "max_position_embeddings"
 
 SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
@@ -101,13 +103,14 @@ class RopeConfig(FieldConfig):
             beside = not kind and not file.knows(f"{name}.{ORIGINAL}")
             file.used([ORIGINAL] * beside)
             patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, beside)}
+            _extend_max_len(file, patch["scaling"])
             own = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
             share = 1.0 if own else parameters.pop(SHARE, 1.0)
             if share != 1 and SHARE not in default.get(kind, default):
                 message = f"{file.model_type} rotates whole heads, but this file rotates {share} of them"
                 help = "a family with partial rotation has a default for `partial_rotary_factor`"
                 raise Invalid("", message, help=help)
-            patch["width"] = None if share == 1 else f"d_head * {share}"
+            patch |= _partial(share, patch, _head_width(file, next(iter(self.paths.values()))[0]))
             if unknown := [word for word in parameters if not file.knows(f"{name}.{word}")]:
                 raise _unknown(unknown[0])
             for path in filter(file.reaches, paths):
@@ -146,6 +149,9 @@ class RopeConfig(FieldConfig):
         said: dict[str, Any] = types.get("", {**whole, **types})
         if said.get("rope_type") == "longrope":
             file.put(ORIGINAL, said[ORIGINAL])  # the place of it in these files
+        for scaled in (one for one in (said, *types.values()) if one.get("rope_type") == "dynamic"):
+            if ORIGINAL in scaled:  # their class takes the trained length from here alone
+                file.put(LENGTH, scaled[ORIGINAL])
         file.put(name, said)
 
 
@@ -230,9 +236,9 @@ def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[st
         if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
             raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
         if kind != "llama3":
-            parameters.setdefault("factor", file.compute("max_position_embeddings") / original)
+            parameters.setdefault("factor", file.compute(LENGTH) / original)
     elif kind == "dynamic":
-        parameters[ORIGINAL] = file.compute("max_position_embeddings")
+        parameters[ORIGINAL] = file.compute(LENGTH)
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
         for one in ("mscale", "mscale_all_dim"):  # one without the other has no effect
             parameters.pop(one, None)
@@ -240,6 +246,43 @@ def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[st
         for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(one, None)
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
+
+
+def _head_width(file: Reading, path: str) -> int | None:
+    """The width of a head in the attention with that position, if the fields before this one give it."""
+    attention = path.rpartition(".")[0]
+    d_head, d_model, n_heads = map(file.at, (f"{attention}.d_head", "d_model", f"{attention}.n_heads"))
+    if type(d_head) is not int and type(d_model) is int and type(n_heads) is int and n_heads > 0:
+        d_head = d_model // n_heads
+    return d_head if type(d_head) is int else None
+
+
+def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dict[str, Any]:
+    """The width of a rotation of that share of a head, and the base where the width is odd.
+
+    transformers rounds the width down, and rotates one channel more than an odd width, at the frequencies of the odd
+    width: theta ** (-2 i / width) for i < (width + 1) / 2.
+    """
+    text = None if share == 1 else f"d_head * {share}"
+    if text is None or d_head is None or isinstance(share, bool) or not 0 < share < 1 or d_head * share % 2 == 0:
+        return {"width": text}
+    if d_head * share < 2:  # classes differ in the result
+        raise Invalid("", f"`partial_rotary_factor` rotates no pair of channels of a head of width {d_head}")
+    width, theta, scaling = int(d_head * share), position["theta"], position["scaling"]
+    if width % 2 == 0 or isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+        return {"width": width}
+    if scaling is not None and scaling["kind"] not in ("linear", "llama3"):
+        message = f"an odd number of rotated channels ({width}) cannot have the scaling {scaling['kind']}"
+        raise Invalid("", f"{message}: `partial_rotary_factor` is {share}")
+    return {"width": None if width + 1 == d_head else width + 1, "theta": theta ** ((width + 1) / width)}
+
+
+def _extend_max_len(file: Reading, scaling: Mapping[str, Any] | None) -> None:
+    """Set `max_len` to the scaled length if the file only has the length before the scaling."""
+    original, factor = ((scaling or {}).get(name) for name in ("original_max_len", "factor"))
+    beyond = isinstance(factor, int | float) and 1 < factor < math.inf
+    if original is not None and original == file.at("max_len") and beyond:
+        file.put("max_len", math.floor(original * factor))
 
 
 def _original(file: Reading, inside: Any, beside: bool) -> Any:
@@ -250,7 +293,7 @@ def _original(file: Reading, inside: Any, beside: bool) -> Any:
         raise Invalid("", f"{message} beside them", help="transformers believes the second: leave the wrong one out")
     given = file.value(ORIGINAL) if file.knows(ORIGINAL) else given
     found = inside if given is None else given
-    return file.compute("max_position_embeddings") if found is None else found
+    return file.compute(LENGTH) if found is None else found
 
 
 def _unknown(field: str) -> Invalid:
@@ -263,7 +306,9 @@ def _unknown(field: str) -> Invalid:
 def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
     if position.width not in (None, d_head):
-        said["partial_rotary_factor"] = position.width / d_head
+        share = position.width / d_head
+        exact = int(d_head * share) == position.width  # transformers rounds down
+        said["partial_rotary_factor"] = share if exact else math.nextafter(share, 1.0)
     elif "partial_rotary_factor" in default:
         said["partial_rotary_factor"] = 1.0
     scaling = position.scaling

@@ -8,37 +8,15 @@ from typing import Any, Literal
 from tfkit.component import FieldConfig, Reading, Writing, case_of, value_of
 from tfkit.errors import Invalid, listing, quoted
 
-TANH = {"kind": "gelu", "approximate": "tanh"}
-PLAIN: dict[str, Any] = {
-    "silu": {"kind": "silu"},
-    "swish": {"kind": "silu"},
-    "gelu": {"kind": "gelu", "approximate": "none"},
-    "relu": {"kind": "relu"},
-    "relu2": {"kind": "relu2"},
-    "quick_gelu": {"kind": "quick_gelu"},
-}
-GATED: dict[str, Any] = {
-    "silu": {"kind": "swiglu"},
-    "swish": {"kind": "swiglu"},
-    "gelu": {"kind": "geglu", "approximate": "none"},
-    **{word: {"kind": "geglu", "approximate": "tanh"} for word in ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")},
-    "relu": {"kind": "reglu"},
-    "relu2": {"kind": "glu", "activation": "relu2"},
-    "quick_gelu": {"kind": "glu", "activation": "quick_gelu"},
-}
 TABLES: Mapping[str, Mapping[str, Any]] = {
-    "activation": PLAIN | dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), TANH),
-    "older_activation": PLAIN | dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), TANH),
-    "gated": GATED,
     "tie": {"true": "embedding", "false": None},
     "scale": {"true": "sqrt_d_model", "false": None},
 }
-"""Tables that many families share: `activation` for an activation and for an FFN without a gate, `gated` for one with;
-`older_activation` is the same for classes that write `gelu_new`, not `gelu_pytorch_tanh`."""
+"""Tables that many families share."""
 
 
 class WordsConfig(FieldConfig):
-    """A word for one value of the spec: `{words: activation, at: decoder.ffn}`."""
+    """A word for one value of the spec: `{words: tie, at: logits.tie}`."""
 
     kind: Literal["words"] = "words"
     words: str | dict[str, Any]
@@ -64,15 +42,13 @@ class WordsConfig(FieldConfig):
         return (self.at,) if isinstance(self.at, str) else self.at
 
     def read(self, name: str, file: Reading) -> None:
-        word = _known(name, file.value(name), self.table, file)
+        word = known_word(name, file.value(name), self.table, file)
         for path in self.paths:
             file.put(path, self.table[word])
 
     def write(self, name: str, file: Writing) -> None:
         fit = [word for word, one in self.table.items() if all(file.says(path, one) for path in self.paths)]
-        usual = case_of(file.default(name))  # of several words of a shared table that mean the same
-        shared = isinstance(self.words, str) and usual in fit
-        file.put(name, value_of(usual if shared else _first(fit, name, self.table)))
+        file.put(name, value_of(first_word(fit, name, self.table)))
 
 
 class CasesConfig(FieldConfig):
@@ -81,17 +57,30 @@ class CasesConfig(FieldConfig):
     kind: Literal["cases"] = "cases"
     cases: dict[str, dict[str, Any]]
     """For each value of the field the changes of the spec by path."""
+    unread: Any = None
+    """The value to write where other fields leave the field without a meaning; it is omitted if null."""
+    idle: tuple[Any, ...] | None = None
+    """The values that the field may have where other fields leave it without a meaning; all by default."""
 
     def read(self, name: str, file: Reading) -> None:
-        for path, changed in self.cases[_known(name, file.value(name), self.cases, file)].items():
+        for path, changed in self.cases[known_word(name, file.value(name), self.cases, file)].items():
             file.put(path, changed)
 
     def write(self, name: str, file: Writing) -> None:
         fit = [word for word, one in self.cases.items() if all(file.says(*change) for change in one.items())]
-        file.put(name, value_of(_first(fit, name, self.cases)))
+        file.put(name, value_of(first_word(fit, name, self.cases)))
+
+    def pass_over(self, name: str, file: Reading) -> None:
+        value = file.given(name).get("")
+        if self.idle is not None and value is not None:
+            known_word(name, value, [case_of(idle) for idle in self.idle], file)
+
+    def write_unread(self, name: str, file: Writing) -> None:
+        if self.unread is not None:
+            file.put(name, self.unread)
 
 
-def _known(name: str, value: Any, table: Collection[str], file: Reading) -> str:
+def known_word(name: str, value: Any, table: Collection[str], file: Reading) -> str:
     """The word of a table that a field has."""
     word = case_of(value)
     if word not in table:
@@ -100,7 +89,8 @@ def _known(name: str, value: Any, table: Collection[str], file: Reading) -> str:
     return word
 
 
-def _first(fit: list[str], name: str, table: Collection[str]) -> str:
+def first_word(fit: list[str], name: str, table: Collection[str]) -> str:
+    """The first of the words that express the value of a spec; raises `Invalid` if there are none."""
     if not fit:
         message = f"no value of {quoted(name)} expresses the value of the spec"
         raise Invalid("", message, notes=[f"it has {', '.join(table)}"])

@@ -6,66 +6,84 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.component import IGNORED, Data, Metric, MetricConfig, NonNegative
-from tfkit.components.runs.metrics import Hits
+from tfkit.component import IGNORED, Data, DecodedMetric, Metric, MetricConfig, NonNegative, Ratio
+from tfkit.components.runs.metrics import exact_matches
 from tfkit.components.runs.tokenizers import id_of
 from tfkit.errors import Invalid
 
 
-class _Decoded(MetricConfig):
-    """The settings of both metrics of decoding, and what they take."""
+class _DecodedConfig(MetricConfig):
+    """The settings of both metrics of decoding."""
 
     temperature: NonNegative = 0.0
     """Randomness; 0 takes the likeliest token."""
     stop: str | None = None
     """The text of the token that ends an answer; all places behind it count as this token."""
 
-    def written(
-        self, model: fx.GraphModule, data: Data, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int
-    ) -> Tensor:
-        if any(one.dim() > 2 for one in inputs.values()):
-            raise Invalid("", "what a model writes cannot be measured in rows with several documents")
-        *others, (_, tokens) = inputs.items()
-        start = _start(targets, least=0 if others else 1)
-        given: dict[str, Any] = dict(others)
-        stop = None if self.stop is None else id_of(self.stop, data, "stop")
-        made = tfkit.generate(
-            model,
-            tokens[:, : start + 1],
-            max_new_tokens=targets.size(1) - start,
-            temperature=self.temperature,
-            stop=() if stop is None else [stop],
-            pad=stop or 0,
-            seed=seed,
-            **given,
-        )
-        answer = F.pad(made.tokens, (start, targets.size(1) - start - made.tokens.size(1)), value=stop or 0)
-        answer[:, :start] = 0
-        n_tokens = max(data.vocab_size, int(answer.max()) + 1)  # a model may have more tokens than the data
-        return F.one_hot(answer, n_tokens).float()
 
-
-class DecodedAccuracyConfig(_Decoded):
+class DecodedAccuracyConfig(_DecodedConfig):
     """The share of right tokens in the answers that the model writes, each token from those it wrote before."""
 
     kind: Literal["decoded_accuracy"] = "decoded_accuracy"
 
     def build(self, data: Data) -> Metric:
-        return Hits(whole=False)
+        return DecodedAccuracy(self, data)
 
 
-class DecodedExactMatchConfig(_Decoded):
+class DecodedExactMatchConfig(_DecodedConfig):
     """The share of answers that the model writes without an error; at temperature 0, `exact_match` is the same."""
 
     kind: Literal["decoded_exact_match"] = "decoded_exact_match"
 
     def build(self, data: Data) -> Metric:
-        return Hits(whole=True)
+        return DecodedExactMatch(self, data)
+
+
+class DecodedAccuracy(DecodedMetric):
+    """The share of right tokens in generated answers."""
+
+    def __init__(self, config: _DecodedConfig, data: Data) -> None:
+        self._temperature = config.temperature
+        self._stop = None if config.stop is None else id_of(config.stop, data, "stop")
+        self._cached: tfkit.CachedModel | None = None
+        """The model with its caches, which takes long to prepare."""
+
+    def values(
+        self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
+    ) -> Tensor:
+        if any(tensor.dim() > 2 for tensor in inputs.values()):
+            raise Invalid("", "what a model writes cannot be measured in rows with several documents")
+        *sources, (_, tokens) = inputs.items()
+        start, stop = _start(targets, least=0 if sources else 1), self._stop
+        further: dict[str, Any] = dict(sources)
+        try:
+            self._cached = self._cached or tfkit.CachedModel(model, length=targets.size(1) + 1)
+            generated = tfkit.generate(
+                self._cached,
+                tokens[:, : start + 1],
+                max_new_tokens=targets.size(1) - start,
+                temperature=self._temperature,
+                stop=() if stop is None else [stop],
+                pad=stop or 0,
+                seed=seed,
+                first_prompt=first,
+                **further,
+            ).tokens
+        except ValueError as error:
+            raise Invalid("", f"the model cannot generate the answers: {error}") from error
+        answer = F.pad(generated, (start, targets.size(1) - start - generated.size(1)), value=stop or 0)
+        return answer == targets
+
+
+class DecodedExactMatch(DecodedAccuracy):
+    """The share of generated answers without an error."""
+
+    def sums(self, values: Tensor, targets: Tensor) -> Ratio:
+        return exact_matches(values, targets)
 
 
 def _start(targets: Tensor, *, least: int) -> int:
@@ -87,7 +105,7 @@ class ConstantAccuracyConfig(MetricConfig):
     kind: Literal["constant_accuracy"] = "constant_accuracy"
 
     def build(self, data: Data) -> Metric:
-        return ConstantTokens(data.vocab_size)
+        return ConstantTokens()
 
 
 class ConstantExactMatchConfig(MetricConfig):
@@ -99,36 +117,26 @@ class ConstantExactMatchConfig(MetricConfig):
         return ConstantAnswer()
 
 
-class ConstantTokens:
+class ConstantTokens(Metric):
     """Counts of the tokens of each place."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._counts: Tensor = torch.zeros(0, vocab_size, dtype=torch.long, device="cpu")
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        targets = targets.cpu()
-        places = torch.arange(targets.size(1), device="cpu").expand_as(targets)
-        self._counts = F.pad(self._counts, (0, 0, 0, max(targets.size(1) - self._counts.size(0), 0)))
+    def sums(self, values: Tensor, targets: Tensor) -> Counter[tuple[int, int]]:
         counted = targets != IGNORED
-        found = places[counted], targets[counted]
-        self._counts.index_put_(found, torch.ones_like(found[0]), accumulate=True)
+        return Counter(zip(counted.nonzero()[:, 1].tolist(), targets[counted].tolist(), strict=True))
 
-    def compute(self) -> float:
-        return float(self._counts.amax(-1).sum() / self._counts.sum())
-
-
-class ConstantAnswer:
-    """Counts of whole answers."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[int, ...]] = Counter()
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        self._counts.update(answer for row in targets.tolist() if (answer := _counted(row)))
-
-    def compute(self) -> float:
-        return max(self._counts.values()) / self._counts.total()
+    def compute(self, sums: Counter[tuple[int, int]]) -> float:
+        best: Counter[int] = Counter()
+        for (place, _), count in sums.items():
+            best[place] = max(best[place], count)
+        return best.total() / sums.total()
 
 
-def _counted(row: list[int]) -> tuple[int, ...]:
-    return tuple(one for one in row if one != IGNORED)
+class ConstantAnswer(Metric):
+    """Counts of complete answers."""
+
+    def sums(self, values: Tensor, targets: Tensor) -> Counter[tuple[int, ...]]:
+        answers = (tuple(token for token in row if token != IGNORED) for row in targets.tolist())
+        return Counter(answer for answer in answers if answer)
+
+    def compute(self, sums: Counter[tuple[int, ...]]) -> float:
+        return max(sums.values()) / sums.total()

@@ -1,4 +1,4 @@
-"""Numbers of an evaluation, from sums over its batches."""
+"""Metrics of the logits of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfkit.component import IGNORED, Data, Metric, MetricConfig
+from tfkit.component import IGNORED, Data, LogitMetric, Metric, MetricConfig, Ratio
 from tfkit.errors import Invalid
 
 
@@ -43,7 +43,7 @@ class AccuracyConfig(MetricConfig):
     kind: Literal["accuracy"] = "accuracy"
 
     def build(self, data: Data) -> Metric:
-        return Hits(whole=False)
+        return Accuracy()
 
 
 class ExactMatchConfig(MetricConfig):
@@ -55,41 +55,42 @@ class ExactMatchConfig(MetricConfig):
     kind: Literal["exact_match"] = "exact_match"
 
     def build(self, data: Data) -> Metric:
-        return Hits(whole=True)
+        return ExactMatch()
 
 
-class CrossEntropy:
+class CrossEntropy(LogitMetric):
     """Nats for each position; or, if the bytes of each token are given, bits for each byte."""
 
     def __init__(self, sizes: Tensor | None) -> None:
         self._sizes = sizes
-        self._total, self._count = 0.0, 0
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        wide = logits.flatten(0, -2).float()
-        self._total += F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORED, reduction="sum").item()
-        counted = targets[targets != IGNORED].cpu()
-        self._count += counted.numel() if self._sizes is None else int(self._sizes[counted].sum())
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
 
-    def compute(self) -> float:
-        return self._total / self._count / (1.0 if self._sizes is None else math.log(2))
+    def sums(self, values: Tensor, targets: Tensor) -> Ratio:
+        nats = super().sums(values, targets)
+        if self._sizes is None:
+            return nats
+        return Ratio(nats.total / math.log(2), int(self._sizes[targets[targets != IGNORED].cpu()].sum()))
 
 
-class Hits:
-    """The share of right positions, or of examples that are right as a whole."""
+class Accuracy(LogitMetric):
+    """The share of positions whose most likely token is the target."""
 
-    def __init__(self, *, whole: bool) -> None:
-        self._whole = whole
-        self._right, self._count = 0, 0
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.argmax(-1) == targets
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        counted = targets != IGNORED
-        right = (logits.argmax(-1) == targets) & counted
-        if self._whole:
-            right, counted = (right == counted).all(-1), counted.any(-1)
-            right &= counted
-        self._right += int(right.sum())
-        self._count += int(counted.sum())
 
-    def compute(self) -> float:
-        return self._right / self._count
+class ExactMatch(Accuracy):
+    """The share of examples that are right at all positions that count."""
+
+    def sums(self, values: Tensor, targets: Tensor) -> Ratio:
+        return exact_matches(values, targets)
+
+
+def exact_matches(values: Tensor, targets: Tensor) -> Ratio:
+    """Return the number of examples, [b, t], with a true value wherever they count; and of all that count anywhere."""
+    counted = targets != IGNORED
+    examples = counted.any(-1)
+    matches = (values | ~counted).all(-1) & examples
+    return Ratio(int(matches.sum()), int(examples.sum()))

@@ -68,14 +68,22 @@ def _content(name: str) -> str:
     if name == SHIPPED:
         packed = (resources.files("tfkit") / "data" / f"{SHIPPED}.txt.gz").read_bytes()
         return gzip.decompress(packed).decode()
-    paths = [name] if Path(name).is_file() else sorted(glob.glob(name, recursive=True))
-    files = [path for path in paths if Path(path).is_file()]
+    paths = [name] if os.path.isfile(name) else sorted(glob.glob(name, recursive=True))
+    files = [path for path in paths if os.path.isfile(path)]
     if not files:
-        near = closest(Path(name).name, os.listdir(Path(name).parent) if Path(name).parent.is_dir() else [])
+        near = closest(Path(name).name, _neighbors(Path(name)))
         start = "relative paths start at the folder of the run's file"
         help = f"a file with a similar name exists: `{near}`" if near else start
         raise Invalid("files", f"there is no file {quoted(shown(name))}", help=help)
     return "".join(map(_read, files))
+
+
+def _neighbors(path: Path) -> list[str]:
+    """Return the names in the folder of a file; an empty list if the folder cannot be read."""
+    try:
+        return os.listdir(path.parent)
+    except (OSError, ValueError):
+        return []
 
 
 def shown(name: str) -> str:

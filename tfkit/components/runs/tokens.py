@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -12,7 +14,7 @@ from pydantic import Field
 from tfkit.component import Data, DataConfig, Dim, Ids, Immaterial
 from tfkit.components.runs.text import shown
 from tfkit.components.runs.windows import StreamData
-from tfkit.errors import Invalid, quoted
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 
 CHUNK = 2**22
 """Tokens that are looked at in one piece."""
@@ -22,7 +24,8 @@ class TokensConfig(DataConfig):
     """Windows of `length` token ids from `.npy` files; the target of each token is the next one.
 
     The files follow each other in the order of the list. They are mapped into memory, and read once as a whole when the
-    run begins, for their digest and their largest id. Splits are ranges of all tokens, in their order.
+    run begins, for their digest and their largest id. Splits are ranges of all tokens, in their order. A file that
+    changes while the run reads it ends the run with an error.
     """
 
     kind: Literal["tokens"] = "tokens"
@@ -44,13 +47,11 @@ class TokensConfig(DataConfig):
     def build(self, length: int | None) -> Data:
         assert length is not None
         files = Joined(list(map(_mapped, self._names())))
-        digest, largest = _read_through(files)
+        digest, largest = _read_through(files.parts, self.vocab_size)
         vocab_size = largest + 1 if self.vocab_size is None else self.vocab_size
-        if largest >= vocab_size:
-            raise Invalid("vocab_size", f"the files have the id {largest:,}, above a vocabulary of {vocab_size:,}")
         ends = {name: self._moved(files, end) for name, (_, end) in self.ends(len(files)).items()}
         starts = dict(zip(ends, [0, *ends.values()], strict=False))
-        parts = {name: Joined(files.parts, starts[name], end) for name, end in ends.items()}
+        parts = {name: Joined(files.parts, starts[name], end, vocab_size) for name, end in ends.items()}
         return StreamData(parts, length, vocab_size, None, digest)
 
     def _names(self) -> tuple[str, ...]:
@@ -67,13 +68,51 @@ class TokensConfig(DataConfig):
         return len(files)
 
 
+@dataclass(frozen=True)
+class TokenFile:
+    """A file that is mapped into memory, with the size and the time of change that it had before."""
+
+    name: str
+    size: int
+    written: int
+    ids: Ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def at(self, places: Ids, vocab_size: int | None) -> Ids:
+        """Return the ids at these places.
+
+        Raises SpecError if the file has changed, or has ids beyond the vocabulary. Reading a mapped file that has
+        been truncated would end the process without a message.
+        """
+        try:
+            status = os.stat(self.name)
+        except OSError as error:
+            raise self._error(f"can no longer be read: {error.strerror}") from error
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
+            raise self._error("was changed while it was in use")
+        ids = self.ids[places]
+        if vocab_size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+            beyond = int(ids.max() if ids.min() >= 0 else ids.min())
+            raise self._error(f"has the id {beyond:,}, beyond the vocabulary of {vocab_size:,}")
+        return ids
+
+    def _error(self, what: str) -> SpecError:
+        help = "restore the file: the same command then continues from the last checkpoint"
+        return SpecError(Diagnostic(f"{quoted(shown(self.name))} {what}", help=help))
+
+
 class Joined:
     """Files one after the other, from a place to another; see `Stream`."""
 
-    def __init__(self, parts: list[Ids], start: int = 0, end: int | None = None) -> None:
+    def __init__(
+        self, parts: list[TokenFile], start: int = 0, end: int | None = None, vocab_size: int | None = None
+    ) -> None:
         self.parts = parts
         self._ends = np.cumsum([len(part) for part in parts])
         self._start, self._end = start, int(self._ends[-1]) if end is None else end
+        self._vocab_size = vocab_size
 
     def __len__(self) -> int:
         return self._end - self._start
@@ -81,16 +120,17 @@ class Joined:
     def __getitem__(self, places: Ids) -> Ids:
         places = places + self._start
         owners = np.searchsorted(self._ends, places, side="right")
-        found = np.empty(places.shape, dtype=np.int64)
+        ids = np.empty(places.shape, dtype=np.int64)
         for owner in np.unique(owners).tolist():
-            here = owners == owner
-            found[here] = self.parts[owner][places[here] - self._ends[owner] + len(self.parts[owner])]
-        return found
+            here, part = owners == owner, self.parts[owner]
+            ids[here] = part.at(places[here] - self._ends[owner] + len(part), self._vocab_size)
+        return ids
 
 
-def _mapped(name: str) -> Ids:
+def _mapped(name: str) -> TokenFile:
     """The ids of a file, mapped into memory."""
     try:
+        status = os.stat(name)
         ids: object = np.load(name, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
@@ -103,17 +143,20 @@ def _mapped(name: str) -> Ids:
         raise Invalid("files", message)
     if not len(ids):
         raise Invalid("files", f"{quoted(shown(name))} is empty")
-    return ids
+    return TokenFile(name, status.st_size, status.st_mtime_ns, ids)
 
 
-def _read_through(files: Joined) -> tuple[str, int]:
-    """A digest of the ids of all files, and the largest one; raises `Invalid` for one below 0."""
+def _read_through(files: list[TokenFile], vocab_size: int | None) -> tuple[str, int]:
+    """Return a digest of the ids of all files, and the largest one; raise `Invalid` for ids beyond the vocabulary."""
     digest, largest = hashlib.blake2b(digest_size=32), 0
-    for part in files.parts:
-        for start in range(0, len(part), CHUNK):
-            ids = part[start : start + CHUNK]
+    for file in files:
+        for start in range(0, len(file), CHUNK):
+            ids = file.ids[start : start + CHUNK]
             if ids.min() < 0:
-                raise Invalid("files", f"the files have an id below 0: {ids.min()}")
+                raise Invalid("files", f"{quoted(shown(file.name))} has an id below 0: {ids.min()}")
             largest = max(largest, int(ids.max()))
+            if vocab_size is not None and largest >= vocab_size:
+                message = f"{quoted(shown(file.name))} has the id {largest:,}, beyond the vocabulary of {vocab_size:,}"
+                raise Invalid("vocab_size", message)
             digest.update(ids.astype("<i8").tobytes())
     return digest.hexdigest(), largest

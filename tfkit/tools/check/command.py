@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -101,7 +102,7 @@ def check(
     if json:
         print_json([{**vars(result), "ok": result.ok} for result in checked])
     else:
-        brought = spec is not None and Path(spec).is_dir()  # the folder of a model has its weights
+        brought = spec is not None and os.path.isdir(spec)  # the folder of a model has its weights
         options: dict[str, Any] = {"kind": kind, "plugin": plugin, "weights": None if brought else weights}
         options |= {"level": level if level != "quick" else None, "seed": seed or None}
         arguments = [spec] if spec else []

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from itertools import islice
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, SharedMarker, marker
 from tfkit.errors import SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.all_pairs import all_pairs
-from tfkit.tools.check.small import LAYOUTS, Layout, subjects_of
+from tfkit.tools.check.small import LAYOUTS, NUMBER, SMALL, Layout, subjects_of
 from tfkit.tools.check.subject import Subject
 
 APART = {"field": "a config.json"}
@@ -50,16 +54,39 @@ def models_of(
 
 
 def options_of(config: type[Component]) -> dict[str, list[Any]]:
-    """Return the values of a component's declared fields: true and false, or a set of words."""
-    found: dict[str, list[Any]] = {}
-    for name, info in config.model_fields.items():
-        if name == config.word_key or marker(info, SharedMarker) is not None:
-            continue
-        if info.annotation is bool:
-            found[name] = [False, True]
-        elif get_origin(info.annotation) is Literal:
-            found[name] = list(get_args(info.annotation))
-    return found
+    """Return values of a component's fields: true and false, each of some words, or null and a value."""
+    fields = {
+        name: info
+        for name, info in config.model_fields.items()
+        if name != config.word_key and marker(info, SharedMarker) is None
+    }
+    options = {name: _values(name, info) for name, info in fields.items()}
+    return {name: values for name, values in options.items() if len(values) > 1}
+
+
+def _values(name: str, info: FieldInfo) -> list[Any]:
+    """Return the values that a field takes in the models of a check; empty if it keeps its default."""
+    if info.annotation is bool:
+        return [False, True]
+    if get_origin(info.annotation) is Literal:
+        return list(get_args(info.annotation))
+    if info.default is not None:
+        return []
+    words = [word for part in get_args(info.annotation) if get_origin(part) is Literal for word in get_args(part)]
+    if words or bool in get_args(info.annotation):
+        return [None, *(words or [False, True])]
+    legal = (number for number in (SMALL.get(name), 0.5, NUMBER, 2.0, 1) if number is not None and _takes(info, number))
+    return [None, *islice(legal, 1)]
+
+
+def _takes(info: FieldInfo, value: Any) -> bool:
+    """Return True if a field takes a value; the other fields of its config may still contradict it."""
+    field: Any = Annotated[info.annotation, info]
+    try:
+        TypeAdapter(field).validate_python(value, strict=True)
+    except (ValidationError, PydanticUserError):
+        return False
+    return True
 
 
 def instead_of(config: type[Component], plugins: Plugins) -> str:

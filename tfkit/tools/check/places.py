@@ -84,7 +84,7 @@ def of_row(row: int, side: str) -> Align:
     def align(alone: Tensor, padded: Tensor) -> Pair | None:
         if padded.dim() < 2 or alone.dim() != padded.dim() or alone.size(0) != 1:
             return None
-        if padded.dim() == 2:
+        if padded.dim() == 2 and alone.size(1) == padded.size(1):  # a vector, or a row without padding
             return alone[0], padded[row]
         extra = padded.size(1) - alone.size(1)
         return alone[0], padded[row, : alone.size(1)] if side == "right" else padded[row, extra:]

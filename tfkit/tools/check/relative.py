@@ -21,6 +21,7 @@ from tfkit.component import (
     MaskConfig,
     RopeScalingConfig,
     ScoreBiasConfig,
+    Signal,
     TemperatureConfig,
 )
 from tfkit.graph.expand import Graph, Node, expand
@@ -85,7 +86,12 @@ _Around: TypeAlias = AttentionConfig | None
 
 
 class _Shrink:
-    """The small value of each number of a model."""
+    """The small value of each number of a model.
+
+    Attributes:
+        lengths: the fixed lengths of the sequences of the node that is being reduced.
+        keeps: true if any size of that node may determine such a length.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -95,6 +101,8 @@ class _Shrink:
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _extents(self.spec)
+        self.lengths: set[int] = set()
+        self.keeps = False
         self.hidden: dict[int, int] = {}
 
     def model(self) -> ModelSpec:
@@ -127,6 +135,8 @@ class _Shrink:
         return {size: VOCABULARY + 2 * index for index, size in enumerate(large)}
 
     def _node(self, node: Node) -> Any:
+        self.lengths = {signal.length for signal in _signals(node) if signal.length is not None}
+        self.keeps = bool(self.lengths) and node.stack is None
         config = self._config(node.config)
         if node.stack is None:
             return config
@@ -176,7 +186,7 @@ class _Shrink:
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):
             return ORIGINAL_MAX_LEN
         if name == "max_len":
-            return min(value, MAX_LEN)
+            return min(value, max(MAX_LEN, *self.lengths, 0))
         if isinstance(config, ScoreBiasConfig) or (isinstance(config, InputConfig) and name == "length"):
             return value
         if value in self.rows and name not in ("d_ff", "d_model"):
@@ -185,7 +195,8 @@ class _Shrink:
             return self.widths[value]
         if most == COUNT and isinstance(config, FFNConfig):
             return min(value, EXPERTS)
-        if most == DIM:
+        of_length = self.keeps or (value in self.lengths and not name.startswith("d_"))
+        if most == DIM and not of_length:
             return self._of_head(value, attention) if attention is not None else self._hidden(value)
         return value
 
@@ -217,6 +228,12 @@ def _heads(n_heads: int, n_kv_heads: int) -> tuple[int, int]:
     if n_kv_heads == 1:
         return min(n_heads, HEADS), 1
     return FEWEST * (n_heads // n_kv_heads), FEWEST
+
+
+def _signals(node: Node) -> list[Signal]:
+    """Return the signals that a node takes and returns."""
+    inputs = [signal for value in node.signals.values() for signal in (value if isinstance(value, list) else [value])]
+    return [signal for signal in (*inputs, node.output) if signal is not None]
 
 
 def _streams(spec: ModelSpec) -> list[int]:

@@ -45,5 +45,4 @@ def tokenizer_files(weights: Path | None) -> list[Path]:
     if weights is None:
         return []
     folder = weights if os.path.isdir(weights) else weights.parent
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return sorted(folder / name for name in names if name in NAMES and os.path.isfile(folder / name))
+    return sorted(folder / name for name in NAMES if os.path.isfile(folder / name))

@@ -107,7 +107,8 @@ def _other(reader: Reader, b: str) -> Graph | Path:
     from tfkit.spec.folder import model_folder
 
     path = model_folder(Path(b))
-    if is_folder(b, reader.plugins.specs) and ((path / "config.json").exists() or not (path / "spec.yaml").exists()):
+    has_config, has_spec = (os.path.exists(path / name) for name in ("config.json", "spec.yaml"))
+    if is_folder(b, reader.plugins.specs) and (has_config or not has_spec):
         return path
     return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
 

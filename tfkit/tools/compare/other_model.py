@@ -152,11 +152,9 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     if getattr(theirs.config, "pad_token_id", None) is None:
         theirs.config.pad_token_id = -1  # without it, a classifier of transformers rejects several sequences
     parameters = inspect.signature(theirs.forward).parameters
-    single = graph.node(graph.outputs[0]).output.width == 1
 
     def run(inputs: Mapping[str, Tensor]) -> Any:
-        result = _first(theirs(**_renamed(inputs, parameters)))
-        return result[..., None] if single and result.size(-1) > 1 else result  # some omit the axis of a single logit
+        return _first(theirs(**_renamed(inputs, parameters)))
 
     return Other(run, theirs, matching_modules(model, links, modules))
 

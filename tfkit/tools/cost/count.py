@@ -22,6 +22,7 @@ from tfkit.tools.common.cache import cached_values
 from tfkit.tools.common.choices import LENGTH, Mode, Optimizer
 from tfkit.tools.common.memory import size_of
 from tfkit.tools.common.ownership import owners_of
+from tfkit.tools.cost import observe
 from tfkit.tools.cost.kernels import Kernels
 from tfkit.tools.cost.result import ComponentCost, Cost, Memory
 from tfkit.tools.cost.steps import Shape, make_inputs, make_step, memory_of
@@ -129,7 +130,7 @@ def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exceptio
     model = build(graph, device="meta", dtype=dtype)
     watch = Watch(model)
     with suppress(Exception), watch.watching():
-        make_step(model, make_inputs(graph, shape, dtype), shape)()
+        make_step(model, make_inputs(graph, shape, dtype), shape)(observe.Watch(model.parameters()))
     return UncountableError(failed(model, watch.running, error))
 
 

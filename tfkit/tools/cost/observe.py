@@ -9,8 +9,9 @@ stated by a module: `StackedLinear` contains the number of layers that a token u
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -50,6 +51,21 @@ class Tally:
         """Bytes of the backward beside the kept ones: weights, and gradients of everything that has some."""
         return 2 * sum(self.weights.values()) + self.learned + self.written
 
+    def repeat(self, before: Tally, times: int, sizes: Mapping[int, int]) -> None:
+        """Add everything that was counted since `before` that many times. `sizes` are the bytes of each storage."""
+        for mine, old in ((self.flops, before.flops), (self.scores, before.scores)):
+            mine[:] = [now + times * (now - then) for now, then in zip(mine, old, strict=True)]
+        self.hidden = [now + times * (now - then) for now, then in zip(self.hidden, before.hidden, strict=True)]
+        self.saved += times * (self.saved - before.saved)
+        self.written += times * (self.written - before.written)
+        self.learned += times * (self.learned - before.learned)
+        for now_read, then_read in ((self.read, before.read), (self.weights, before.weights)):
+            for key, n in now_read.items():
+                if key not in then_read:  # each repetition makes such a storage
+                    now_read[key] += times * n
+                elif n != then_read[key]:  # all of them read this one
+                    now_read[key] = min(n + times * (n - then_read[key]), sizes[key])
+
 
 class Record:
     """The tallies of a stretch of a run, by module path."""
@@ -82,6 +98,7 @@ class Watch(dispatch.DispatchMode):
         self.places = [Place(self.root, "")]
         self.kept: dict[int, Tally] = {}
         self.keeps = True
+        self._sizes: dict[int, int] = {}
         self._makers: dict[int, Tally] = {}
         self._made_in: list[tuple[int, Place]] = [(0, self.places[0])]
 
@@ -163,6 +180,7 @@ class Watch(dispatch.DispatchMode):
     def read(self, one: Tensor, tally: Tally, limit: int | None = None) -> None:
         """Record that a component reads a tensor: it counts for its producer, too."""
         key, n = self.live.number(one), one.nbytes if limit is None else limit
+        self._sizes[key] = nbytes(one)
         if key in self.weights:
             tally.weights[key] = min(tally.weights.get(key, 0) + n, nbytes(one))
             return
@@ -184,6 +202,20 @@ class Watch(dispatch.DispatchMode):
             self.kept[key] = self.place.record.tally(self.place.path)
             self.kept[key].saved += nbytes(one)
         return one
+
+    @contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """Count everything that runs within that many times, in the components; the memory is that of one run."""
+        before = copy.deepcopy(self.root.tallies)
+        yield
+        for path, tally in self.root.tallies.items():
+            tally.repeat(before.get(path, _NOBODY), times - 1, self._sizes)
+
+    def stand_in(self, rows: Tensor, count: int) -> Tensor:
+        """Return as many rows that take memory, and that no component made."""
+        made = rows.new_empty(count, *rows.shape[1:])
+        self._makers.pop(self.live.number(made), None)
+        return made
 
     def read_all(self, given: Iterable[Tensor]) -> None:
         """Record that the running component reads tensors."""

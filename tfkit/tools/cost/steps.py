@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +17,15 @@ from tfkit.graph.expand import Graph, Node
 from tfkit.graph.inputs import input_shapes
 from tfkit.nn import Past
 from tfkit.tools.common.choices import Mode
+from tfkit.tools.cost.observe import Watch
+from tfkit.training.chunked_loss import PiecewiseLoss
 from tfkit.training.loss import Loss
 
-Step = Callable[[], Any]
+Step = Callable[[Watch], Any]
+"""Runs a step that a watch observes."""
 Inputs = dict[str, Tensor]
+REPEATED = 5
+"""Least number of chunks of a loss for which equal chunks run once: fewer have no equal ones."""
 
 
 class Shape(NamedTuple):
@@ -53,7 +59,7 @@ def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
         return _training_step(model, inputs)
     parts = split_if_decodable(graph_of(model))
     if parts is None:
-        return lambda: model(**inputs)
+        return lambda _: model(**inputs)
     return _Reading(model, parts, inputs, shape)
 
 
@@ -70,7 +76,7 @@ class _Reading:
         self.dtype = next(model.parameters()).dtype
         self.cache = self._make_caches() if shape.mode == "decode" else {}
 
-    def __call__(self) -> Any:
+    def __call__(self, watch: Watch) -> Any:
         """Logits of the last token."""
         if self.shape.mode == "decode":
             lengths = {name: one for name, one in self.once.items() if one.dim() == 1}
@@ -106,14 +112,46 @@ def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
     try:
         loss = Loss(model)
     except ValueError:  # it has none: the sum of all outputs stands for it
-        return lambda: _total(model(**inputs)).backward()
+        return lambda _: _total(model(**inputs)).backward()
 
-    def step() -> None:
+    def step(watch: Watch) -> None:
+        loss.in_pieces = partial(_RepeatedPieces, watch)
         read = loss.read(inputs)
         targets = torch.empty(read.hidden.shape[:-1], dtype=torch.long, device="meta")
         loss.of(read, targets).backward()
 
     return step
+
+
+class _RepeatedPieces(PiecewiseLoss):
+    """The chunks of a loss: the first one, one for all others of each length, and the last one, where memory peaks."""
+
+    def __init__(self, watch: Watch, *args: Any) -> None:
+        super().__init__(*args)
+        self.watch = watch
+        self.rest: list[Tensor] = []
+
+    def _ranges(self, rows: Tensor, pieces: int) -> Iterator[tuple[int, int]]:
+        self.rest = []
+        if pieces < REPEATED:
+            yield from super()._ranges(rows, pieces)
+            return
+        n_rows = rows.size(0)
+        length, longer = divmod(n_rows, pieces)
+        last = length + (longer > 0)
+        yield 0, length
+        counts = {length: pieces - longer - 1}
+        counts[last] = (longer or counts[length]) - 1
+        for size, count in counts.items():
+            if count:
+                with self.watch.repeated(count):
+                    yield length, length + size
+                if rows.requires_grad:
+                    self.rest.append(self.watch.stand_in(rows, (count - 1) * size))
+        yield n_rows - last, n_rows
+
+    def _joined(self, of_rows: Sequence[Tensor]) -> Tensor:
+        return super()._joined([*of_rows, *self.rest])
 
 
 def _total(out: Any) -> Tensor:

@@ -46,7 +46,7 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
         around.enter_context(saved_tensors_hooks(watch.keep, lambda one: one))
         around.enter_context(watch)
         around.enter_context(OwnKernels(watch, kernels))
-        watch.read_all(tensors_in(step()))
+        watch.read_all(tensors_in(step(watch)))
         layers.finish()
     return _gathered(watch, layers)
 

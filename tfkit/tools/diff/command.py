@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ def _is_published(reader: Reader, name: str) -> bool:
     from tfkit.spec.folder import CONFIG, SPEC
 
     folder = Path(name)
-    alone = is_folder(name, reader.plugins.specs) and (folder / CONFIG).exists() and not (folder / SPEC).exists()
+    has_config, has_spec = (os.path.exists(folder / file) for file in (CONFIG, SPEC))
+    alone = is_folder(name, reader.plugins.specs) and has_config and not has_spec
     return alone or name.endswith(".json")
 
 

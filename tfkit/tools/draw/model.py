@@ -137,7 +137,7 @@ def _read(graph: Graph, node: Node) -> str:
 def _leaves(node: Node) -> str:
     read = node.signals.get("input")
     flat = node.output.type == "vector" or (isinstance(read, Signal) and read.type == "vector")
-    return f"{node.output.type} [b, {node.output.width:,}]" if flat else f"{node.output.type} {_axes(node.output)}"
+    return f"{node.output.type} {_axes(node.output).replace(', t', '') if flat else _axes(node.output)}"
 
 
 def _axes(signal: Signal) -> str:
@@ -217,7 +217,8 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
                 parameters=counts.take(path),
             )
     notes = [] if node.name == config.kind_name() else [Note("kind", config.kind_name())]
-    notes += [Note("width", f"{node.output.width:,} {'logits' if gives_logits else 'wide'}")]
+    width = node.output.width or 1  # the axis of a single logit may be gone
+    notes += [Note("width", f"{width:,} {'logits' if gives_logits else 'wide'}")]
     yield Box(
         key=f"{key}/output",
         role=role if config.kind_name() != "norm" else "norm",

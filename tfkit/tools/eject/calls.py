@@ -97,6 +97,10 @@ class Calls(Expressions):
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
             return self._record(function, node, written)
         values, made = self._opaque(node, written)
+        if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], Known):
+            kinds = values[1].value
+            outcomes = {isinstance(module, kinds) for module in values[0].modules}
+            return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME), made
         if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
             return values[0], made.args[0]
         return self._of_library(function, values), _without_defaults(function, made)

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.graph.expand import Graph
+from tfkit.initialize import RESETS
+from tfkit.tools.eject.cleanup import changes_tensors
+from tfkit.tools.eject.code import written_out
 from tfkit.tools.eject.config import Config
 from tfkit.tools.eject.ejected_class import Class, Statement
-from tfkit.tools.eject.functions import function_text, steps_text
+from tfkit.tools.eject.functions import INDENT, function_text, steps_text
 from tfkit.tools.eject.made_with import Sizes
 from tfkit.tools.eject.naming import argument_name, name_apart
 from tfkit.tools.eject.same_modules import plain
@@ -28,7 +31,6 @@ from tfkit.tools.eject.torch_modules import (
     has_torch_class,
     is_container,
     made_by_torch,
-    name_of,
 )
 
 
@@ -90,17 +92,17 @@ class Classes:
     def _new(self, module: nn.Module, methods: Mapping[str, str]) -> Class:
         """The class of a module, without the statements of its `__init__` that depend on names of classes."""
         filling = [f"self.get_parameter({name!r}).requires_grad_(False)" for name in self._frozen(module)]
-        reset = self.whole.functions.get((module, "reset_parameters"))
-        if reset is not None and reset.body:
-            filling += steps_text(reset.body).splitlines()
-        else:
-            filling += [_fill(name, tensor) for name, tensor in _tensors(module).items()]
+        for reset in filter(None, (self.whole.functions.get((module, name)) for name in RESETS)):
+            lines = steps_text(reset.body).splitlines()
+            filling += (
+                ["with torch.no_grad():", *(INDENT + line for line in lines)] if changes_tensors(reset.body) else lines
+            )
         owners = [one for child in self._children(module).values() for one in self._classes_in(child)]
         return Class(
             name=type(module).__name__,
             base=base_of(module),
             docs=vars(type(module)).get("__doc__") or "",
-            methods=[text for name, text in methods.items() if name != "reset_parameters"],
+            methods=[text for name, text in methods.items() if name not in RESETS],
             filling=filling,
             children=list(dict.fromkeys(owners)),
         )
@@ -162,6 +164,8 @@ class Classes:
         """The statements of its `__init__` that make the attributes, the tensors and the children of a module."""
         for name in self._attributes(module):
             value = getattr(module, name)
+            with written_out(f"`{type(module).__name__}.{name}`"):
+                self._text(value)
             if items := {f"{name}.{index}": self._text(item) for index, item in enumerate(_items(value))}:
                 yield Statement(f"self.{name} = [{_blanks(items)}]", items)
             else:
@@ -196,7 +200,7 @@ class Classes:
         """A value as an expression."""
         if isinstance(value, nn.Module):
             return made_by_torch(value, self._arguments(value))
-        return (name_of(value) if callable(value) else None) or self.config.text(value)
+        return self.config.text(value)
 
     def _arguments(self, module: nn.Module) -> dict[str, str]:
         """The texts of the arguments that make one of torch's modules; of a tuple of one width the width."""
@@ -274,10 +278,3 @@ def _empty(sizes: str, tensor: Tensor) -> str:
     """The call that allocates memory for a tensor."""
     dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
     return f"torch.empty({sizes or '()'}{dtype})"
-
-
-def _fill(name: str, parameter: Tensor) -> str:
-    """The statement that fills a parameter whose class has no method for it."""
-    if parameter.dim() < 2:
-        return f"nn.init.zeros_(self.{name})"
-    return f"nn.init.normal_(self.{name}, std=self.{name}.size(-1) ** -0.5)"

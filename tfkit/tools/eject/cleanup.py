@@ -18,10 +18,7 @@ def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
     for block in blocks(steps):
         block[:] = [one for step in block for one in _one_by_one(step)]
     steps = _Living().block(_without_copies(steps))
-    for block in blocks(steps):
-        block[:] = _shortened(block)
-    for block in blocks(steps):
-        _draw_together(block)
+    _compact(steps, set(), set())
     return steps
 
 
@@ -46,9 +43,11 @@ def returned(step: ast.stmt) -> ast.expr:
 
 
 def targets(node: ast.AST) -> list[ast.expr]:
-    """The targets of an assignment, or of a loop; empty for any other node."""
+    """Return the targets of an assignment, a loop or a `with`; empty for any other node."""
     if isinstance(node, ast.Assign):
         return node.targets
+    if isinstance(node, ast.withitem):
+        return [node.optional_vars] if node.optional_vars else []
     return [node.target] if isinstance(node, ast.AugAssign | ast.For | ast.comprehension) else []
 
 
@@ -89,6 +88,33 @@ def _without_copies(steps: list[ast.stmt]) -> list[ast.stmt]:
         if new != old and names.count(new) == 1 and names.count(old) == (old in names[: names.index(new)]):
             return _without_copies([Replaced({new: ast.Name(old)}).visit(one) for one in steps if one is not step])
     return steps
+
+
+def _compact(steps: list[ast.stmt], live: set[str], around: set[str]) -> None:
+    """Write the statements of a block, and of the blocks inside it, as fewer statements.
+
+    Args:
+        steps: the statements of the block.
+        live: the names that are read after the block.
+        around: the names that are read where the loop around it ends or continues.
+    """
+    for index, step in enumerate(steps):
+        after = _live(steps[index + 1 :], live, around)
+        loop = isinstance(step, ast.For)
+        after |= _live([step], after, around) if loop else set()
+        for name in ("body", "orelse"):
+            _compact(getattr(step, name, []), after, after if loop else around)
+    live = set() if steps and isinstance(steps[-1], ast.Return | ast.Raise) else live
+    steps[:] = _shortened(steps, live, around)
+    _draw_together(steps, live)
+
+
+def _live(steps: Sequence[ast.stmt], live: set[str], around: set[str]) -> set[str]:
+    """Return the names whose values before these statements are read, by them or later."""
+    living = _Living()
+    living.read, living.around = set(live), around
+    living.block(steps)
+    return living.read
 
 
 class _Living:
@@ -148,7 +174,7 @@ class _Living:
         return [ast.If(step.test, body, orelse) if body else ast.If(ast.UnaryOp(ast.Not(), step.test), orelse, [])]
 
     def _for(self, step: ast.For) -> list[ast.stmt]:
-        outer, live = self.around, set(self.read)
+        outer, after, live = self.around, set(self.read), set(self.read)
         while True:
             self.around, self.read = set(live), set(live)
             body = self.block(step.body)
@@ -156,29 +182,33 @@ class _Living:
                 break
             live |= self.read
         self.around, self.read = outer, live | reads(step.iter)
-        return [_without_index(ast.For(step.target, step.iter, body, [], lineno=0))] if body else []
+        if not body and not reads(step.target) & after:
+            return []
+        return [_without_index(ast.For(step.target, step.iter, body or [ast.Pass()], [], lineno=0), after)]
 
 
-def _without_index(step: ast.For) -> ast.For:
-    """`for i, x in enumerate(xs)` without an i that nothing reads."""
+def _without_index(step: ast.For, after: set[str]) -> ast.For:
+    """Write `for i, x in enumerate(xs)` without an i that is read neither in the loop nor after it."""
     target, call = step.target, step.iter
     if not (isinstance(target, ast.Tuple) and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
         return step
     index = target.elts[0]
-    if call.func.id == "enumerate" and isinstance(index, ast.Name) and not any(index.id in reads(s) for s in step.body):
+    read = after.union(*map(reads, step.body))
+    if call.func.id == "enumerate" and isinstance(index, ast.Name) and index.id not in read:
         return ast.For(target.elts[1], call.args[0], step.body, [], lineno=0)
     return step
 
 
-def _shortened(steps: list[ast.stmt]) -> list[ast.stmt]:
+def _shortened(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[ast.stmt]:
     """Write a choice between two values, or a loop that fills a list, as one expression."""
     made: list[ast.stmt] = []
-    for step in steps:
+    for index, step in enumerate(steps):
         if isinstance(step, ast.If):
             step = _choice(step) or step
         if isinstance(step, ast.For) and made and (filled := _filled(made[-1], step)) is not None:
-            made.pop()
-            step = filled
+            read_later = reads(step.target) & _live(steps[index + 1 :], live, around)
+            step = step if read_later else filled
+            made = made if read_later else made[:-1]
         if made and _same_way_out(made[-1], step):
             step.test = ast.BoolOp(ast.Or(), [made.pop().test, step.test])  # type: ignore[attr-defined]
         made.append(step)
@@ -218,18 +248,21 @@ def _same_way_out(before: ast.stmt, step: ast.stmt) -> bool:
     return isinstance(step.body[0], ast.Return) and list(map(ast.dump, before.body)) == list(map(ast.dump, step.body))
 
 
-def _draw_together(steps: list[ast.stmt]) -> None:
-    """Replace names that only the next step reads, and all names of weights, by their expressions."""
+def _draw_together(steps: list[ast.stmt], live: set[str]) -> None:
+    """Replace names that only the next step reads, and all names of weights, by their expressions.
+
+    Names in `live` are also read after these statements.
+    """
     before, last = steps[-2:] if len(steps) > 1 else (None, None)
     if isinstance(before, ast.Assign) and isinstance(last, ast.Return) and last.value is not None:  # noqa: SIM102
         if [ast.unparse(one) for one in before.targets] == [ast.unparse(last.value)]:
             steps[-2:] = [ast.Return(before.value)]
     index = 0
     while index < len(steps) - 1:
-        index = max(0, index - 1) if _merge(steps, index) else index + 1
+        index = max(0, index - 1) if _merge(steps, index, live) else index + 1
 
 
-def _merge(steps: list[ast.stmt], index: int) -> bool:
+def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
     """Put the value that this step assigns into the only step that reads its name; False if it must stay."""
     step = steps[index]
     if not (isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name)):
@@ -237,7 +270,7 @@ def _merge(steps: list[ast.stmt], index: int) -> bool:
     name, value = step.targets[0].id, step.value
     path = is_path(value) and isinstance(value, ast.Attribute | ast.Subscript)
     readers = [number for number in range(index + 1, len(steps)) if name in reads(steps[number])]
-    if len(readers) != 1 or (readers[0] != index + 1 and not path):
+    if len(readers) != 1 or (readers[0] != index + 1 and not path) or name in live:
         return False
     passed, reader = steps[index + 1 : readers[0]], steps[readers[0]]
     changed = any(_changes(one) or reads(value) & {*assigned(one)} for one in passed) or _changes(reader)
@@ -255,6 +288,21 @@ def _merge(steps: list[ast.stmt], index: int) -> bool:
 def _changes(step: ast.stmt) -> bool:
     """True if a step changes an object, rather than only assigning names."""
     return _acts(step) or any(map(_into, ast.walk(step)))
+
+
+def changes_tensors(steps: Sequence[ast.stmt]) -> bool:
+    """Return True if tensors change in place other than by `nn.init`; autograd rejects this for parameters."""
+    changing = [step for step in steps if not isinstance(step, ast.With)]
+    plain = [_WithoutInit().visit(copy.deepcopy(step)) for step in changing]
+    return any(map(_changes, plain))
+
+
+class _WithoutInit(ast.NodeTransformer):
+    """Removes calls of functions of `nn.init`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Constant(None) if ast.unparse(node.func).startswith(("nn.init.", "init.")) else node
 
 
 def _into(node: ast.AST) -> bool:

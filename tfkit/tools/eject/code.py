@@ -8,7 +8,8 @@ import inspect
 import sys
 import textwrap
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,6 +66,16 @@ def is_library(function: Callable[..., Any]) -> bool:
         return True
     package = (function.__module__ or "").partition(".")[0]
     return package == "torch" or package in sys.stdlib_module_names
+
+
+@contextmanager
+def written_out(name: str) -> Iterator[None]:
+    """Turn the NotImplementedError of a value that has no expression into an error about its name."""
+    try:
+        yield
+    except NotImplementedError as cause:
+        help_text = "use numbers, strings, and functions and classes of torch"
+        raise SpecError(Diagnostic(f"{name} cannot be ejected: {cause}", help=help_text)) from cause
 
 
 def refuse(owner: nn.Module | FunctionType, why: str) -> SpecError:

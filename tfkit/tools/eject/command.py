@@ -22,8 +22,8 @@ from tfkit.errors import printable
     the last bit. Both are checked before it is written; of models with more than
     1B parameters only the tensors are compared.
 
-    Its weights start at torch's defaults. It loads the model's state dict, or the
-    files of tfkit save.
+    A new model has initial weights as in the spec's init. It loads the state dict
+    of the built model, or the files of tfkit save.
     """,
     examples="""
     tfkit eject gpt2 -o gpt2.py

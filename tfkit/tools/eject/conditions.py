@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
+from tfkit.tools.eject.symbols import Named, text_of
 from tfkit.tools.eject.values import NONE, SOME, Known, Value, is_constant, join, may_be_none, truth
 
 Written = tuple[Value, ast.expr]
@@ -49,7 +51,12 @@ class Conditions:
             if isinstance(left, Known):
                 return _truth((left.value is None) == isinstance(node.ops[0], ast.Is)), made
             return (SOME if may_be_none(left) else _truth(isinstance(node.ops[0], ast.IsNot))), made
-        if isinstance(left, Known) and isinstance(right, Known) and _is_number(left.value) and _is_number(right.value):
+        if isinstance(left, Known) and isinstance(right, Known) and isinstance(left.value, Enum):
+            if isinstance(node.ops[0], ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
+                return _truth((left.value is right.value) == isinstance(node.ops[0], ast.Is | ast.Eq)), made
+        elif (
+            isinstance(left, Known) and isinstance(right, Known) and _is_number(left.value) and _is_number(right.value)
+        ):
             return _truth(_evaluated(ast.Compare(literal(left.value), node.ops, [literal(right.value)]))), made
         return SOME, made
 
@@ -131,5 +138,5 @@ def _evaluated(node: ast.expr) -> Any:
 
 
 def literal(value: Any) -> ast.expr:
-    """A value as a literal."""
-    return ast.parse(repr(value), mode="eval").body
+    """Return a value as an expression. Raise NotImplementedError if there is none."""
+    return ast.parse(repr(value) if isinstance(value, Named) else text_of(value), mode="eval").body

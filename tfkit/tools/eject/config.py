@@ -39,7 +39,7 @@ class Config:
         known = self._with(derived)
         if not (reads(tree) & known.keys()):
             return text
-        if eval(ast.unparse(tree), {"__builtins__": {}}, known) != value:
+        if eval(ast.unparse(tree), {"torch": torch, "nn": nn}, known) != value:
             return repr(value)
         self.derived |= derived
         return _owned(tree, CONFIG, known)

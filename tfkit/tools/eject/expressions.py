@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from dataclasses import replace
-from types import FunctionType, ModuleType
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -93,7 +95,12 @@ class Expressions(Conditions):
         if base.value is F:
             written = self.use("F", F)
         elif not isinstance(base.value, ModuleType | type | torch.dtype | torch.device) and self.module is not None:
-            return self._of_module_value(found), literal(found)
+            written = ast.Attribute(written, node.attr)
+            if isinstance(found, Enum):
+                self.use(type(found).__name__, type(found))
+            with suppress(NotImplementedError):
+                written = literal(found)
+            return self._of_module_value(found), written
         return Known(found), ast.Attribute(written, node.attr)
 
     def _of_module(self, module: nn.Module, name: str) -> Value:
@@ -120,11 +127,18 @@ class Expressions(Conditions):
             return base.items[index.value], made
         if isinstance(base, Items):
             return base.item or SOME, made
-        if isinstance(base, Known) and isinstance(base.value, list | tuple) and base.value:
+        if isinstance(base, Known) and isinstance(base.value, list | tuple | dict) and base.value:
             if isinstance(index, Known):
-                return Known(base.value[index.value]), made
-            if all(Known(one) == Known(base.value[0]) for one in base.value) and isinstance(base.value[0], int):
-                return Known(base.value[0], literal=True), made
+                found = base.value[index.value]
+                named = isinstance(found, FunctionType | BuiltinFunctionType | type)
+                return Known(found), self.use(found.__name__, found) if named else made
+            first, *rest = base.value
+            if (
+                isinstance(first, int)
+                and not isinstance(base.value, dict)
+                and all(Known(one) == Known(first) for one in rest)
+            ):
+                return Known(first, literal=True), made
         if isinstance(base, Modules):
             return self._items_at(base, node.slice, index), made
         return SOME, made

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.initialize import RESETS
 from tfkit.tools.eject.code import Code, Key, refuse
 from tfkit.tools.eject.statements import Function
 from tfkit.tools.eject.torch_modules import has_torch_class
@@ -60,9 +61,9 @@ class Specialiser:
     def _resets(self) -> None:
         """Specialise the methods by which modules fill the parameters that they hold themselves."""
         for module in self.model.modules():
-            own = isinstance(getattr(type(module), "reset_parameters", None), FunctionType)
-            if own and not has_torch_class(module):
-                self.call([(module, "reset_parameters")], {})
+            names = [name for name in RESETS if isinstance(getattr(type(module), name, None), FunctionType)]
+            if names and not has_torch_class(module):
+                self.call([(module, names[0])], {})
 
     def _state(self) -> Any:
         functions = {

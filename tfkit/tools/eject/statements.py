@@ -7,7 +7,7 @@ import ast
 from tfkit.tools.eject.calls import Calls
 from tfkit.tools.eject.cleanup import reads, tidied
 from tfkit.tools.eject.code import Key
-from tfkit.tools.eject.values import NONE, SOME, Items, Known, Value, is_constant, join, join_all, truth
+from tfkit.tools.eject.values import ANY, NONE, SOME, Items, Known, Value, is_constant, join, join_all, truth
 from tfkit.tools.eject.whole import Whole
 
 Env = dict[str, Value]
@@ -115,6 +115,8 @@ class Function(Calls):
             return []
         if isinstance(step, ast.With):
             items = [ast.withitem(self.written(one.context_expr), one.optional_vars) for one in step.items]
+            for one in step.items:
+                self.bind(one.optional_vars or ast.Tuple([]), ANY)
             return [ast.With(items, self.block(step.body), lineno=0)]
         if isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)):
             return []
@@ -149,10 +151,14 @@ class Function(Calls):
         return [ast.If(test, body, orelse)]
 
     def _for(self, step: ast.For) -> list[ast.stmt]:
+        if step.orelse:
+            raise NotImplementedError("a `for` with an `else`")
         value, written = self.eval(step.iter)
-        if isinstance(value, Known) and isinstance(value.value, range) and len(value.value) < 2:
-            self.bind(step.target, Known(0, literal=True))
-            return self.block(step.body) if len(value.value) else []
+        if isinstance(value, Known) and isinstance(value.value, range) and len(value.value) < 2 and not _exits(step):
+            if not value.value:
+                return []
+            self.bind(step.target, Known(value.value[0], literal=True))
+            return self.block(step.body)
         outer, self.exits = self.exits, []
         while True:
             before = dict(self.env)
@@ -166,6 +172,11 @@ class Function(Calls):
                 break
         self.exits = outer
         return [ast.For(step.target, written, body, [], lineno=0)]
+
+
+def _exits(step: ast.For) -> bool:
+    """Return True if a loop contains a `break` or a `continue`."""
+    return any(isinstance(node, ast.Break | ast.Continue) for node in ast.walk(step))
 
 
 def leaves(steps: list[ast.stmt]) -> bool:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 
 from tfkit.graph.expand import Graph
+from tfkit.tools.eject.torch_modules import name_of
 
+_LITERAL = (int, float, complex, str, bytes, range, slice, torch.dtype, torch.layout, torch.memory_format)
+"""Types whose `repr` is an expression."""
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "pow": "**", "mod": "%"}
 """Signs of the operations that keep names, by the name of the function in `operator`."""
 
@@ -49,13 +55,34 @@ def named(value: Any, text: str, derived: Mapping[str, str] | None = None) -> An
 
 
 def text_of(value: Any) -> str:
-    """An expression that has this value."""
+    """Return an expression that has this value. Raise NotImplementedError if there is none."""
     if isinstance(value, Named):
         return value.text
     if isinstance(value, list | tuple):
-        inner = ", ".join(text_of(one) for one in value)
+        inner = ", ".join(map(text_of, value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
-    return repr(value)
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}([{', '.join(sorted(map(text_of, value)))}])"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{text_of(key)}: {text_of(item)}' for key, item in value.items())}}}"
+    return _atom_text(value)
+
+
+def _atom_text(value: Any) -> str:
+    """Return an expression for a value that contains no other values."""
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if value is None or value is ... or isinstance(value, _LITERAL):
+        return repr(value)
+    if isinstance(value, type) and value.__module__ == "builtins":
+        return value.__name__
+    if (name := name_of(value)) is not None:
+        return name
+    raise NotImplementedError(f"it contains {str(value)[:60]}, which cannot be written as an expression")
 
 
 def _sum(value: int, a: Any, b: Any) -> Any:

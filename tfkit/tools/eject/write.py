@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Set
-from types import FunctionType, ModuleType
+from collections.abc import Iterable, Iterator, Mapping, Set
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -17,19 +19,27 @@ from tfkit.arguments import checked
 from tfkit.builder import assemble
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.initialize import rules
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
+from tfkit.tools.eject.cleanup import reads
+from tfkit.tools.eject.code import written_out
 from tfkit.tools.eject.config import Config
 from tfkit.tools.eject.ejected_class import Class
-from tfkit.tools.eject.functions import function_text, in_docs, record_text
+from tfkit.tools.eject.functions import INDENT, function_text, in_docs, record_text
+from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
 from tfkit.tools.eject.made_with import remembering
 from tfkit.tools.eject.rearranged import lend_sizes
-from tfkit.tools.eject.same_modules import merge_alike
+from tfkit.tools.eject.same_modules import merge_alike, plain
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.specialise import Specialiser
-from tfkit.tools.eject.symbols import with_names
+from tfkit.tools.eject.symbols import text_of, with_names
+from tfkit.tools.eject.torch_modules import name_of
+
+_IMPORTED = (ModuleType, FunctionType, BuiltinFunctionType, type)
+"""Types of objects outside a function that a file imports or defines; others are constants."""
 
 
 @checked
@@ -47,16 +57,19 @@ def eject(graph: AnySpec) -> str:
     named, numbers = with_names(graph)
     with torch.device("meta"), remembering() as sizes:
         model = assemble(named)
+    plan = rules(model, graph)
     lend_sizes(model)
     _check_apart(model)
     merge_alike(model)
     whole = Specialiser(model)
     whole.run()
     draw_in(whole.functions, whole.read)
+    weights = InitialWeights(graph.spec.model.init, plan, whole)
     config = Config(numbers)
     classes = Classes(graph, whole, sizes, config)
+    weights.add_to(classes)
     with tried():
-        return with_shapes(formatted(_text(graph, whole, classes, config)), graph)
+        return with_shapes(formatted(_text(graph, whole, classes, weights.uses)), graph)
 
 
 def _check_apart(model: nn.Module) -> None:
@@ -81,18 +94,20 @@ def formatted(text: str) -> str:
     return text
 
 
-def _text(graph: Graph, whole: Specialiser, classes: Classes, config: Config) -> str:
-    """The whole file."""
-    functions = whole.functions.values()
-    outside = {name: value for function in functions for name, value in function.uses.items()}
+def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str, Any]) -> str:
+    """Return the full file. `uses` has the names that the initialization takes from outside."""
+    functions, config = whole.functions.values(), classes.config
+    outside = {name: value for function in functions for name, value in function.uses.items()} | {**uses}
     records = [one for one in whole.records if whole.alone(one) is None]
     parts = [record_text(one, whole) for one in records]
-    parts += [f"{name} = {value!r}" for name, value in outside.items() if _is_constant(value)]
+    parts += [_constant_text(name, value) for name, value in outside.items() if not isinstance(value, _IMPORTED)]
     parts += [function_text(one) for one in functions if one.module is None and one.returns is None]
     parts += [one.source(config) for one in classes.order]
     parts.append(_main(graph, classes.of[whole.model]))
     ours = {*whole.records, *(called for _, called in whole.functions)}
-    head = "\n".join([_docs(graph), *sorted(_imports(outside, ours))])
+    enums = _enums([*outside.values(), *(value for module in classes.of for value in plain(module).values())], parts)
+    parts[:0] = map(_enum_text, enums)
+    head = "\n".join([_docs(graph), *sorted(_imports(outside, {*ours, *enums}))])
     return "\n\n\n".join([head, *filter(None, [config.source("\n".join(parts))]), *parts]) + "\n"
 
 
@@ -100,10 +115,6 @@ def _docs(graph: Graph) -> str:
     spec = graph.spec.model
     lines = [f"{spec.name}: {spec.description}" if spec.description else spec.name, ""]
     lines += [f"Source: {spec.source}"] if spec.source else []
-    init = spec.init.model_dump()
-    if (kind := init.pop("kind")) != "torch":
-        fields = ", ".join([kind, *(f"{name} {value}" for name, value in init.items())])
-        lines.append(f"Weights start as torch starts them, unless loaded; the spec says: {fields}.")
     lines.append("b batch, t positions, h heads, d width of a head.")
     return f'"""{in_docs(chr(10).join(lines))}\n"""\n'
 
@@ -114,14 +125,19 @@ def _imports(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:
     yield "from torch import Tensor, nn"
     yield "from collections import OrderedDict"
     yield "from dataclasses import dataclass"
+    yield "from enum import Enum, Flag, IntEnum, IntFlag, StrEnum"
     yield "from typing import NamedTuple"
     for name, value in outside.items():
         if value is F:
             yield "from torch.nn import functional as F"
         elif isinstance(value, ModuleType) and value not in (torch, nn):
             yield f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
-        elif isinstance(value, FunctionType | type) and value is not torch.Tensor and value not in ours:
-            yield f"from {value.__module__} import {value.__name__}"
+        elif isinstance(value, FunctionType | BuiltinFunctionType | type) and value not in {torch.Tensor, *ours}:
+            if (home := value.__module__) == "builtins":
+                continue
+            if isinstance(value, BuiltinFunctionType) and (public := name_of(value)) is not None:
+                home = public.removesuffix(f".{value.__name__}").replace("nn", "torch.nn")
+            yield f"from {home} import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
 
 
 def _main(graph: Graph, root: Class) -> str:
@@ -139,5 +155,36 @@ def _main(graph: Graph, root: Class) -> str:
     return "\n".join(lines)
 
 
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, int | float | str | tuple | list)
+def _constant_text(name: str, value: Any) -> str:
+    """Return the statement that assigns a constant of a component's file."""
+    with written_out(f"the constant `{name}`"):
+        return f"{name} = {text_of(value)}"
+
+
+def _enums(values: Iterable[Any], parts: Iterable[str]) -> list[type[Enum]]:
+    """Return the enumerations among values, and inside them, that the text of a file names."""
+    names = set().union(*(reads(ast.parse(part)) for part in parts))
+    kinds: dict[type[Enum], None] = {}
+    for value in _leaves(values):
+        kind = value if isinstance(value, type) else type(value)
+        if issubclass(kind, Enum) and kind.__name__ in names:
+            kinds[kind] = None
+    return [*kinds]
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, and in place of each collection the values inside it."""
+    for value in values:
+        if isinstance(value, dict):
+            yield from _leaves([*value, *value.values()])
+        elif isinstance(value, list | tuple | set | frozenset):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _enum_text(kind: type[Enum]) -> str:
+    """Return the definition of an enumeration, without its methods."""
+    with written_out(f"the enumeration `{kind.__name__}`"):
+        members = [f"{INDENT}{member.name} = {text_of(member.value)}" for member in kind]
+    return "\n".join([f"class {kind.__name__}({kind.__base__.__name__}):", *members])  # type: ignore[union-attr]

@@ -74,8 +74,7 @@ def evaluate_run(
     chosen = splits or tuple(one for one in known if one != "train") or ("train",)
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
     whole = {one: SplitConfig(batches="all") for one in chosen}
-    numbers = _metrics(plugins, run, metrics)
-    return numbers_of(model, run.data, whole, numbers, sequences=run.config.batch.sequences)
+    return numbers_of(model, run, whole, _metrics(plugins, run, metrics))
 
 
 def _metrics(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[MetricConfig, ...]:

@@ -121,9 +121,11 @@ def _prompts(asked: Asked) -> list[str]:
 
 def _text(path: Path | None) -> str:
     """Read a file, or standard input, without its last line break."""
+    from tfkit.spec.source import contents
+
     name = "standard input" if path is None else quoted(str(path))
     try:
-        data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+        data = sys.stdin.buffer.read() if path is None else contents(path)
         return re.sub(r"\r?\n\Z", "", data.decode("utf-8"))
     except OSError as error:
         raise SpecError(Diagnostic(f"cannot read {name}: {error.strerror}")) from error

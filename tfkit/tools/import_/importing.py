@@ -13,7 +13,7 @@ from typing import Any
 from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.config_json.reading import read_fields
 from tfkit.checkpoint.config_json.writing import value_at, write_fields
-from tfkit.component import Component, Config, case_of
+from tfkit.component import BlockConfig, Component, Config, case_of
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin import elsewhere
@@ -278,7 +278,7 @@ def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iter
         yield tree
         if rules == family:
             return
-    if Path(file).is_file():
+    if os.path.isfile(file):
         yield _family(file, plugins)[0]
     elif standard is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
@@ -300,5 +300,7 @@ def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, 
     if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
         yield path, _in_short(ours), _in_short(theirs)
         return
-    for key in {**parts[0], **parts[1]}:
+    # The longest input changes no number, and not every config.json has it; a table of positions has its own `max_len`.
+    free = {"max_len"} if isinstance(ours, BlockConfig) else set()
+    for key in [key for key in {**parts[0], **parts[1]} if key not in free]:
         yield from _differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tfkit.errors import listing
 from tfkit.spec.sweep import PREVIOUS, CompareConfig
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Choice, SweepRun
-from tfkit.tools.sweep.equal import unlike
+from tfkit.tools.sweep.equal import unequal, unlike
 from tfkit.tools.sweep.remarks import ended_early, left_out, mixed_code, remarks
 from tfkit.tools.sweep.result import Curve, Reached, Result, Results, TrialResult, Tuned, curve_of, pairs
 from tfkit.tools.sweep.scaling import scalings
@@ -56,6 +56,7 @@ def results(
         )
         sides.append(side)
         early += _unlike(arms, arm, chosen, on)
+        early += _unequal(arms, arm, sizes)
         early += ended_early(arm.name, side.curves, side.size.steps)
     order = ["each variant is compared to the one before it"] if arms.config.compare.to == PREVIOUS else []
     compared, notes = compare(sides, comparison)
@@ -83,6 +84,17 @@ def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: s
     changes = unlike(base, run, on)
     if changes:
         yield f"{arm.name} is evaluated differently from {arm.base}: {listing(changes, 4)}"
+
+
+def _unequal(arms: Arms, arm: Arm, sizes: dict[str, Plan]) -> Iterator[str]:
+    """Yield a remark if an arm has a different number of tokens than its baseline, unless the sweep decides lengths."""
+    equal = arms.config.equal
+    decided = arms.config.tokens is not None or (
+        equal is not None and {"tokens", "flops", "time"} & equal.shares().keys()
+    )
+    tokens, base = sizes[arm.name].tokens, sizes[arm.base].tokens
+    if tokens != base and not decided:
+        yield f"{unequal(arm.name, tokens, 'tokens', arm.base, base)}; `equal: {{tokens: 0%}}` would reject it"
 
 
 def compare(sides: Sequence[Side], comparison: CompareConfig) -> tuple[tuple[Result, ...], list[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.spec.source import contents
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:
@@ -20,7 +21,7 @@ def read_texts(files: Sequence[Path]) -> list[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode()
+        return contents(path).decode()
     except OSError as error:
         raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error.strerror}")) from error
     except UnicodeDecodeError as error:

@@ -22,8 +22,9 @@ from tfkit.component import Batch, Component, TrackerConfig
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.run import Run
 from tfkit.plugin.reach import reached
+from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.parts import parts
-from tfkit.tools.train.record import Facts, latest
+from tfkit.tools.train.record import Facts
 from tfkit.training.loop import Trainer
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]
@@ -113,7 +114,7 @@ def _last(facts: Facts) -> Code | None:
 
 def _has_result(facts: Facts, folder: Path) -> bool:
     """Return True if a process has computed something that another one would take over."""
-    return facts.ended is not None or latest(folder) is not None
+    return facts.ended is not None or latest_checkpoint(folder) is not None
 
 
 def _examples(run: Run) -> dict[str, str]:

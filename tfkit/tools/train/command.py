@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -60,7 +59,11 @@ def train(
         raise click.UsageError("--plan trains nothing: it goes without -o, --stop-after and --allow-change")
     if plan:
         _plan(_loaded(reader, run), reader.plugins, json=json)
-    elif "LOCAL_RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:  # torchrun has started several processes
+        return
+
+    from tfkit.training.processes import launched
+
+    if launched() > 1:
         from tfkit.training.parallel import together
 
         with together() as processes:
@@ -71,11 +74,13 @@ def train(
 
 def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
     from tfkit.graph.run import load_run
+    from tfkit.tools.common.plugin_checks import warnings_of
     from tfkit.tools.cost.of_run import flops_of_step
 
     loaded = load_run(run, reader.plugins, sets=reader.sets, count=flops_of_step)
     if not quiet:
         warn(loaded.file.notes)
+        warn(warnings_of(loaded.graph, reader.plugins))
     return loaded
 
 
@@ -157,6 +162,7 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
         ("tokens", f"{plan.tokens:,}"),
         ("passes over the data", f"{plan.passes:,.2f}"),
         ("FLOPs", flops_text(plan.flops)),
+        *([("FLOPs of evaluations", flops_text(plan.flops_of_evaluations))] if plan.flops_of_evaluations else []),
         ("memory, predicted", bytes_text(plan.memory)),
         ("least time", "-" if plan.seconds is None else f"{plan.seconds:,.0f} s"),
         *((f"rate at step {step:,}", f"{rate:.3g}") for step, rate in plan.rates),

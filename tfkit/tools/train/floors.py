@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+
 import numpy as np
 import torch
 
@@ -27,10 +30,10 @@ def floors(run: Run, plugins: Plugins) -> dict[str, float]:
             config = kinds[name].config()
             assert isinstance(config, MetricConfig)
             metric = config.build(run.data)
-            for start in range(0, len(numbers), AT_ONCE):
-                targets = torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).targets)
-                metric.update(targets, targets)
-            found[f"{split}.{name}"] = float(metric.compute())
+            starts = range(0, len(numbers), AT_ONCE)
+            batches = (torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).targets) for start in starts)
+            sums = reduce(operator.add, (metric.sums(targets, targets) for targets in batches))
+            found[f"{split}.{name}"] = metric.compute(sums)
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.spec.header import open_regular
 from tfkit.tools.train.record import METRICS
 
 Points = Sequence[tuple[int, float]]
@@ -49,14 +51,22 @@ def history(folder: Path) -> History:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, without one that a process is still writing; raises SpecError for other lines."""
+    """Return the lines of `metrics.jsonl`, without one that a process is still writing.
+
+    Raises SpecError for a line without `step`, and for values that are neither numbers nor texts.
+    """
     path = folder / METRICS
-    try:
-        found = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return []
-    except (OSError, ValueError) as error:
+    try:
+        with open_regular(path) as file:
+            values = [json.loads(line) for line in file.read().split(b"\n")[:-1]]
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error}")) from error
-    if not all(isinstance(one, dict) and isinstance(one.get("step"), int) for one in found):
-        raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: a line has no `step`"))
-    return found
+    for number, line in enumerate(values, start=1):
+        if not isinstance(line, dict) or type(line.get("step")) is not int:
+            raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: line {number:,} has no `step`"))
+        if name := next((name for name, value in line.items() if type(value) not in (int, float, str)), None):
+            message = f"{quoted(name)} of line {number:,} must be a number or a text"
+            raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {message}"))
+    return values

@@ -28,7 +28,8 @@ class Plan:
         tokens: positions that are read in all.
         passes: passes over the training split, each position once.
         flops: of all steps, forward and backward.
-        memory: the largest number of bytes in use in a step, as predicted.
+        flops_of_evaluations: of all evaluations: a forward pass of every example that they read.
+        memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more.
         seconds: the least time of all steps on the device; None where its limits are not known.
         rates: the learning rate at five steps.
     """
@@ -40,6 +41,7 @@ class Plan:
     tokens: int
     passes: float
     flops: int
+    flops_of_evaluations: int
     memory: int
     seconds: float | None
     rates: tuple[tuple[int, float], ...]
@@ -61,6 +63,7 @@ def plan(run: Run, device: Device | None = None) -> Plan:
         tokens=run.steps * run.tokens_of_step,
         passes=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (one.flops_forward + one.flops_backward)),
+        flops_of_evaluations=round(_evaluated(run) / micro * one.flops_forward),
         memory=found.peak,
         seconds=_seconds(run, parts, found, device or known_device(run)),
         rates=tuple((step, config.optimizer.lr * config.schedule.factor(step, run.steps)) for step in _points(run)),
@@ -70,6 +73,20 @@ def plan(run: Run, device: Device | None = None) -> Plan:
 def _points(run: Run) -> list[int]:
     """Steps from the first to the last."""
     return sorted({1 + (run.steps - 1) * point // (POINTS - 1) for point in range(POINTS)})
+
+
+def _evaluated(run: Run) -> int:
+    """The number of examples that all evaluations of a run read."""
+    config = run.config.eval
+    if config is None:
+        return 0
+    times = 1 + -(-run.steps // config.every)
+    batch = run.config.batch.sequences
+    examples = (
+        len(run.data.examples(split, "sequential")) if part.batches == "all" else part.batches * batch
+        for split, part in config.splits.items()
+    )
+    return times * sum(examples)
 
 
 def _states(run: Run) -> Optimizer:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+LOOP = ("loss", "lr", "grad_norm")
+"""Numbers of every step; callbacks log the others."""
+
+
 class Watch(Callback):
     """Counts the time of steps, without that of evaluations and checkpoints; shows progress unless `quiet`."""
 
@@ -54,7 +58,8 @@ class Watch(Callback):
         self.numbers |= numbers
         if self._bar is not None:
             speed = f"{self.tokens_per_second or 0:,.0f} tokens/s"
-            loss = f"loss {numbers['loss']:.3f}  lr {numbers['lr']:.1e}"
+            logged = [f"  {name} {number:.4g}" for name, number in numbers.items() if name not in LOOP]
+            loss = f"loss {numbers['loss']:.3f}  lr {numbers['lr']:.1e}{''.join(logged)}"
             self._bar.update(self._task, completed=training.step, loss=loss, rate=speed)
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:

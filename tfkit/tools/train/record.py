@@ -2,50 +2,79 @@
 
 `run.yaml` is the resolved run, `run.json` what it means and how each process ended, `metrics.jsonl` the numbers of
 every step, `step-N` a checkpoint, which is the folder of a model too, and `latest` the name of the newest one. A
-checkpoint knows how long `metrics.jsonl` was: what a killed process wrote after it is cut off.
+checkpoint records how long `metrics.jsonl` was: lines that a killed process wrote after it are removed, once the
+checkpoint has been read and checked.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, NamedTuple
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from torch import fx
 
 from tfkit.component import Tracker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.run import CONTENT, Run
-from tfkit.spec.folder import LATEST, RUN, WEIGHTS
+from tfkit.spec.folder import LATEST, RUN, checkpoints_in, latest_checkpoint
+from tfkit.spec.header import open_regular, shown
 from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file, writing, written_folder
 from tfkit.tools.common.workshop import held, sweep
-from tfkit.tools.save.save import write_model
+from tfkit.tools.train.checkpoints import read_checkpoint, read_json, unusable, write_checkpoint
 from tfkit.training.checkpoint import Checkpoint, Restored
 
 FACTS, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"
-STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
-STEP = re.compile(r"step-(\d+)")
+CHUNK = 2**20
 MOST_DIFFERENCES = 12
+
+
+class Session(BaseModel):
+    """The entry of a process that trained. A killed process has no time, memory and step.
+
+    Attributes:
+        environment: versions and commit of the process.
+        code: digests of the code by kind and module, if they differ from the process before.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    command: str
+    began: str
+    ended: str | None
+    seconds: float | None = None
+    memory: int | None = None
+    step: int | None = None
+    environment: dict[str, Any] = {}
+    code: dict[str, dict[str, str]] = {}
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    Session.model_validate(values)
+    return values
 
 
 @dataclass
 class Facts:
     """The contents of `run.json`."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     digest: str
     meaning: Mapping[str, Any]
     bits: Mapping[str, Any]
     environment: Mapping[str, Any]
     """The environment of the newest process; each session has its own."""
-    sessions: list[dict[str, Any]]
+    sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
     ended: str | None = None
     """The reason why no step follows."""
 
@@ -63,6 +92,9 @@ class RunFolder:
             sweep(folder / leftover.name[1:].rsplit(".", 2)[0])
         self._trackers: list[Tracker] = []
         self._metrics: IO[bytes] | None = None
+        self._latest: _Latest | None = None
+        self._digest = hashlib.sha256()
+        """Digest of the lines of `metrics.jsonl`."""
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """The contents of `run.json`, read or new; raises SpecError for another run."""
@@ -91,15 +123,18 @@ class RunFolder:
 
     # ---- what the loop asks for ----
 
-    def restored(self) -> Restored | None:
-        """The latest checkpoint; numbers noted after it are removed."""
-        found = latest(self.folder)
-        state = {} if found is None else _state(found)
-        self._remove_old(int(state.get("step", 0)))
-        self._open(int(state.get("position", 0)), int(state.get("step", 0)))
-        return None if found is None else _read(found)
+    def restored(self, model: fx.GraphModule) -> Restored | None:
+        """Read and check the latest checkpoint."""
+        self._latest = _read_latest(self.folder, self._run, model)
+        return self._latest and self._latest.restored
 
-    def _open(self, position: int, step: int) -> None:
+    def resume(self) -> None:
+        """Remove everything that was recorded after the checkpoint of `restored`, and open the files to write."""
+        step, position = 0, 0
+        if self._latest is not None:
+            step, position, self._digest = self._latest.restored.step, self._latest.position, self._latest.digest
+            self._latest = None  # its tensors are views of files, which take space on the disk as long as they are open
+        self._remove_old(step)
         path = self.folder / METRICS
         with writing(path):
             path.touch()
@@ -108,8 +143,8 @@ class RunFolder:
         for number, config in enumerate(self._run.config.track):
             try:
                 self._trackers.append(config.build(self.folder, step))
-            except Invalid as wrong:
-                raise self._run.refused(wrong, "track", str(number)) from wrong
+            except Invalid as error:
+                raise self._run.refused(error, "track", str(number)) from error
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
@@ -123,41 +158,31 @@ class RunFolder:
 
     def _line(self, values: Mapping[str, Any]) -> None:
         assert self._metrics is not None
+        line = (json.dumps(values, ensure_ascii=False) + "\n").encode()
         with writing(self.folder / METRICS):
-            self._metrics.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
+            self._metrics.write(line)
+        self._digest.update(line)
 
     def save(self, checkpoint: Checkpoint) -> None:
         assert self._metrics is not None
         with writing(self.folder / METRICS):
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
+        position, digest = self._metrics.tell(), self._digest.hexdigest()
         place = self.folder / f"step-{checkpoint.step}"
-        state = {
-            "step": checkpoint.step,
-            "meaning": self.facts.digest,
-            "position": self._metrics.tell(),
-            "ended": checkpoint.ended,
-            "skipped": checkpoint.skipped,
-            "callbacks": checkpoint.callbacks,
-        }
         with written_folder(place, SafetensorError) as target:
-            write_model(checkpoint.model, target)
-            save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
-            shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
-            (target / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-            tokenizer = self._run.data.tokenizer
-            if tokenizer is not None:
-                tokenizer.save(target / tokenizer.file)
+            write_checkpoint(target, checkpoint, self._run, position=position, metrics=digest)
         write_file(self.folder / LATEST, f"{place.name}\n")
         self._remove_old(checkpoint.step)
 
     def _remove_old(self, newest: int) -> None:
-        """Remove all checkpoints but the last ones; those of later steps belong to a past that was forgotten."""
-        steps = sorted(int(found[1]) for one in self.folder.iterdir() if (found := STEP.fullmatch(one.name)))
-        kept = [step for step in steps if step <= newest][-self._run.config.checkpoint.last :]
-        for step in steps:
-            if step not in kept:
-                shutil.rmtree(self.folder / f"step-{step}", ignore_errors=True)
+        """Remove all checkpoints but the last ones up to the step `newest`: the run writes later ones again."""
+        checkpoints = checkpoints_in(self.folder)
+        steps = [int(path.name.removeprefix("step-")) for path in checkpoints]
+        past = [path for path, step in zip(checkpoints, steps, strict=True) if step <= newest]
+        for path in checkpoints:
+            if path not in past[-self._run.config.checkpoint.last :]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         for tracker in self._trackers:
@@ -170,16 +195,18 @@ class RunFolder:
 class Follower:
     """The record in a process that only reads it: another one writes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, run: Run) -> None:
+        self._folder, self._run = folder, run
 
-    def restored(self) -> Restored | None:
-        """The latest checkpoint."""
-        found = latest(self._folder)
-        return None if found is None else _read(found)
+    def restored(self, model: fx.GraphModule) -> Restored | None:
+        """Read and check the latest checkpoint."""
+        latest = _read_latest(self._folder, self._run, model)
+        return latest and latest.restored
 
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Do nothing, as all other methods."""
+    def resume(self) -> None:
+        """Do nothing, as all methods below."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
     def text(self, step: int, name: str, text: str) -> None: ...
 
@@ -188,24 +215,57 @@ class Follower:
     def close(self) -> None: ...
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run; None if it has none."""
-    try:
-        return folder / (folder / LATEST).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
+class _Latest(NamedTuple):
+    """The latest checkpoint of a run; the length of `metrics.jsonl` at its step, and the digest of that beginning."""
+
+    restored: Restored
+    position: int
+    digest: Any
+    """A digest of hashlib, whose class has no public name."""
+
+
+def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | None:
+    """Read the latest checkpoint and check it completely; None if there is none. Nothing is changed on the disk."""
+    checkpoint = latest_checkpoint(folder)
+    if checkpoint is None:
         return None
+    try:
+        state, restored = read_checkpoint(checkpoint, run, model)
+        digest = _digest_of_beginning(folder / METRICS, state.position)
+        if digest.hexdigest() != state.metrics:
+            message = f"{shown(folder / METRICS)} was changed in its first {state.position:,} bytes"
+            raise SpecError(Diagnostic(message))
+    except SpecError as error:
+        raise unusable(checkpoint, error) from error
+    return _Latest(restored, state.position, digest)
+
+
+def _digest_of_beginning(path: Path, size: int) -> Any:
+    """Return the digest of the first bytes of a file; raise SpecError if it has fewer."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        length = os.fstat(file.fileno()).st_size
+        if length < size:
+            message = f"{shown(path)} has {length:,} bytes; it had {size:,} when the checkpoint was written"
+            raise SpecError(Diagnostic(message))
+        for start in range(0, size, CHUNK):
+            digest.update(file.read(min(CHUNK, size - start)))
+    return digest
+
+
+_FACTS = TypeAdapter(Facts)
 
 
 def read_facts(folder: Path) -> Facts | None:
-    """The contents of `run.json`; None if there is none. Raises SpecError if it cannot be read."""
-    try:
-        data = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        return Facts(**data)
-    except FileNotFoundError:
+    """Read `run.json`; None if there is none. Raises SpecError if it cannot be read."""
+    path = folder / FACTS
+    if not os.path.lexists(path):
         return None
-    except (OSError, ValueError, TypeError) as error:
-        message = f"cannot read {quoted(str(folder / FACTS))}: {error}"
-        raise SpecError(Diagnostic(message)) from error
+    facts = read_json(path, _FACTS)
+    if facts.ended is not None and (not facts.sessions or facts.sessions[-1].get("step") is None):
+        message = f"cannot read {shown(path)}: `ended` is {quoted(facts.ended)}, and the last session has no `step`"
+        raise SpecError(Diagnostic(message))
+    return facts
 
 
 def facts_of(folder: Path, run: Run) -> Facts | None:
@@ -220,7 +280,7 @@ def facts_of(folder: Path, run: Run) -> Facts | None:
 def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
     """The folder whose name a digest gives; that of the former digest if it is there."""
     former = name(run.meaning.former_digest)
-    return former if former.exists() else name(run.digest)
+    return former if os.path.exists(former) else name(run.digest)
 
 
 @contextmanager
@@ -246,7 +306,7 @@ def _lock(number: int, folder: Path) -> None:
 
 def _check_folder(folder: Path) -> None:
     """Raise SpecError if a folder holds other things than a run, begun or not."""
-    if (folder / FACTS).exists():
+    if os.path.lexists(folder / FACTS):
         return
     others = [one for one in sorted(os.listdir(folder)) if one not in (RUN, LOCK) and not one.startswith(".")]
     if others:
@@ -267,30 +327,3 @@ def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Map
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "not there"
-
-
-def _read(folder: Path) -> Restored:
-    state = _state(folder)
-    weights, optimizer = (_tensors(folder / name) for name in (WEIGHTS, OPTIMIZER))
-    return Restored(state["step"], weights, optimizer, tuple(state["callbacks"]), state["ended"], state["skipped"])
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        return state
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, error) from error
-
-
-def _tensors(path: Path) -> dict[str, Any]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path.parent, error) from error
-
-
-def _damaged(folder: Path, error: Exception) -> SpecError:
-    message = f"the checkpoint {quoted(str(folder))} cannot be read: {error}"
-    help = f"`{folder.parent / LATEST}` may name an older one"
-    return SpecError(Diagnostic(message, help=help))

@@ -98,7 +98,7 @@ def train(
 
 def folder_of(name: AnyRun, run: Run) -> Path:
     """The folder of a run that is not given one: that which it was read from, or one by its meaning."""
-    if isinstance(name, str | os.PathLike) and (Path(name) / RUN).is_file():
+    if isinstance(name, str | os.PathLike) and os.path.isfile(Path(name) / RUN):
         return Path(name)
     return named_by_meaning(run, lambda digest: Path("runs") / f"{run.config.name}-{digest[:8]}")
 
@@ -178,4 +178,4 @@ def follow_run(run: Run, folder: Path, processes: Processes, *, until: int | Non
     """Train beside the process that writes the folder, unless it finds the run complete."""
     if processes.agreed(None) is None:
         with asked_to_end() as asked:
-            Trainer(run, Follower(folder), until=until, asked_to_end=asked, processes=processes).train()
+            Trainer(run, Follower(folder, run), until=until, asked_to_end=asked, processes=processes).train()

@@ -9,6 +9,8 @@ from tfkit_moe.moe import MoEConfig
 from tfkit_moe.stacked import ALIGNMENT
 
 WIDTHS = ALIGNMENT // 2  # of bfloat16
+VANISHING = 1e-6
+"""Values of `eps` below this leave the weight of a single expert at 1."""
 
 
 def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
@@ -29,16 +31,18 @@ def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
 
 
 def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
-    """The routers whose one chosen expert always has the weight 1: the loss of a model has no gradient for them."""
+    """Yield a warning for each router whose one chosen expert always has the weight 1, so that it has no gradient."""
     for path, config in graph.configs(MoEConfig):
-        router = config.router
-        softmax_of_one = router.score == "softmax" and router.order == "topk_then_score"
-        if config.n_experts_per_token == 1 < config.n_experts and (softmax_of_one or router.renormalize):
+        router, single = config.router, config.n_experts == 1
+        softmax_of_one = router.score == "softmax" and (single or router.order == "topk_then_score")
+        divided = router.renormalize and (router.eps or 0.0) < VANISHING
+        if config.n_experts_per_token == 1 and (softmax_of_one or divided):
             weight = "the softmax over it" if softmax_of_one else "its score over itself, by `renormalize`,"
             way_out = "write `order: score_then_topk`" if softmax_of_one else "leave `renormalize` out"
+            help = f"{way_out}, so that its score is its weight; or choose two experts"
             yield tfkit.Diagnostic(
                 "the router learns nothing from the loss of the model: its one expert always has the weight 1",
                 path=f"{path}.n_experts_per_token",
                 notes=(f"{weight} is 1, whatever the score",),
-                help=f"{way_out}, so that its score is its weight; or choose two experts",
+                help="choose among several experts, or use a dense FFN" if single else help,
             )

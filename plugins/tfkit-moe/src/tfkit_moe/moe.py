@@ -24,6 +24,8 @@ class SharedConfig(tfkit.Config):
     """Width of its hidden layer: that of all shared experts together."""
     gate: bool = False
     """If true, the output is multiplied by sigmoid(linear(x)), one number per token."""
+    bias: bool | None = None
+    """If true, its linear layers have biases; those of the other experts decide unless given."""
     combine: Literal["sum", "average"] = "sum"
     """Result of the layer: the sum of the outputs of shared and chosen experts, or half of it."""
 
@@ -40,7 +42,7 @@ class MoEConfig(tfkit.FFNConfig):
     d_ff: Dim
     """Width of the hidden layer of one expert."""
     bias: Shared[bool] = True
-    """If true, the linear layers of the experts, shared ones among them, have biases."""
+    """If true, the linear layers of the experts have biases; also of the shared experts, unless they set `bias`."""
     activation: tfkit.ActivationConfig = tfkit.slot("silu")
     """Activation of every expert, shared ones among them."""
     gated: bool = True
@@ -132,7 +134,8 @@ class MoE(nn.Module):
         )
         self.shared, self.shared_gate, self.averages = None, None, False
         if config.shared is not None:
-            self.shared = SharedExperts(shared, d_model=config.d_model, d_ff=config.shared.d_ff, bias=config.bias)
+            bias = config.bias if config.shared.bias is None else config.shared.bias
+            self.shared = SharedExperts(shared, d_model=config.d_model, d_ff=config.shared.d_ff, bias=bias)
             self.shared_gate = Linear(config.d_model, 1, bias=False) if config.shared.gate else None
             self.averages = config.shared.combine == "average"
 

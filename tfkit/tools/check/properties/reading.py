@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from tfkit.builder import evaluating
 from tfkit.component import MaskConfig, Signal
 from tfkit.nn import Context
+from tfkit.nn.checked import of_length
 from tfkit.tools.check.inputs import Inputs, Padding, call, hooked
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import along, first_difference
@@ -87,8 +88,10 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
         leaves.append(output.detach().requires_grad_())
         return leaves[-1]
 
-    readers = [user for node in model.graph.find_nodes(op="placeholder", target=name) for user in node.users]
-    modules = [model.get_submodule(str(user.target)) for user in readers if user.op == "call_module"]
+    (tokens,) = model.graph.find_nodes(op="placeholder", target=name)
+    checked = [user for user in tokens.users if user.target is of_length]
+    readers = [user for node in (tokens, *checked) for user in node.users if user.op == "call_module"]
+    modules = [model.get_submodule(str(user.target)) for user in readers]
     handles = [module.register_forward_hook(hook) for module in modules]
     with hooked(handles):
         yield leaves

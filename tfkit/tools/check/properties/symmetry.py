@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tfkit.checkpoint.weights import places
 from tfkit.component import AttentionConfig, InputPositionConfig, MaskConfig, ScoreBiasConfig
 from tfkit.graph.decode_split import computes_alone
+from tfkit.graph.inputs import fixed_length
 from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import compared
@@ -58,6 +59,8 @@ def token_order(subject: Subject) -> Iterator[Measured]:
             raise DoesNotApplyError(f"`{node.name}` may read the order of its input")
     if any(attention.step.mask not in (None, MaskConfig()) for attention in subject.attentions) or subject.causal:
         raise DoesNotApplyError("attention is limited by the order of tokens")
+    if any(node.output.type == "logits" and node.output.width is None for node in subject.graph.nodes):
+        raise DoesNotApplyError("logits without an axis of classes look like vectors")
     inputs = subject.inputs()
     turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
     runs = partial(subject.run, inputs), partial(subject.run, turned)
@@ -76,6 +79,8 @@ def documents(subject: Subject) -> Iterator[Measured]:
     (name, *rest) = subject.graph.inputs
     if deaf is not None or rest or subject.length < sum(DOCUMENTS):
         raise DoesNotApplyError(f"`{deaf}` takes no mask of pairs" if deaf else "it has several inputs, or short ones")
+    if fixed_length(subject.graph) is not None:
+        raise DoesNotApplyError("its sequences have a fixed length")
     inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
     of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
     together = {**inputs, f"{name}_mask": (of[:, None] == of)[None]}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tfkit.component import MaskConfig
 from tfkit.graph.tables import heads_of_tables
+from tfkit.placement import forked_generator
 from tfkit.tools.check.changes import without_dropout
 from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import Inputs, call, cast, hooked
@@ -140,7 +141,7 @@ def recompute(subject: Subject) -> Iterator[Measured]:
     inputs, gradients = subject.inputs(), []
     for again in (False, True):
         model = subject.build(recompute=again).train()
-        with torch.random.fork_rng(devices=[]):
+        with forked_generator():
             torch.manual_seed(subject.seed)
             _total(call(model, inputs)).backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
@@ -175,7 +176,7 @@ def dropout(subject: Subject) -> Iterator[Measured]:
         graph = subject.changed(partial(without_dropout, but=path))
         model, inputs, runs = subject.build(graph).train(), subject.inputs(), []
         for seed in (1, 2):
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            with forked_generator(), torch.no_grad():
                 torch.manual_seed(seed)
                 runs.append(call(model, inputs))
         if all(torch.equal(first, second) for first, second in zip(*runs, strict=True)):

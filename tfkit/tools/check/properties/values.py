@@ -19,6 +19,7 @@ from tfkit.component import AttentionConfig, Component, Config, PositionConfig
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
+from tfkit.placement import forked_generator
 from tfkit.spec.messages import kind_of
 from tfkit.spec.parts import parts
 from tfkit.tools.check.changes import Place, put
@@ -156,7 +157,7 @@ class _Seen:
     def outputs(self, *, train: bool) -> list[Tensor]:
         """Return the outputs for a long sequence; in train mode with equal random numbers."""
         if train not in self.found:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            with forked_generator(), torch.no_grad():
                 torch.manual_seed(self.subject.seed)
                 inputs = self.subject.inputs(length=self.subject.longest)
                 self.found[train] = call(self.model.train(train), inputs)

@@ -1,0 +1,292 @@
+"""A run folder that was damaged or changed by hand: the run continues to equal bits, or one error removes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tfkit
+from tests.training.runs import PLUGINS, small_run
+from tfkit.builder import build
+from tfkit.errors import SpecError
+from tfkit.graph.run import Run
+from tfkit.spec.folder import LATEST, WEIGHTS
+from tfkit.tools.train import checkpoints
+from tfkit.tools.train.record import FACTS, METRICS, Follower
+from tfkit.tools.train.train import train_run
+
+from .test_folder import contents
+
+SETS = ["steps=6", "checkpoint={every: 2, last: 2}", "callbacks=[{kind: spikes, window: 2}]"]
+NEWEST, OLDER = "step-5", "step-4"
+STATE, MODEL, OPTIMIZER = (f"{NEWEST}/{name}" for name in (checkpoints.STATE, WEIGHTS, checkpoints.OPTIMIZER))
+PLACES = (0, 9, -9, -1)
+Tamper = Callable[[Path], object]
+CONTINUES = ""
+RESUME = f"cannot resume from the checkpoint `FOLDER/{NEWEST}`: "
+
+
+# ---- ways to tamper with a file of the folder ----
+
+
+def write(name: str, content: bytes) -> Tamper:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def edit(name: str, change: Callable[[bytes], bytes]) -> Tamper:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def flip(name: str, index: int) -> Tamper:
+    """Flip a bit of one byte."""
+
+    def change(content: bytes) -> bytes:
+        changed = bytearray(content)
+        changed[index] ^= 4
+        return changed
+
+    return edit(name, change)
+
+
+def take(name: str, source: str) -> Tamper:
+    """Take a file from another folder."""
+    return lambda folder: shutil.copyfile(folder / source / Path(name).name, folder / name)
+
+
+def replace(name: str, make: Callable[[Path], object]) -> Tamper:
+    def tamper(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return tamper
+
+
+def of_another_run(folder: Path) -> None:
+    """Take everything that a checkpoint refers to from another run."""
+    shutil.copytree(f"other/{NEWEST}", folder / NEWEST, dirs_exist_ok=True)
+    shutil.copyfile(f"other/{METRICS}", folder / METRICS)
+
+
+def fields(name: str, *, sealed: bool = False, **values: Any) -> Tamper:
+    """Set fields of a JSON file, without those that are `...`; `sealed` also renews its digest."""
+
+    def tamper(folder: Path) -> None:
+        data = {**json.loads((folder / name).read_bytes()), **values}
+        data = {key: value for key, value in data.items() if value is not ...}
+        if sealed:
+            data["digest"] = checkpoints._digest_of({key: value for key, value in data.items() if key != "digest"})
+        (folder / name).write_text(json.dumps(data), encoding="utf-8")
+
+    return tamper
+
+
+def tensors(name: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Tamper:
+    def tamper(folder: Path) -> None:
+        loaded = {key: tensor.clone() for key, tensor in load_file(folder / name).items()}
+        change(loaded)
+        save_file(loaded, folder / name)
+
+    return tamper
+
+
+def cast(dtype: torch.dtype) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda loaded: loaded.update({name: tensor.to(dtype) for name, tensor in loaded.items()})
+
+
+# ---- the cases: what is done, and what the error says; `CONTINUES` if there must be none ----
+
+
+def unreadable(name: str, error: str) -> dict[str, tuple[Tamper, str]]:
+    ways: dict[str, Tamper] = {
+        "missing": lambda folder: (folder / name).unlink(),
+        "empty": write(name, b""),
+        "cut in half": edit(name, lambda content: content[: len(content) // 2]),
+        "a folder": replace(name, os.mkdir),
+        "a pipe": replace(name, os.mkfifo),
+        "a dangling link": replace(name, lambda path: path.symlink_to("nowhere")),
+    }
+    return {f"{name} is {kind}": (tamper, error) for kind, tamper in ways.items()}
+
+
+def invalid_fields(name: str, names: list[str], values: list[Any], error: str) -> dict[str, tuple[Tamper, str]]:
+    cases = {f"{name} without {field}": (fields(name, **{field: ...}), f"`{field}` is missing") for field in names}
+    for value in values:
+        cases |= {f"{name} with {field} {value!r}": (fields(name, **{field: value}), error) for field in names}
+    return cases
+
+
+CHANGED = "was changed after it was written"
+TENSORS = "were changed after the checkpoint was written"
+STATES = {
+    **unreadable(STATE, RESUME),
+    **invalid_fields(STATE, list(checkpoints.State.model_fields), [[[1]], 1.5, "6"], RESUME),
+    "state is a list": (write(STATE, b"[]"), "its JSON is not an object"),
+    "state without all": (write(STATE, b"{}"), "`format` is missing"),
+    "state is binary": (write(STATE, bytes(range(256))), "its JSON is not UTF-8"),
+    "state is nested": (write(STATE, b"[" * 100_000), "its JSON is nested too deeply"),
+    "state with a blank at its end": (edit(STATE, lambda content: content + b"\n"), CONTINUES),
+    "state with a brace at its end": (edit(STATE, lambda content: content + b"}"), "its JSON is broken"),
+    "state with a field of a later version": (fields(STATE, more=1), "`more` is unknown to this version of tfkit"),
+    "state of step 4": (take(STATE, f"../part/{OLDER}"), "belongs to step 4"),
+    "state of another run": (take(STATE, f"../other/{NEWEST}"), "it belongs to another run"),
+    "checkpoint and metrics of another run": (of_another_run, "it belongs to another run"),
+    "format 2": (fields(STATE, format=2, sealed=True), "`format` must be 1; got `2`"),
+    "step -1": (fields(STATE, step=-1), "`step` must be greater than or equal to 0; got `-1`"),
+    "step 3": (fields(STATE, step=3), CHANGED),
+    "step 600": (fields(STATE, step=600), CHANGED),
+    "step 600, sealed": (fields(STATE, step=600, sealed=True), "belongs to step 600"),
+    "position 1e9": (fields(STATE, position=10**9), CHANGED),
+    "position 1e9, sealed": (fields(STATE, position=10**9, sealed=True), "it had 1,000,000,000 when"),
+    "position 9, sealed": (fields(STATE, position=9, sealed=True), "was changed in its first 9 bytes"),
+    "ended": (fields(STATE, ended="finished"), CHANGED),
+    "skipped": (fields(STATE, skipped=2), CHANGED),
+    "no callbacks, sealed": (fields(STATE, callbacks=[], sealed=True), "it has 0 callbacks, and the run has 1"),
+    "callbacks without memory, sealed": (
+        fields(STATE, callbacks=[{}], sealed=True),
+        "the callback cannot continue from the checkpoint: KeyError: 'losses'",
+    ),
+}
+FILES = {
+    **unreadable(MODEL, RESUME),
+    **unreadable(OPTIMIZER, RESUME),
+    **unreadable(METRICS, RESUME),
+    **{f"{name} with a byte more": (edit(name, lambda content: content + b"x"), RESUME) for name in (MODEL, OPTIMIZER)},
+    **{f"{name} of step 4": (take(name, OLDER), TENSORS) for name in (MODEL, OPTIMIZER)},
+    **{f"{name} of another run": (take(name, f"../other/{NEWEST}"), TENSORS) for name in (MODEL, OPTIMIZER)},
+    **{f"{name} flipped at {place}": (flip(name, place), RESUME) for name in (MODEL, OPTIMIZER) for place in PLACES},
+    "weights as float16": (tensors(MODEL, cast(torch.float16)), "float16 [16] in the file, float32 [16] in the model"),
+    "weights as int64": (tensors(MODEL, cast(torch.int64)), "int64 [16] in the file, float32 [16] in the model"),
+    "weights without one": (tensors(MODEL, dict.popitem), "missing in the file, float32"),
+    "weights with one more": (tensors(MODEL, lambda loaded: loaded.update(w=torch.ones(2))), "w: float32 [2]"),
+    "state of the optimizer as float16": (tensors(OPTIMIZER, cast(torch.float16)), TENSORS),
+    "state of the optimizer without a tensor": (tensors(OPTIMIZER, dict.popitem), TENSORS),
+    "state of the optimizer of a parameter more": (
+        tensors(OPTIMIZER, lambda loaded: loaded.update({"w/step": torch.ones(2)})),
+        "the model has no parameter for the tensor `w/step`",
+    ),
+    "metrics of another run": (take(METRICS, "../other"), RESUME),
+    "metrics flipped": (flip(METRICS, 99), "was changed in its first"),
+    "metrics without a byte": (edit(METRICS, lambda content: content[:-1]), "bytes; it had"),
+    "metrics with half a line more": (edit(METRICS, lambda content: content + b'{"step": 6, "lo'), CONTINUES),
+}  # fmt: skip
+LATESTS = {
+    "latest missing": (lambda folder: (folder / LATEST).unlink(), CONTINUES),
+    "latest empty": (write(LATEST, b""), "`FOLDER/latest` must name a checkpoint; got ``"),
+    "latest binary": (write(LATEST, bytes(range(256))), "`FOLDER/latest` must name a checkpoint"),
+    "latest a folder": (replace(LATEST, os.mkdir), "cannot read `FOLDER/latest`: it is a folder"),
+    "latest a pipe": (replace(LATEST, os.mkfifo), "cannot read `FOLDER/latest`: it is a folder, a pipe"),
+    "latest a dangling link": (replace(LATEST, lambda path: path.symlink_to("nowhere")), "cannot read `FOLDER/latest`"),
+    "latest in another folder": (write(LATEST, b"../other/step-5"), "must name a checkpoint; got `../other/step-5`"),
+    "latest that does not exist": (write(LATEST, b"step-99"), "must name a checkpoint; got `step-99`"),
+    "latest is the older one": (write(LATEST, b"step-4"), CONTINUES),
+    "latest with blanks": (write(LATEST, b" step-5\n\n"), CONTINUES),
+    "no checkpoints": (lambda folder: [shutil.rmtree(folder / name) for name in (NEWEST, OLDER)], "must name a"),
+}
+FACT = "cannot read `FOLDER/run.json`: "
+RUNS = {
+    **unreadable(FACTS, FACT),
+    **invalid_fields(FACTS, ["digest", "meaning", "bits", "environment", "sessions"], [3, [3]], FACT),
+    "run.json is missing": (lambda folder: (folder / FACTS).unlink(), "`FOLDER` holds other files than a run's"),
+    "run.json a list": (write(FACTS, b"[]"), "its JSON is not an object"),
+    "run.json with a field of a later version": (fields(FACTS, more=1), "`more` is unknown to this version of tfkit"),
+    "run.json without ended": (fields(FACTS, ended=...), CONTINUES),
+    "run.json with ended as a number": (fields(FACTS, ended=3), "`ended` must be a valid string; got `3`"),
+    "run.json with ended, and no session": (fields(FACTS, ended="finished", sessions=[]), "has no `step`"),
+    "run.json with a session of nothing": (fields(FACTS, sessions=[{}]), "`sessions.0.command` is missing"),
+    "run.json of another run": (take(FACTS, "../other"), "`FOLDER` has another run"),
+    "run.json with another meaning": (fields(FACTS, meaning={}), "seed: not there -> 3"),
+}
+CASES: dict[str, tuple[Tamper, str]] = {**STATES, **FILES, **LATESTS, **RUNS}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run, and its folders: `whole` has all steps, `part` five of them, and `other` is that of another run."""
+    home = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        run, other = (small_run(home, *SETS, f"seed={seed}") for seed in (3, 4))
+        train_run(run, Path("whole"), PLUGINS, command="test", quiet=True)
+        train_run(run, Path("part"), PLUGINS, command="test", quiet=True, until=5)
+        train_run(other, Path("other"), PLUGINS, command="test", quiet=True, until=5)
+        yield run
+
+
+def snapshot(folder: Path) -> dict[str, object]:
+    """Everything in a folder but `lock` and the sessions of `run.json`, to the last byte."""
+    entries = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.name != "lock"}
+    contents: dict[str, object] = {name: path.read_bytes() for name, path in entries.items() if path.is_file()}
+    contents |= {name: path.lstat().st_mode for name, path in entries.items() if name not in contents}
+    facts = contents.get(FACTS)
+    with suppress(ValueError, TypeError):
+        contents[FACTS] = {**json.loads(facts), "sessions": None} if isinstance(facts, bytes) else facts
+    return contents
+
+
+def end_of(folder: str) -> dict[str, object]:
+    """The contents of a complete run, without its checkpoint before the last."""
+    return {name: content for name, content in contents(folder).items() if not name.startswith((NEWEST, OLDER))}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_tampered_folder(case: str, run: Run) -> None:
+    tamper, expected = CASES[case]
+    folder = Path("tampered")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree("part", folder)
+    tamper(folder)
+    before = snapshot(folder)
+    if expected == CONTINUES:
+        trained = train_run(run, folder, PLUGINS, command="test", quiet=True)
+        assert trained.made <= 2, "the run began again"
+        assert end_of("tampered") == end_of("whole")
+        return
+    with pytest.raises(SpecError) as error:
+        train_run(run, folder, PLUGINS, command="test", quiet=True)
+    (diagnostic,) = error.value.diagnostics
+    assert expected.replace("FOLDER", "tampered") in "\n".join((diagnostic.message, *diagnostic.notes))
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize(
+    "case", ["latest missing", f"{MODEL} of step 4", "metrics flipped", "latest in another folder"]
+)
+def test_other_processes_read_the_folder_in_the_same_way(case: str, run: Run) -> None:
+    tamper, expected = CASES[case]
+    folder = Path("followed")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree("part", folder)
+    tamper(folder)
+    follower, model = Follower(folder, run), build(run.graph, device="meta")
+    if expected == CONTINUES:
+        restored = follower.restored(model)
+        assert restored is not None
+        assert restored.step == 5
+        return
+    with pytest.raises(SpecError, match=re.escape(expected.replace("FOLDER", "followed"))):
+        follower.restored(model)
+
+
+@pytest.mark.parametrize("case", LATESTS)
+def test_commands_read_the_checkpoint_that_a_run_continues_from(case: str, run: Run) -> None:
+    tamper, expected = CASES[case]
+    folder = Path("read")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree("part", folder)
+    tamper(folder)
+    if expected == CONTINUES:
+        weights = load_file(folder / (OLDER if "older" in case else NEWEST) / WEIGHTS)
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in tfkit.build(folder).state_dict().items())
+        return
+    with pytest.raises(SpecError, match=re.escape(expected.replace("FOLDER", "read"))):
+        tfkit.build(folder)

@@ -1,0 +1,239 @@
+"""The header of a safetensors file, read without trust: files that could harm their reader are refused here.
+
+A file is eight bytes with the length of the header, the header, and the data. The header is a JSON object: from each
+name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without gaps.
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.spec.not_safetensors import refuse_foreign
+
+ITEM_SIZES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "C64": 8,
+}
+"""Bytes of one value of each data type."""
+MAX_HEADER = 100_000_000
+"""The format's own limit, in bytes; it holds for indices too."""
+MAX_PARTS = 1_000_000
+"""The most values in a JSON text, since each takes some memory: enough for 100,000 tensors in a file."""
+MAX_DIMS = 16
+MAX_BYTES = 2**63 - 1
+AGAIN = "the file is damaged or was made to look like a checkpoint: fetch it again from its source"
+
+
+class Malformed(ValueError):  # noqa: N818 - it says what the file is
+    """An error in a text or a tensor, worded to follow the name of the file."""
+
+
+class Entry(NamedTuple):
+    """A tensor as a header describes it: its type, its shape, and the range of its bytes in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Stamp(NamedTuple):
+    """The identity of a file: device, inode, size in bytes, and the time of its last change, in ns."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+
+
+class Header(NamedTuple):
+    """The contents of a file by its header: tensors in the order of their data, and texts; with the file's stamp."""
+
+    tensors: dict[str, Entry]
+    metadata: dict[str, str]
+    stamp: Stamp
+
+
+def shown(path: Path) -> str:
+    """A path as errors name it."""
+    return quoted(str(path), 200)
+
+
+def unreadable(path: Path, error: Exception) -> SpecError:
+    """The error for a file that the system cannot read."""
+    cause = (getattr(error, "strerror", None) or " ".join(str(error).split())).removesuffix(".")
+    return SpecError(Diagnostic(f"cannot read {shown(path)}: {cause}"))
+
+
+def stamp(path: Path) -> Stamp:
+    """The stamp of a file as it is now; OSError if there is none."""
+    return _stamp(os.stat(path))
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of a safetensors file; its data are not touched.
+
+    Raises:
+        SpecError: the file cannot be read, is of another kind, or its header does not describe its data exactly.
+    """
+    with open_regular(path) as file:
+        known = _stamp(os.fstat(file.fileno()))
+        try:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            refuse_foreign(path, shown(path), start if length > MAX_HEADER else b"")
+            raw = file.read(_checked_length(length, known.size))
+            header = parse_object(raw)
+            metadata = _metadata(header)
+            entries = _entries(header, 8 + length, known.size - 8 - length)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except Malformed as error:
+            raise SpecError(
+                Diagnostic(f"{shown(path)} is not a valid safetensors file: {error}", help=AGAIN)
+            ) from error
+    return Header(entries, metadata, known)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, unless it is a folder, a pipe or a device: those could hang or never end.
+
+    Raises:
+        SpecError: there is no such file, it may not be read, or it is not a regular file.
+    """
+    try:  # without O_NONBLOCK, opening a pipe waits for a writer
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise SpecError(Diagnostic(f"cannot read {shown(path)}: it is a folder, a pipe or a device, not a file"))
+    return open(number, "rb")
+
+
+def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
+    """The JSON object in a text, parsed in memory bounded by its limits, unless `max_values` is None.
+
+    Raises:
+        Malformed: it is not one; or it has a key twice, too many values, or too deep ones.
+    """
+    if max_values is not None and sum(raw.count(mark) for mark in (b",", b"[", b"{")) > max_values:
+        raise Malformed(f"its JSON has more than {max_values:,} values")
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=_distinct)
+    except UnicodeDecodeError as error:
+        raise Malformed(f"its JSON is not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise Malformed(f"its JSON is broken at character {error.pos}: {error.msg}") from None
+    except RecursionError:
+        raise Malformed("its JSON is nested too deeply") from None
+    except Malformed:
+        raise
+    except ValueError:  # Python reads only numbers of up to some thousand digits
+        raise Malformed("its JSON has a number that is too long") from None
+    if not isinstance(value, dict):
+        raise Malformed("its JSON is not an object")
+    return value
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _checked_length(length: int, size: int) -> int:
+    if size < 8:
+        raise Malformed(f"it has {size} bytes" if size else "it is empty")
+    if length > MAX_HEADER:
+        raise Malformed(f"its header would have {length:,} bytes; at most {MAX_HEADER:,} are allowed")
+    if length > size - 8:
+        raise Malformed(f"its header would have {length:,} bytes, but only {size - 8:,} follow")
+    return length
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Malformed(f"its JSON has the key {quoted(key)} twice")
+        found[key] = value
+    return found
+
+
+def _metadata(header: dict[str, Any]) -> dict[str, str]:
+    """The texts of a header, which are removed from it."""
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise Malformed("its `__metadata__` is not an object of texts")
+    return metadata
+
+
+def _entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
+    """The tensors in the order of their data, which begins at byte `begin` of the file and has `size` bytes."""
+    entries: dict[str, Entry] = {}
+    for name, fields in header.items():
+        try:
+            entries[name] = _entry(fields, begin, size)
+        except Malformed as error:
+            raise Malformed(f"tensor {quoted(name)} {error}") from None
+    ordered = sorted(entries, key=lambda name: (entries[name].start, entries[name].end))
+    if ordered and entries[ordered[0]].start > begin:
+        raise Malformed(f"the first {entries[ordered[0]].start - begin:,} bytes of its data belong to no tensor")
+    for name, following in pairwise(ordered):
+        gap = entries[following].start - entries[name].end
+        if gap < 0:
+            raise Malformed(f"tensors {quoted(name)} and {quoted(following)} overlap")
+        if gap > 0:
+            raise Malformed(f"{gap:,} bytes after tensor {quoted(name)} belong to no tensor")
+    rest = begin + size - (entries[ordered[-1]].end if ordered else begin)
+    if rest:
+        raise Malformed(f"the last {rest:,} bytes of its data belong to no tensor")
+    return {name: entries[name] for name in ordered}
+
+
+def _entry(fields: Any, begin: int, size: int) -> Entry:
+    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
+        raise Malformed("is not described by `dtype`, `shape` and `data_offsets`")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
+        kind = quoted(dtype) if isinstance(dtype, str) else "that is not a text"
+        raise Malformed(f"has a type {kind}; supported types are {listing(ITEM_SIZES, len(ITEM_SIZES))}")
+    if not _counts(shape) or len(shape) > MAX_DIMS:
+        raise Malformed(f"has a shape that is not at most {MAX_DIMS} integers from 0")
+    # A dimension of 0 makes the tensor empty, but its strides must still be numbers that torch can hold.
+    if math.prod(max(dim, 1) for dim in shape) * ITEM_SIZES[dtype] > MAX_BYTES:
+        raise Malformed(f"has a shape of more than {MAX_BYTES:,} bytes")
+    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise Malformed("has `data_offsets` that are not a start and an end")
+    start, end = offsets
+    if end > size:
+        raise Malformed(f"ends at byte {end:,} of the data, which has {size:,}: the file is truncated")
+    needed = math.prod(shape) * ITEM_SIZES[dtype]
+    if end - start != needed:
+        raise Malformed(f"has {end - start:,} bytes, but {shape} of {dtype} takes {needed:,}")
+    return Entry(dtype, tuple(shape), begin + start, begin + end)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and 0 <= number <= MAX_BYTES for number in value)

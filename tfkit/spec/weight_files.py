@@ -1,0 +1,157 @@
+"""The files of a checkpoint, read without trust and without torch: their headers, and a digest of their tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
+from tfkit.spec.header import (
+    AGAIN,
+    MAX_HEADER,
+    Entry,
+    Header,
+    Malformed,
+    open_regular,
+    parse_object,
+    read_header,
+    shown,
+    unreadable,
+)
+from tfkit.spec.not_safetensors import HOW_TO_CONVERT, PICKLES
+
+CHUNK = 2**20
+
+
+def read_headers(path: Path) -> dict[Path, Header]:
+    """Read and check the headers of a checkpoint: one file, a folder with weights, or an index with its shards.
+
+    Raises:
+        SpecError: a file is missing, unreadable, damaged, a pickle or of another foreign format; or the index names
+            files outside its folder, or tensors that its files do not have; or two files have the same tensor.
+    """
+    path = _in_folder(path) if os.path.isdir(path) else path
+    if not path.name.endswith(".index.json"):
+        return {path: read_header(path)}
+    headers: dict[Path, Header] = {}
+    places: dict[str, Path] = {}
+    for shard, names in _shards(path).items():
+        file = _inside(path, shard)
+        headers[file] = headers.get(file) or read_header(file)
+        _check_listed(path, file, names, headers[file])
+    for file, header in headers.items():
+        for name in header.tensors:
+            if name in places:
+                raise _twice(name, places[name], file)
+            places[name] = file
+    return headers
+
+
+def content_of(path: Path) -> str:
+    """Return 64 hexadecimal digits that are equal for equal tensors, however they are split into files.
+
+    `path` is a file, an index, the folder of a model, or that of a run, which stands for its latest checkpoint.
+    Metadata does not count. Raises SpecError as `read_headers` does.
+    """
+    digest = hashlib.sha256()
+    headers = read_headers(model_folder(path))
+    tensors = {name: (file, entry) for file, header in headers.items() for name, entry in header.tensors.items()}
+    for name, (file, entry) in sorted(tensors.items()):
+        digest.update(json.dumps([name, entry.dtype, list(entry.shape)]).encode())
+        for chunk in _data(file, entry):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _data(path: Path, entry: Entry) -> Iterator[bytes]:
+    """The bytes of a tensor."""
+    with open_regular(path) as file:
+        try:
+            file.seek(entry.start)
+            for start in range(entry.start, entry.end, CHUNK):
+                size = min(CHUNK, entry.end - start)
+                chunk = file.read(size)
+                if len(chunk) < size:
+                    raise SpecError(Diagnostic(f"{shown(path)} was truncated while it was read"))
+                yield chunk
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+
+def _in_folder(folder: Path) -> Path:
+    """The file that holds, or lists, the weights of a folder."""
+    for name in (WEIGHTS, INDEX):
+        if os.path.lexists(folder / name):
+            return folder / name
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
+    pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
+    if pickles and not weights:
+        message = f"{shown(folder)} has only pickles, which can run any code when they are read"
+        raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=HOW_TO_CONVERT))
+    raise SpecError(
+        Diagnostic(
+            f"{shown(folder)} has neither `{WEIGHTS}` nor `{INDEX}`",
+            notes=(f"it has {listing(map(quoted, names))}" if names else "it is empty",),
+            help=f"name the file: {listing(str(folder / name) for name in weights)}" if weights else None,
+        )
+    )
+
+
+def _shards(index: Path) -> dict[str, list[str]]:
+    """The files that an index names, with the tensors assigned to them."""
+    with open_regular(index) as file:
+        try:
+            raw = file.read(MAX_HEADER + 1)
+            if len(raw) > MAX_HEADER:
+                raise Malformed(f"it has more than {MAX_HEADER:,} bytes")
+            files = parse_object(raw).get("weight_map")
+            if not isinstance(files, dict) or not files:
+                raise Malformed("it has no `weight_map` from the names of tensors to files")
+            shards: dict[str, list[str]] = {}
+            for name, shard in files.items():
+                if not isinstance(shard, str) or not shard:
+                    raise Malformed(f"its `weight_map` has no file for tensor {quoted(name)}")
+                shards.setdefault(shard, []).append(name)
+        except OSError as error:
+            raise unreadable(index, error) from error
+        except Malformed as error:
+            raise SpecError(Diagnostic(f"{shown(index)} is not a valid index: {error}", help=AGAIN)) from error
+    return shards
+
+
+def _inside(index: Path, shard: str) -> Path:
+    """The path of a shard; raises an error if it is outside the index's folder, be it by a link.
+
+    In a cache of the Hugging Face hub every file of a snapshot is a link to the blobs of the same repository.
+    """
+    folder = index.parent
+    allowed = [folder]
+    if folder.absolute().parent.name == "snapshots":
+        allowed.append(folder.absolute().parent.parent / "blobs")
+    if "\0" not in shard:  # no system allows such a name: opening the file fails
+        real = Path(os.path.realpath(folder / shard))
+        if not any(real.is_relative_to(os.path.realpath(parent)) for parent in allowed):
+            message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"
+            raise SpecError(Diagnostic(message, help="put the files of a checkpoint next to their index"))
+    return folder / shard
+
+
+def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header) -> None:
+    missing = [name for name in names if name not in header.tensors]
+    if missing:
+        near = closest(missing[0], header.tensors)
+        message = f"{shown(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
+        more = (f"and {len(missing) - 1:,} more",) if missing[1:] else ()
+        raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
+
+
+def _twice(name: str, first: Path, second: Path) -> SpecError:
+    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(first)} and {shown(second)}"))

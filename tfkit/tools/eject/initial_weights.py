@@ -1,0 +1,223 @@
+"""The method that fills the weights of an ejected model as the spec's `init` does.
+
+The methods of the `init` are specialised like a `forward`, for each rule of `tfkit.initialize.rules`. Modules with
+equal code share a branch. A branch is chosen by the class of the module, or by the end of its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from tfkit.component import InitConfig
+from tfkit.initialize import Rule
+from tfkit.nn import Linear, StackedLinear
+from tfkit.tools.eject.classes import Classes
+from tfkit.tools.eject.cleanup import Replaced, changes_tensors, reads
+from tfkit.tools.eject.code import refuse
+from tfkit.tools.eject.config import CONFIG
+from tfkit.tools.eject.ejected_class import Class, Statement
+from tfkit.tools.eject.functions import INDENT, docs_text, steps_text
+from tfkit.tools.eject.specialise import Specialiser
+from tfkit.tools.eject.statements import Function
+from tfkit.tools.eject.torch_modules import torch_class
+from tfkit.tools.eject.values import NONE, SOME, Known, Value
+
+METHOD = "_init_weights"
+_BY_ROW = frozenset({"normal_", "uniform_", "trunc_normal_", "zeros_", "ones_", "constant_", "kaiming_uniform_"})
+"""Functions of `nn.init` that fill a row of a matrix independently of the number of rows."""
+
+
+class InitialWeights:
+    """Writes the method that fills the linear layers and the tables of a model.
+
+    Attributes:
+        uses: the names that the method takes from outside, with the objects that they stand for.
+    """
+
+    def __init__(self, init: InitConfig, plan: Mapping[str, Rule], whole: Specialiser) -> None:
+        self.init = init
+        self.whole = whole
+        self.uses: dict[str, Any] = {"nn": nn}
+        # torch fills its own classes as `init: torch` does.
+        skipped = (nn.Linear, nn.Embedding) if init.kind_name() == "torch" else ()
+        modules = {path: whole.model.get_submodule(path) for path in plan}
+        self.plan = {path: rule for path, rule in plan.items() if torch_class(modules[path]) not in skipped}
+        self._bodies = {rule: self._body(rule) for rule in dict.fromkeys(self.plan.values())}
+        biased = any(getattr(modules[path], "bias", None) is not None for path in self.plan)
+        self._bias = self._specialised("bias", bias=SOME, fan_in=SOME) if biased else []
+
+    def add_to(self, classes: Classes) -> None:
+        """Add the method to the class of the model, and its call to the end of `__init__`."""
+        groups: dict[str, dict[str, list[str]]] = {}
+        for path, rule in self.plan.items():
+            module = self.whole.model.get_submodule(path)
+            torch_kind = "nn.Linear" if isinstance(module, nn.Linear) else "nn.Embedding"
+            kind = classes.of[module].name if module in classes.of else torch_kind
+            groups.setdefault(kind, {}).setdefault(self._filled(module, rule, classes), []).append(path)
+        kinds: dict[str, list[str]] = {}
+        for kind, bodies in groups.items():
+            kinds.setdefault(self._branch(bodies), []).append(kind)
+        branches = [
+            f"if isinstance(module, {' | '.join(names)}):\n{textwrap.indent(text, INDENT)}"
+            for text, names in kinds.items()
+        ]
+        if branches:
+            self._add("\nel".join(branches), classes.of[self.whole.model])
+
+    def _add(self, text: str, root: Class) -> None:
+        """Add the method with this code for each `module` to the class of the model."""
+        names = reads(ast.parse(text))
+        head = "for name, module in self.named_modules():" if "name" in names else "for module in self.modules():"
+        config = CONFIG if CONFIG in names else ""
+        parameters = ", ".join(["self", *([f"{config}: Config"] if config else [])])
+        body = "\n".join([docs_text(type(self.init).__doc__ or ""), head, textwrap.indent(text, INDENT)])
+        head = "@torch.no_grad()\n" if changes_tensors(ast.parse(text).body) else ""
+        root.methods.append(f"{head}def {METHOD}({parameters}) -> None:\n{textwrap.indent(body.lstrip(), INDENT)}")
+        root.statements.append(Statement(f"self.{METHOD}({{}})", {METHOD: config}))
+        for values in root.values.values():
+            values[METHOD] = config
+
+    def _branch(self, bodies: Mapping[str, list[str]]) -> str:
+        """Return the code that fills the modules of one class."""
+        modules = [self.whole.model.get_submodule(path) for paths in bodies.values() for path in paths]
+        biased = [getattr(module, "bias", None) is not None for module in modules]
+        if not any(biased):
+            return self._chosen(bodies)
+        text = steps_text(_renamed(self._bias, {"bias": "module.bias", "fan_in": "module.weight.size(-1)"}))
+        text = text if all(biased) else f"if module.bias is not None:\n{textwrap.indent(text, INDENT)}"
+        return f"{self._chosen(bodies)}\n{text}"
+
+    def _body(self, rule: Rule) -> list[ast.stmt]:
+        """Return the statements that fill the matrix `weight` by a rule."""
+        if rule.method != "linear":
+            return self._specialised(rule.method, weight=SOME)
+        known: dict[str, Value] = {"residual": Known(rule.residual, literal=True)}
+        known["n_layers"] = NONE if rule.n_layers is None else Known(rule.n_layers)
+        return self._specialised("linear", weight=SOME, **known)
+
+    def _specialised(self, method: str, **known: Value) -> list[ast.stmt]:
+        """Return the statements of a method of the `init` that remain for these arguments."""
+        source = getattr(type(self.init), method)
+        if source is InitConfig.tied_table:
+            source = type(self.init).table
+        function = Function(self.whole, (None, source))
+        function.arguments = {**known, "generator": NONE}
+        try:
+            tree = _WithValues(self.init).visit(copy.deepcopy(function.code.tree))
+            function.code = replace(function.code, tree=tree)
+            function.run()
+        except Exception as cause:
+            raise refuse(source, str(cause)) from cause
+        self.uses |= function.uses
+        return function.body
+
+    def _filled(self, module: nn.Module, rule: Rule, classes: Classes) -> str:
+        """Return the code that fills the weight of a module."""
+        steps = self._bodies[rule]
+        parts = module.parts if isinstance(module, Linear | StackedLinear) else None
+        by_row = _is_by_row(steps)
+        owner, heads = "module.weight", []
+        if isinstance(module, StackedLinear) and not (by_row and "weight.size" not in steps_text(steps)):
+            heads, owner = [f"for weight in {owner}:"], "weight"
+        if parts and not by_row:
+            sizes = classes.config.text(list(parts.values()))
+            heads, owner = [*heads, f"for weight in {owner}.split({sizes}):"], "weight"
+        text = steps_text(_renamed(steps, {"n_layers": classes.config.count(rule.n_layers or 0), "weight": owner}))
+        for head in reversed(heads):
+            text = f"{head}\n{textwrap.indent(text, INDENT)}"
+        return text
+
+    def _chosen(self, bodies: Mapping[str, list[str]]) -> str:
+        """Return the choice, by names, between the ways to fill modules of one class. The plain way comes last."""
+        *special, (default, _) = ordered = sorted(bodies.items(), key=self._frequency)
+        if not special:
+            return default
+        lines: list[str] = []
+        for index, (body, paths) in enumerate(special, 1):
+            rest = [path for _, later in ordered[index:] for path in later]
+            lines += [f"{'elif' if lines else 'if'} {_test(paths, rest)}:", textwrap.indent(body, INDENT)]
+        return "\n".join([*lines, "else:", textwrap.indent(default, INDENT)])
+
+    def _frequency(self, body: tuple[str, list[str]]) -> tuple[bool, int]:
+        """Return a key that sorts the code of plain rules, and of many modules, to the end."""
+        rules = [self.plan[path] for path in body[1]]
+        return not any(rule.residual or rule.method == "tied_table" for rule in rules), len(rules)
+
+
+class _WithValues(ast.NodeTransformer):
+    """Writes the fields of an `init` as values, and leaves out the generator."""
+
+    def __init__(self, init: InitConfig) -> None:
+        self.init = init
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            self.generic_visit(node)
+            return node
+        value = getattr(self.init, node.attr)
+        if not isinstance(value, int | float | str | None):
+            raise NotImplementedError(f"`self.{node.attr}` is neither a number nor a string")
+        return ast.Constant(value)
+
+    def visit_keyword(self, node: ast.keyword) -> ast.keyword | None:
+        self.generic_visit(node)
+        return None if node.arg == "generator" else node
+
+
+def _renamed(steps: list[ast.stmt], names: Mapping[str, str]) -> list[ast.stmt]:
+    """Return the statements with names replaced by expressions."""
+    values = {name: ast.parse(text, mode="eval").body for name, text in names.items()}
+    return [Replaced(values).visit(copy.deepcopy(step)) for step in steps]
+
+
+def _is_by_row(steps: list[ast.stmt]) -> bool:
+    """Return True if the code surely fills a row of `weight` independently of the number of rows."""
+    nodes = [node for step in steps for node in ast.walk(step)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    filled = sum(_fills_rows(call) for call in calls)
+    widths = sum(ast.unparse(call) in ("weight.size(1)", "weight.size(-1)") for call in calls)
+    return filled + widths == sum(isinstance(node, ast.Name) and node.id == "weight" for node in nodes)
+
+
+def _fills_rows(call: ast.Call) -> bool:
+    """Return True for a call of a function of `nn.init` that fills each row of `weight` in the same way."""
+    assert isinstance(call.func, ast.Attribute)
+    by_column = any(keyword.arg == "mode" for keyword in call.keywords)
+    return call.func.attr in _BY_ROW and bool(call.args) and ast.unparse(call.args[0]) == "weight" and not by_column
+
+
+def _test(paths: list[str], rest: list[str]) -> str:
+    """Return a test of `name` that is true for these paths and false for the rest."""
+    if len(paths) == 1:
+        return f"name == {paths[0]!r}"
+    if (ends := _ends(paths, rest)) is not None:
+        return f"name.endswith({ends})"
+    nodes = {path.partition(".")[0] for path in paths}
+    if len(nodes) == 1:
+        start = f"{nodes.pop()}."
+        rest = [path for path in rest if path.startswith(start)]
+        if not rest:
+            return f"name.startswith({start!r})"
+        if (ends := _ends(paths, rest)) is not None:
+            return f"name.startswith({start!r}) and name.endswith({ends})"
+    return f"name in {tuple(paths)!r}"
+
+
+def _ends(paths: list[str], rest: list[str]) -> str | None:
+    """Return the shortest ends of paths that the rest lack, as code; None if an end would contain a layer's number."""
+    ends: dict[str, None] = {}
+    for path in paths:
+        words = path.split(".")
+        candidates = ["." + ".".join(words[-n:]) for n in range(1, len(words))]
+        end = next((end for end in candidates if not any(other.endswith(end) for other in rest)), None)
+        if end is None or any(word.isdigit() for word in end.split(".")):
+            return None
+        ends[end] = None
+    return repr(tuple(ends) if len(ends) > 1 else next(iter(ends)))

@@ -1,0 +1,201 @@
+"""Checkpoints in the folder of a run: `step-N` is the folder of a model with the optimizer and the rest of the state.
+
+`state.json` has digests of both files of tensors, of the beginning of `metrics.jsonl`, and of itself. A checkpoint is
+read and checked completely before anything of the run is removed. A file that was changed, exchanged or truncated is an
+error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from safetensors.torch import save_file
+from torch import Tensor, fx
+
+from tfkit.checkpoint.files import Checkpoint as TensorFiles
+from tfkit.checkpoint.files import TensorInfo
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.graph.run import Run
+from tfkit.placement import name_of
+from tfkit.spec.folder import LATEST, WEIGHTS, checkpoints_in
+from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+from tfkit.spec.weight_files import content_of
+from tfkit.tools.save.save import write_model
+from tfkit.training.checkpoint import SEPARATOR, Checkpoint, Restored
+
+STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
+FORMAT = 1
+MAX_NAMES = 6
+"""Names that an error lists."""
+Count = Annotated[int, Field(ge=0)]
+T = TypeVar("T")
+
+
+class State(BaseModel):
+    """The contents of `state.json`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    format: Literal[1]
+    """Version of this format."""
+    meaning: str
+    """The digest of the run."""
+    step: Count
+    """Updates so far."""
+    position: Count
+    """Bytes of `metrics.jsonl` at this step."""
+    ended: str | None
+    """The reason why no step follows; None if one does."""
+    skipped: Count
+    """Steps without an update."""
+    callbacks: list[dict[str, Any]]
+    """The memory of each callback."""
+    model: str
+    """Digest of the tensors in `model.safetensors`."""
+    optimizer: str
+    """Digest of the tensors in `optimizer.safetensors`."""
+    metrics: str
+    """Digest of `metrics.jsonl` up to `position`."""
+    digest: str
+    """Digest of all other fields."""
+
+
+STATES = TypeAdapter(State)
+
+
+def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position: int, metrics: str) -> None:
+    """Write a checkpoint to an empty folder; `metrics` is the digest of `metrics.jsonl` up to `position`."""
+    write_model(checkpoint.model, target)
+    save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
+    shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
+    state = {
+        "format": FORMAT,
+        "meaning": run.digest,
+        "step": checkpoint.step,
+        "position": position,
+        "ended": checkpoint.ended,
+        "skipped": checkpoint.skipped,
+        "callbacks": checkpoint.callbacks,
+        "model": content_of(target / WEIGHTS),
+        "optimizer": content_of(target / OPTIMIZER),
+        "metrics": metrics,
+    }
+    text = json.dumps({**state, "digest": _digest_of(state)})
+    (target / STATE).write_text(f"{text}\n", encoding="utf-8")
+    tokenizer = run.data.tokenizer
+    if tokenizer is not None:
+        tokenizer.save(target / tokenizer.file)
+
+
+def _digest_of(state: Mapping[str, Any]) -> str:
+    # Parsed once, so that tuples and numbers as keys have the digest that they have after they were read.
+    text = json.dumps(json.loads(json.dumps(state)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_checkpoint(folder: Path, run: Run, model: fx.GraphModule) -> tuple[State, Restored]:
+    """Read a checkpoint and check everything in it; nothing is changed, neither on the disk nor in the model.
+
+    Raises:
+        SpecError: a file cannot be read, was changed after the checkpoint was written, or belongs to another run or
+            model.
+    """
+    state = _read_state(folder, run)
+    with TensorFiles.open(folder / WEIGHTS) as file:
+        _check_names(folder / WEIGHTS, _described(model.state_dict()), _described(file.names))
+        weights = _tensors(file, folder / WEIGHTS, state.model)
+    with TensorFiles.open(folder / OPTIMIZER) as file:
+        names = {name for name, _ in model.named_parameters()}
+        _check_parameters(folder / OPTIMIZER, names, file.names)
+        optimizer = _tensors(file, folder / OPTIMIZER, state.optimizer)
+    return state, Restored(state.step, weights, optimizer, tuple(state.callbacks), state.ended, state.skipped)
+
+
+def unusable(folder: Path, error: SpecError) -> SpecError:
+    """Return the error of a checkpoint that cannot be used, for the first of its causes."""
+    older = [path.name for path in reversed(checkpoints_in(folder.parent)) if path != folder][:MAX_NAMES]
+    first = error.diagnostics[0]
+    message = f"cannot resume from the checkpoint {shown(folder)}: {first.message}"
+    help = "train in a new folder: -o DIR"
+    if older:
+        help = f"write the name of another checkpoint to {shown(folder.parent / LATEST)}: {', '.join(older)}"
+    return SpecError(Diagnostic(message, notes=first.notes, help=help))
+
+
+def read_json(path: Path, schema: TypeAdapter[T]) -> T:
+    """Read a JSON object that tfkit wrote; raises SpecError if it cannot be read or does not fit the schema."""
+    with open_regular(path) as file:
+        try:
+            return schema.validate_python(parse_object(file.read(), max_values=None))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except Malformed as error:
+            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
+        except ValidationError as error:
+            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {_cause(error)}")) from error
+
+
+def _cause(error: ValidationError) -> str:
+    """The first error of a schema, as a description."""
+    first = error.errors(include_url=False)[0]
+    name = quoted(".".join(map(str, first["loc"]))) if first["loc"] else "it"
+    if first["type"] == "missing":
+        return f"{name} is missing"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{name} is unknown to this version of tfkit"
+    text = first["msg"].replace("Input should", "must").removeprefix("Value error, ")
+    return f"{name} {text}; got {quoted(repr(first['input']))}"
+
+
+def _read_state(folder: Path, run: Run) -> State:
+    path = folder / STATE
+    state = read_json(path, STATES)
+    message = None
+    if _digest_of(state.model_dump(exclude={"digest"})) != state.digest:
+        message = f"{shown(path)} was changed after it was written"
+    elif state.meaning != run.digest:
+        message = f"it belongs to another run, {state.meaning}; this run is {run.digest}"
+    elif folder.name != f"step-{state.step}":
+        message = f"{shown(path)} belongs to step {state.step}"
+    elif state.step > run.steps:
+        message = f"it has {state.step:,} steps, and the run has {run.steps:,}"
+    elif len(state.callbacks) != len(run.config.callbacks):
+        message = f"it has {len(state.callbacks)} callbacks, and the run has {len(run.config.callbacks)}"
+    if message is not None:
+        raise SpecError(Diagnostic(message))
+    return state
+
+
+def _tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
+    if content_of(path) != digest:
+        raise SpecError(Diagnostic(f"the tensors in {shown(path)} were changed after the checkpoint was written"))
+    return {name: file.read(name) for name in file.names}
+
+
+def _described(tensors: Mapping[str, Tensor | TensorInfo]) -> dict[str, str]:
+    """The type and shape of each tensor, as a text."""
+    return {name: f"{name_of(tensor.dtype)} {list(tensor.shape)}" for name, tensor in tensors.items()}
+
+
+def _check_names(path: Path, expected: Mapping[str, str], actual: Mapping[str, str]) -> None:
+    """Raise SpecError if a file has tensors of other names, types or shapes than a model."""
+    names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
+    if names:
+        texts = [(name, actual.get(name, "missing"), expected.get(name, "missing")) for name in names]
+        notes = [f"{name}: {in_file} in the file, {in_model} in the model" for name, in_file, in_model in texts]
+        more = [f"and {len(notes) - MAX_NAMES:,} more"] if len(notes) > MAX_NAMES else []
+        message = f"{shown(path)} has other tensors than the model"
+        raise SpecError(Diagnostic(message, notes=(*notes[:MAX_NAMES], *more)))
+
+
+def _check_parameters(path: Path, names: set[str], actual: Iterable[str]) -> None:
+    """Raise SpecError if the state of an optimizer is of parameters that the model lacks."""
+    unknown = [name for name in actual if name.partition(SEPARATOR)[0] not in names]
+    if unknown:
+        raise SpecError(Diagnostic(f"the model has no parameter for the tensor {quoted(unknown[0])} of {shown(path)}"))
