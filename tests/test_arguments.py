@@ -299,7 +299,7 @@ def test_a_model_without_values_is_named(tmp_path: Path) -> None:
 
 def test_changes_of_a_loaded_graph_are_refused() -> None:
     for sets in (["decoder.n_layers=2"], ["nonsense=2"], {"decoder.n_layers": 2}, "decoder.n_layers=2"):
-        with pytest.raises(ValueError, match="`sets` have no effect on a graph that is loaded"):
+        with pytest.raises(ValueError, match="`sets` have no effect on a loaded graph"):
             tfkit.build(GRAPH, sets=sets)
 
 

@@ -33,7 +33,9 @@ def tokens_until(mask: Tensor) -> Tensor:
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:
-    """Additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the type of `like`."""
+    """Return an additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the dtype of
+    `like`.
+    """
     return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
 
 
@@ -78,7 +80,7 @@ class AttentionContext(nn.Module):
         return None if visible is None else additive(visible, x)
 
     def visible(self, queries: Tensor, keys: Tensor, tokens: Tensor | None) -> Tensor | None:
-        """Keys that each query reads, bool [b or 1, 1, q or 1, k]; None for all, and with the causal flag."""
+        """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k]."""
         if tokens is None and queries.size(1) == keys.size(1) or (tokens is None and queries.size(1) == 1):
             return None
         visible = keys[:, None, :] - queries[:, :, None] <= 0

@@ -130,7 +130,7 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
         ("modernbert_decoder", "rope_parameters", {"rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
         ("deepseek_v3", "intermediate_size", "18432", r"not `18432`(.|\n)*without quotes it is a number"),
         ("deepseek_v3", "num_key_value_heads", 64, "`num_key_value_heads` gives `64`, but `num_attention_heads` gives"),
-        ("bert_base", "architectures", "BertForTokenClassification", "`architectures` takes a list"),
+        ("bert_base", "architectures", "BertForTokenClassification", "`architectures` must be a list"),
     ],
 )
 def test_what_would_be_passed_over_is_refused(name: str, field: str, value: Any, why: str, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path
         ),
         ("roc_bert", "enable_shape", "`enable_shape` must be `false`"),
         ("flint", "layer_types", r"`layer_types` is missing\n.*\(layer_types\)"),
-        ("laguna", "num_experts_per_tok", r"8 experts: there are 6(.|\n)*`num_experts_per_tok` is left out, .* `8`"),
-        ("laguna", "num_key_value_heads", r"multiple of n_kv_heads(.|\n)*`num_key_value_heads` is left out, .* `8`"),
+        ("laguna", "num_experts_per_tok", r"8 experts: there are 6(.|\n)*`num_experts_per_tok` is missing, .* `8`"),
+        ("laguna", "num_key_value_heads", r"multiple of n_kv_heads(.|\n)*`num_key_value_heads` is missing, .* `8`"),
     ],
 )
 def test_an_error_names_the_field_that_is_left_out(name: str, field: str, why: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -137,9 +138,9 @@ def read_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> list[SweepR
 
 
 def _run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> SweepRun:
-    if not (folder / RUN).is_file():
+    if not os.path.isfile(folder / RUN):
         inside = folder / "runs"
-        help = f"name its runs: {inside}/*" if inside.is_dir() else "name folders that `tfkit train` wrote"
+        help = f"name its runs: {inside}/*" if os.path.isdir(inside) else "name folders that `tfkit train` wrote"
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not the folder of a run", help=help))
     run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, known=data), count=flops_of_step)
     check_number(f"the run in {quoted(str(folder))}", run, on)
