@@ -64,6 +64,7 @@ ROWS = [
     *rows("fsmt", {"tie_word_embeddings": True, "tgt_vocab_size": 61}),
     Row("mpnet", {"pad_token_id": 0}, sides=("none", "right")),
     *rows("biogpt opt xglm", {"layerdrop": 0.2}),
+    *rows("opt", {"_remove_final_layer_norm": True}),
     *rows("gpt_bigcode", {"scale_attn_weights": False}),
     *rows("apertus cwm ultrabert", {"hidden_act": "gelu_pytorch_tanh"}),
     *rows("apertus cwm ultrabert", {"hidden_act": "tanh"}),

@@ -25,7 +25,6 @@ UNREAD = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "bart": "mo
 REFUSED = {
     "*`scale_attn_by_inverse_layer_idx` must be `false`*": "a scale of attention for each layer",
     "bloom `slow_but_exact` must be `false`*": "biases that are left out in a part of the layer",
-    "opt `_remove_final_layer_norm` must be `false`*": "for files older than the class: a field of the conversion",
     "qwen3_moe `use_sliding_window` must be `false`*": "windows in a family whose files list no layer types",
     "* `partial_rotary_factor` rotates no pair of channels*": "a rotation of less than two channels",
     "* an odd number of rotated channels *: `partial_rotary_factor`*": "scaled frequencies for an odd width",
