@@ -13,7 +13,7 @@ Pair = frozenset[tuple[str, Any]]
 def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
     """Return rows of one value per axis in which every two values of different axes meet at least once.
 
-    With `meeting`, only those of these pairs of axes do. A single axis has a row for each value.
+    With `meeting`, only values of these pairs of axes do. A single axis has a row for each value.
     """
     numbers = {axis: range(len(values)) for axis, values in axes.items()}  # values may be mappings, or equal
     return [{axis: axes[axis][n] for axis, n in row.items()} for row in _rows(numbers, meeting)]

@@ -1,4 +1,4 @@
-"""Choices of the largest values, such as those of experts: what jumps between them is smooth while they stay."""
+"""Choices of the largest values, such as the choice of experts. Outputs are smooth while the choices stay equal."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 RESULTS = {"failed": "FAILED", "does not apply": "-"}
-"""Words of the table, where they are not those of an outcome."""
+"""Words of the table that differ from the words of an outcome."""
 
 
 @command(

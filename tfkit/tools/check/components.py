@@ -37,20 +37,20 @@ def models_of(
 
     Options that it refuses together are left out. Raises SpecError if no model is left, or one is refused as it is.
     """
-    found: dict[str, Subject] = {}
+    models: dict[str, Subject] = {}
     refused: SpecError | None = None
     for row in all_pairs(options) or [{}]:
-        given = {**(fields or {}), **row}
+        values = {**(fields or {}), **row}
         for layout in within:
             try:
-                made = subjects_of(config, plugins, fields=given, within=[layout], seed=seed, reference=reference)
-            except SpecError as wrong:
-                refused = wrong
+                subjects = subjects_of(config, plugins, fields=values, within=[layout], seed=seed, reference=reference)
+            except SpecError as error:
+                refused = error
             else:
-                found |= {f"{name}{_words(row)}": subject for name, subject in made.items()}
-    if refused is not None and not (found and options):
+                models |= {f"{name}{_words(row)}": subject for name, subject in subjects.items()}
+    if refused is not None and not (models and options):
         raise refused
-    return found
+    return models
 
 
 def options_of(config: type[Component]) -> dict[str, list[Any]]:
@@ -96,8 +96,8 @@ def instead_of(config: type[Component], plugins: Plugins) -> str:
         return f"it is part of {APART[config.slot]}, not of a model; {fields}"
     written = re.compile(rf"\b{config.word_key}: {config.kind_name()}\b")
     files = plugins.specs.files if config.slot == "block" else {}
-    known = next((name for name, one in files.items() if written.search(one.path.read_text(encoding="utf-8"))), None)
-    return f"check a spec that has it: `tfkit check {known}`" if known else f"check a spec that has it; {fields}"
+    name = next((name for name, file in files.items() if written.search(file.path.read_text(encoding="utf-8"))), None)
+    return f"check a spec that has it: `tfkit check {name}`" if name else f"check a spec that has it; {fields}"
 
 
 def _words(row: Mapping[str, Any]) -> str:

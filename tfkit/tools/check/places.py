@@ -34,7 +34,7 @@ def first_difference(
         first_run: a run.
         second_run: a second run.
         align: the parts of both outputs that should be equal.
-        second: the model that the other run calls, if it is not that of the first.
+        second: the model that the second run calls; None if it is the model of the first run.
         limit: the largest difference.
     """
     ours, theirs = outputs_of(model, first_run), outputs_of(second or model, second_run)
@@ -57,7 +57,7 @@ def compared(
 ) -> Iterator[Measured]:
     """Compare the outputs of two runs, bit by bit if the limit is 0; `{}` in the detail is the size of a difference.
 
-    The other arguments are those of `first_difference`, which finds the place.
+    The other arguments are passed to `first_difference`, which finds the component.
     """
     where = partial(first_difference, model, first_run, second_run, align, second=second, limit=limit)
     for pair in map(align, first_run(), second_run()):

@@ -3,7 +3,7 @@
 Two matrices with units between them can trade a factor: rows of `up` times c, columns of `down` through c, and all
 stays. Training keeps the difference of their squares, and decay makes it small: a unit that is large on one side is
 large on the other. So it is with queries and keys, values and `output`, a norm and what reads it. In a GLU, units of
-`up` may change their sign with those of `down`, and have no direction in common; those of `gate` have one.
+`up` may change their sign together with units of `down`, and share no direction; units of `gate` share a direction.
 
 Balance: https://arxiv.org/abs/1806.00900.
 """
@@ -85,7 +85,7 @@ class Trace:
         first: a tensor, by its path in the layer.
         second: a second tensor.
         axes: the axes of the units, `rows` or `columns` of both tensors; None compares leans.
-        group: channels of the first that are one of the other: those of this many heads of this width.
+        group: channels of `first` for one channel of `second`: the channels of this many heads of this width.
         stream: true if the units are channels of the residual stream, which all layers have in common.
     """
 
@@ -171,7 +171,7 @@ class Misplaced:
 
 
 def misplaced(layers: Sequence[Parts], traces: Sequence[Trace]) -> Misplaced:
-    """Find the edits of alike layers that bring lost traces back, and cost none."""
+    """Find the edits of equal layers that restore lost traces, and lose none."""
     usual: dict[Trace, float] = {}
     for trace in traces if len(layers) >= LAYERS else ():
         median = float(trace.scores(layers).sort().values[len(layers) // 2])

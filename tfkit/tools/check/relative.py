@@ -1,6 +1,6 @@
 """The smallest relative of a spec: few and narrow layers, and everything that makes it what it is.
 
-Kept are the graph, every variant of a layer, the ratio of query heads to those of keys and values, ties, positions, and
+Kept are the graph, every layer variant, the ratio of query heads to key-value heads, ties, positions, and
 each `mask`, as a window of fewer tokens than are read. Equal widths stay equal. Values that are not sizes stay.
 """
 
@@ -36,7 +36,7 @@ HEAD = 8
 LEAST = 32
 """The least width of the residual stream."""
 HEADS, FEWEST = 4, 2
-"""Query heads, if each has keys and values of its own or all share them; heads of these, if groups share them."""
+"""Query heads, if each has separate keys and values or all share them; key-value heads, if groups share them."""
 VOCABULARY = 97
 MAX_LEN = 24
 ORIGINAL_MAX_LEN = 16
@@ -76,7 +76,7 @@ def _words(graph: Graph, small: Graph) -> Iterable[str]:
     widths = sorted({value for stack in stacks for name, value in stack if name == "d_model"})
     if widths:
         yield f"d_model {'/'.join(map(str, widths))}"
-    heads = {(one.n_heads, one.kv_heads) for one in _attentions(small.spec.model)}
+    heads = {(attention.n_heads, attention.kv_heads) for attention in _attentions(small.spec.model)}
     if heads:
         yield f"heads {', '.join(f'{h}/{g}' for h, g in sorted(heads))}"
 
@@ -97,7 +97,10 @@ class _Shrink:
         self.graph = graph
         self.spec = graph.spec.model
         attentions = _attentions(self.spec)
-        self.heads = {(one.n_heads, one.kv_heads): _heads(one.n_heads, one.kv_heads) for one in attentions}
+        self.heads = {
+            (attention.n_heads, attention.kv_heads): _heads(attention.n_heads, attention.kv_heads)
+            for attention in attentions
+        }
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _extents(self.spec)
@@ -109,26 +112,30 @@ class _Shrink:
         """Return the small model, unchecked."""
         graph = {node.name: self._node(node) for node in self.graph.nodes}
         changed = {name: graph[name] for name in self.spec.graph}
-        inputs = {name: self._config(one) for name, one in self.spec.inputs.items()}
+        inputs = {name: self._config(config) for name, config in self.spec.inputs.items()}
         return self.spec.model_copy(update={"graph": changed, "inputs": inputs})
 
     def _widths(self, attentions: Iterable[AttentionConfig]) -> dict[int, int]:
         """Return the small width for each width of a residual stream; the first has room for every kind of heads."""
-        bound = [self.heads[one.n_heads, one.kv_heads][0] * HEAD for one in attentions if one.d_head is None]
+        bound = [
+            self.heads[attention.n_heads, attention.kv_heads][0] * HEAD
+            for attention in attentions
+            if attention.d_head is None
+        ]
         step = lcm(*bound) if bound else HEAD
-        first, *others = _streams(self.spec) or [LEAST]
-        found = {first: step * -(-LEAST // step)}
-        for width in others:
-            small = max(step, round(width * found[first] / first / step) * step)
-            while small in found.values():
+        first, *remaining = _streams(self.spec) or [LEAST]
+        small_widths = {first: step * -(-LEAST // step)}
+        for width in remaining:
+            small = max(step, round(width * small_widths[first] / first / step) * step)
+            while small in small_widths.values():
                 small += step
-            found[width] = small
-        return found
+            small_widths[width] = small
+        return small_widths
 
     def _rows(self) -> dict[int, int]:
         """Return the small number for each size of a vocabulary, and of a limit of positions."""
         tables = [node.config.table() for node in self.graph.nodes]
-        sizes = [one.rows for one in tables if one is not None] + [
+        sizes = [table.rows for table in tables if table is not None] + [
             node.output.width for node in self.graph.nodes if node.config.head() is not None
         ]
         large = sorted({size for size in sizes if size is not None and size > VOCABULARY})
@@ -163,7 +170,7 @@ class _Shrink:
         if isinstance(value, Config):
             return self._config(value, attention)
         if isinstance(value, Mapping):
-            return {key: self._value(config, name, one, DIM, attention) for key, one in value.items()}
+            return {key: self._value(config, name, entry, DIM, attention) for key, entry in value.items()}
         if isinstance(value, tuple):
             return self._tuple(config, value, attention)
         return self._number(config, name, value, most, attention) if type(value) is int else value
@@ -173,7 +180,7 @@ class _Shrink:
         if isinstance(config, RopeScalingConfig) and attention is not None and len(value) > 1:
             size = max(1, self._of_head(2 * len(value), attention) // 2)
             return tuple(value[len(value) * index // size] for index in range(size))
-        return tuple(self._config(one, attention) if isinstance(one, Config) else one for one in value)
+        return tuple(self._config(item, attention) if isinstance(item, Config) else item for item in value)
 
     def _number(self, config: Config, name: str, value: int, most: int | None, attention: _Around) -> int:
         """Return the small value of an integer."""
@@ -210,15 +217,15 @@ class _Shrink:
         """Return a small width in proportion to the residual stream; equal widths stay equal, different ones differ."""
         if value not in self.hidden:
             large, small = next(iter(self.widths.items()))
-            found = value if value <= HEAD else max(HEAD, round(value * small / large / 4) * 4)
-            while found in self.hidden.values():
-                found += 4
-            self.hidden[value] = found
+            width = value if value <= HEAD else max(HEAD, round(value * small / large / 4) * 4)
+            while width in self.hidden.values():
+                width += 4
+            self.hidden[value] = width
         return self.hidden[value]
 
 
 def _attentions(spec: ModelSpec) -> list[AttentionConfig]:
-    return [one for _, one in parts((), spec) if isinstance(one, AttentionConfig)]
+    return [part for _, part in parts((), spec) if isinstance(part, AttentionConfig)]
 
 
 def _heads(n_heads: int, n_kv_heads: int) -> tuple[int, int]:
@@ -238,13 +245,13 @@ def _signals(node: Node) -> list[Signal]:
 
 def _streams(spec: ModelSpec) -> list[int]:
     """Return the widths of residual streams, the width of most nodes first."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for _, part in parts((), spec):
         if isinstance(part, Config):
             width = dict(part).get("d_model")
             if isinstance(width, int):
-                found[width] = found.get(width, 0) + 1
-    return sorted(found, key=lambda width: -found[width])
+                counts[width] = counts.get(width, 0) + 1
+    return sorted(counts, key=lambda width: -counts[width])
 
 
 def _extents(spec: ModelSpec) -> dict[int, int]:

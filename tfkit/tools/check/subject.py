@@ -49,16 +49,16 @@ class Attends:
 class Subject:
     """A model that is checked.
 
-    Unless it is given trained weights, its parameters are drawn anew, biases and norms too: those of a new model hide
+    Unless it has trained weights, its parameters are redrawn, including biases and norms: initial values hide
     faults, as they are zero, one, or so small that a sublayer does next to nothing.
 
     Attributes:
         graph: its graph.
-        plugins: those that its spec was read with.
+        plugins: the plugins that its spec was read with.
         seed: of all random numbers.
         weights: the trained weights; None for random ones.
         component: the component that the model was made for, if any.
-        kinds: functions that say what kinds mean, beside those of `tfkit.reference`.
+        kinds: functions that define what kinds compute, in addition to the functions of `tfkit.reference`.
     """
 
     graph: Graph

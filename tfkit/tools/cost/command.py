@@ -74,55 +74,55 @@ def cost(
     recompute: bool,
     optimizer: str | None,
     json: bool,
-    **given: Any,
+    **sizes: Any,
 ) -> None:
     limits = None if device is None else _limits(reader, device)
     for name, value in (("recompute", recompute), ("optimizer", optimizer)):
         if value and mode != "train":
             raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
     if limits is not None and dtype not in limits.tera_flops:
-        known = ", ".join(limits.tera_flops)
-        raise click.UsageError(f"there are no figures of {dtype} on {limits.title}; known are {known}")
+        dtypes = ", ".join(limits.tera_flops)
+        raise click.UsageError(f"there are no figures of {dtype} on {limits.title}; known are {dtypes}")
     graph = reader.load(spec)
     import torch
 
     from tfkit.tools.cost.count import cost as count
 
     try:
-        found = count(
+        costs = count(
             graph,
             mode=mode,
             dtype=getattr(torch, dtype),
             optimizer=optimizer,  # type: ignore[arg-type]
             recompute=recompute,
-            **given,
+            **sizes,
         )
-    except ValueError as wrong:
-        if isinstance(wrong, SpecError):
+    except ValueError as error:
+        if isinstance(error, SpecError):
             raise
-        raise click.UsageError(str(wrong)) from None
+        raise click.UsageError(str(error)) from None
     if json:
-        print_json(_as_data(found, by, limits))
+        print_json(_as_data(costs, by, limits))
     else:
-        _show(found, by, limits)
+        _show(costs, by, limits)
 
 
 def _limits(reader: Reader, device: str) -> Device:
-    """The device of that name, or the one described in that file."""
+    """Return the device with this name, or the device that this file describes."""
     from tfkit.tools.cost.device_file import find_device
 
     try:
         return find_device(device, plugins=reader.plugins)
-    except Invalid as wrong:
-        raise click.BadParameter(f"{wrong.message}; {wrong.help}", param_hint="--device") from None
+    except Invalid as error:
+        raise click.BadParameter(f"{error.message}; {error.help}", param_hint="--device") from None
 
 
-def _as_data(found: Cost, by: By, device: Device | None) -> dict[str, Any]:
-    """The costs as mappings and lists."""
-    data = {name: getattr(found, name) for name in _HEAD}
-    rows = [_row_data(row) for row in found.rows(by)]
-    data |= {"by": by, "rows": rows, "total": _row_data(found.total), "memory": vars(found.memory)}
-    return data if device is None else data | {"floor": vars(found.floor(device)), "device": vars(device)}
+def _as_data(costs: Cost, by: By, device: Device | None) -> dict[str, Any]:
+    """Return the costs as mappings and lists."""
+    data = {name: getattr(costs, name) for name in _HEAD}
+    rows = [_row_data(row) for row in costs.rows(by)]
+    data |= {"by": by, "rows": rows, "total": _row_data(costs.total), "memory": vars(costs.memory)}
+    return data if device is None else data | {"floor": vars(costs.floor(device)), "device": vars(device)}
 
 
 _HEAD = ("name", "mode", "batch", "length", "memory_length", "dtype", "optimizer", "recompute")
@@ -132,29 +132,29 @@ def _row_data(row: Row) -> dict[str, Any]:
     return {**vars(row), "intensity": row.intensity}
 
 
-def _show(found: Cost, by: By, device: Device | None) -> None:
-    columns = ["each layer" if by == "layer" else by, *_columns(found, device)]
+def _show(costs: Cost, by: By, device: Device | None) -> None:
+    columns = ["each layer" if by == "layer" else by, *_columns(costs, device)]
     rows = []
-    for row, parts in found.groups(by):
-        seconds = None if device is None else found.floor(device, parts).seconds
-        rows.append([row.label, *_cells(found, row, seconds)])
+    for row, parts in costs.groups(by):
+        seconds = None if device is None else costs.floor(device, parts).seconds
+        rows.append([row.label, *_cells(costs, row, seconds)])
     if by == "layer":
-        alike = layers_in_one((label, tuple(cells), cells) for label, *cells in rows)
-        rows = [[label, *some[0]] for label, some in alike]
-    total = None if device is None else found.floor(device).seconds
-    rows.append(["total", *_cells(found, found.total, total)])
-    show(_title(found), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(found, device))
+        merged = layers_in_one((label, tuple(cells), cells) for label, *cells in rows)
+        rows = [[label, *cells[0]] for label, cells in merged]
+    total = None if device is None else costs.floor(device).seconds
+    rows.append(["total", *_cells(costs, costs.total, total)])
+    show(_title(costs), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(costs, device))
 
 
-def _columns(found: Cost, device: Device | None) -> list[str]:
-    train = ["backward"] if found.mode == "train" else []
-    kept = ["kept"] if found.mode == "train" else ["moved"]
+def _columns(costs: Cost, device: Device | None) -> list[str]:
+    train = ["backward"] if costs.mode == "train" else []
+    kept = ["kept"] if costs.mode == "train" else ["moved"]
     return ["FLOPs", "share", *train, "weights", *kept, "FLOP/B", *(["floor"] if device else [])]
 
 
-def _cells(found: Cost, row: Row, seconds: float | None) -> list[str]:
-    train = found.mode == "train"
-    cells = [flops_text(row.flops_forward), percent(row.flops_forward, found.total.flops_forward)]
+def _cells(costs: Cost, row: Row, seconds: float | None) -> list[str]:
+    train = costs.mode == "train"
+    cells = [flops_text(row.flops_forward), percent(row.flops_forward, costs.total.flops_forward)]
     cells += [flops_text(row.flops_backward)] if train else []
     cells += [short(row.parameters) if row.parameters else "-"]
     cells += [_bytes(row.saved if train else row.traffic)]
@@ -166,40 +166,40 @@ def _bytes(n: int) -> str:
     return bytes_text(n) if n else "-"
 
 
-def _title(found: Cost) -> str:
+def _title(costs: Cost) -> str:
     what = {
         "train": "one training step",
         "prefill": "reading a prompt",
-        "decode": f"one more token after {found.length - 1:,}",
-    }[found.mode]
-    sequences = f"{found.batch:,} x {found.length:,} tokens" if found.mode != "decode" else f"batch {found.batch:,}"
-    memory = "" if found.memory_length is None else f", {found.memory_length:,} of the memory"
-    return f"{found.name}: {what}, {sequences}{memory}, {found.dtype}"
+        "decode": f"one more token after {costs.length - 1:,}",
+    }[costs.mode]
+    sequences = f"{costs.batch:,} x {costs.length:,} tokens" if costs.mode != "decode" else f"batch {costs.batch:,}"
+    memory = "" if costs.memory_length is None else f", {costs.memory_length:,} of the memory"
+    return f"{costs.name}: {what}, {sequences}{memory}, {costs.dtype}"
 
 
-def _notes(found: Cost, device: Device | None) -> Iterator[str]:
-    """The notes below the table."""
-    total = found.total
+def _notes(costs: Cost, device: Device | None) -> Iterator[str]:
+    """Yield the notes below the table."""
+    total = costs.total
     share = percent(total.scores_forward, total.flops_forward)
     visible = f"{flops_text(total.visible)} visible"
     yield f"FLOPs: {flops_text(total.flops)}, {visible}; pairs of query and key are {share} of them"
     if total.active_parameters != total.parameters:
         yield f"parameters: {short(total.parameters)}, of which a token uses {short(total.active_parameters)}"
-    yield from _memory_notes(found)
+    yield from _memory_notes(costs)
     if device is not None:
-        floor = found.floor(device)
+        floor = costs.floor(device)
         bound = "FLOPs" if floor.compute > floor.transfer else "bytes"
         fits = "" if floor.fits else f"; does not fit into its {_bytes(device.memory)}"
         yield f"floor on {device.title}: {time_text(floor.seconds)}, mostly {bound}{fits}"
 
 
-def _memory_notes(found: Cost) -> Iterator[str]:
-    memory = found.memory
-    if found.mode == "train":
-        kept = memory.activations_recomputed if found.recompute else memory.activations
+def _memory_notes(costs: Cost) -> Iterator[str]:
+    memory = costs.memory
+    if costs.mode == "train":
+        kept = memory.activations_recomputed if costs.recompute else memory.activations
         yield (
             f"memory: weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, "
-            f"{found.optimizer} {_bytes(memory.optimizer)}, activations {_bytes(kept)}"
+            f"{costs.optimizer} {_bytes(memory.optimizer)}, activations {_bytes(kept)}"
         )
         yield f"peak {_bytes(memory.peak)}, with --recompute {_bytes(memory.peak_recomputed)}"
         return
@@ -209,7 +209,7 @@ def _memory_notes(found: Cost) -> Iterator[str]:
 
 
 def time_text(seconds: float) -> str:
-    """`1.2 ms`."""
+    """Return a duration as text, such as `1.2 ms`."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"

@@ -51,20 +51,20 @@ def cost(
     kernels: Kernels = "cuda",
     merge: bool = True,
 ) -> Cost:
-    """The costs of one step of a model, by component: FLOPs, bytes moved, memory.
+    """Count the costs of one step of a model by component: FLOPs, bytes moved and memory.
 
     Nothing is allocated, and equal layers run once, so that the model may have any size.
 
     Args:
         graph: the model, or its spec.
         batch: number of sequences.
-        length: tokens per sequence; 2,048, or the model's `max_len` where that is less, unless given.
+        length: tokens per sequence; by default 2,048, or the model's `max_len` if it is smaller.
         mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
             into the caches, with logits of its last token. `decode`: one token, number `length`, for each
             sequence. For a model that cannot be decoded, `prefill` is its forward.
         dtype: type of weights, activations, gradients and optimizer states.
-        optimizer: that of a training step, one of `OPTIMIZERS`; `adamw` unless given.
-        memory_length: tokens that cross-attention reads; as many as `length` unless given.
+        optimizer: the optimizer of a training step, from `OPTIMIZERS`; by default `adamw`.
+        memory_length: tokens that cross-attention attends to; by default `length`.
         recompute: layers keep only their inputs and run again in the backward, as with `build(recompute=True)`: the
             backward's FLOPs include their second forward.
         kernels: the device whose kernels determine what is kept for the backward; only attention and dropout differ.
@@ -76,8 +76,8 @@ def cost(
         ValueError: an argument is out of its range, or has no effect.
     """
     graph, dtype, train = as_graph(graph), dtype_of(dtype), mode == "train"
-    for name, given in (("optimizer", optimizer), ("recompute", recompute)):
-        if given and not train:
+    for name, value in (("optimizer", optimizer), ("recompute", recompute)):
+        if value and not train:
             raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
     shape = _checked(graph, mode, batch, length, memory_length)
     model = build(graph, device="meta", dtype=dtype)
@@ -106,7 +106,7 @@ def cost(
 
 
 def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None) -> Shape:
-    """The step to run; raises ValueError and SpecError."""
+    """Return the shape of the step. Raise ValueError or SpecError if an argument is out of its range."""
     limit, once = max_len(graph), read_whole(graph)
     if memory_length is not None and not once:
         raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
@@ -126,7 +126,7 @@ def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
 
 
 def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exception) -> UncountableError:
-    """The error of a step that failed: another run shows in which component."""
+    """Return the error of a step that failed. Run the step again to find the component that fails."""
     model = build(graph, device="meta", dtype=dtype)
     watch = Watch(model)
     with suppress(Exception), watch.watching():
@@ -135,14 +135,14 @@ def _uncountable(graph: Graph, shape: Shape, dtype: torch.dtype, error: Exceptio
 
 
 def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
-    """The components with their parameters."""
+    """Return the components with their parameters."""
     modules, parts = dict(model.named_modules()), owners_of(model)
-    own: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
+    counts: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
     for path, weight in model.named_parameters():
         frame = holder = path.rpartition(".")[0]
-        while frame not in own:
+        while frame not in counts:
             frame = frame.rpartition(".")[0]
-        own[frame].append((weight.numel(), active_of(modules[holder], weight)))
+        counts[frame].append((weight.numel(), active_of(modules[holder], weight)))
     return [
         ComponentCost(
             path=path,
@@ -153,12 +153,12 @@ def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
             parameters=sum(count for count, _ in weights),
             active_parameters=sum(active for _, active in weights),
         )
-        for path, weights in own.items()
+        for path, weights in counts.items()
     ]
 
 
 def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> ComponentCost:
-    """A component with its measurements; `again`: its forward runs a second time in the backward."""
+    """Return a component with its measurements; `again`: its forward runs a second time in the backward."""
     tallies = seen.tallies.get(part.path, [])
     forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))
     hidden, hidden_back = (round(sum(tally.hidden[phase] for tally in tallies)) for phase in (0, 1))
@@ -181,11 +181,15 @@ def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> Com
 
 
 def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optimizer: str | None) -> Memory:
-    """The memory; `optimizer` is None unless training."""
+    """Return the memory use; `optimizer` is None unless training."""
     weights = size_of(model)
-    trained = [one for one in model.parameters() if one.requires_grad and optimizer is not None]
-    gradients = sum(one.nbytes for one in trained)
-    states = 0 if optimizer is None else sum(one.numel() * _bytes_kept(optimizer, one.itemsize) for one in trained)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and optimizer is not None]
+    gradients = sum(parameter.nbytes for parameter in trained)
+    states = (
+        0
+        if optimizer is None
+        else sum(parameter.numel() * _bytes_kept(optimizer, parameter.itemsize) for parameter in trained)
+    )
     per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
@@ -205,18 +209,20 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optim
 
 
 def _bytes_kept(optimizer: str, itemsize: int) -> int:
-    """Bytes that an optimizer holds for each number of a weight."""
+    """Return the bytes that an optimizer stores for each number of a weight."""
     if optimizer != "adamw_float32":
         return _STATES[optimizer] * itemsize
     return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
 
 
 def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
-    """Bytes cached for one more token of one sequence, and for all tokens of the batch."""
+    """Return the bytes cached for one more token of one sequence, and for all tokens of the batch."""
     parts = split_if_decodable(graph)
     if parts is None:
         return 0, 0
     values = cached_values(parts.cached, shape.length)
     for node, pieces in parts.again.values():
-        values += sum(one.heads * one.width for layer in pieces.memory_caches for one in layer) * memory_of(node, shape)
+        values += sum(entry.heads * entry.width for layer in pieces.memory_caches for entry in layer) * memory_of(
+            node, shape
+        )
     return cached_values(parts.cached, 1) * itemsize, values * shape.batch * itemsize

@@ -47,7 +47,7 @@ class DeviceConfig(Config):
 
 
 def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | None = None) -> Device:
-    """The device of that name, or the one that a file describes, whose path starts at `folder`.
+    """Return the device with this name, or the device that a file describes. A path is relative to `folder`.
 
     Raises `Invalid` if there is none, and SpecError for a file that cannot be read or has an error.
     """
@@ -61,12 +61,12 @@ def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | Non
 
 
 def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:
-    """The device that a YAML file describes, see above; raises SpecError if it cannot be read, or has an error."""
+    """Read the device that a YAML file describes. Raise SpecError if the file cannot be read or has an error."""
     path, resolver = Path(path), Resolver(plugins or load_plugins())
-    found = resolver.config(DeviceConfig, read(path), ("device",), {})
+    config = resolver.config(DeviceConfig, read(path), ("device",), {})
     if resolver.diagnostics:
         raise SpecError(*resolver.diagnostics)
-    assert isinstance(found, DeviceConfig)
-    tera = {name: flops / 1e12 for name, flops in found.flops.items()}
-    title = found.title or path.stem
-    return Device(path.stem, title, "", tera, int(found.memory), found.bandwidth, str(path))
+    assert isinstance(config, DeviceConfig)
+    tera = {name: flops / 1e12 for name, flops in config.flops.items()}
+    title = config.title or path.stem
+    return Device(path.stem, title, "", tera, int(config.memory), config.bandwidth, str(path))

@@ -1,4 +1,4 @@
-"""The limits of devices: those of `devices.toml`, or of a file of your own, see `device_file.py`."""
+"""Performance limits of devices, from `devices.toml` or from a user's file (see `device_file.py`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Device:
     source: str
 
     def flops(self, dtype: str) -> float:
-        """FLOPs per second in a type; raises ValueError if the device cannot compute in it."""
+        """Return the FLOPs per second in a dtype. Raise ValueError if the device cannot compute in it."""
         if dtype not in self.tera_flops:
             raise ValueError(f"{self.title} does not compute in {dtype}: {', '.join(self.tera_flops)}")
         return self.tera_flops[dtype] * 1e12
@@ -40,11 +40,11 @@ class Device:
 
 @cache
 def devices() -> dict[str, Device]:
-    """The devices whose figures are known here, by name."""
-    found = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: Device(name, **figures) for name, figures in found.items()}
+    """Return the devices of `devices.toml`, by name."""
+    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {name: Device(name, **figures) for name, figures in tables.items()}
 
 
 def device_of_driver(name: str) -> Device | None:
-    """The device by its driver's name; None if its figures are not known here."""
-    return next((one for one in devices().values() if one.driver_name == name), None)
+    """Return the device with this driver name; None if `devices.toml` does not contain it."""
+    return next((device for device in devices().values() if device.driver_name == name), None)

@@ -29,8 +29,8 @@ class OwnKernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and (given := self._fused(*args, **kwargs)):
-            return Attend.apply(self.watch, *given)
+        if func is F.scaled_dot_product_attention and (inputs := self._fused(*args, **kwargs)):
+            return Attend.apply(self.watch, *inputs)
         if func is F.dropout and self.cuda:
             return _dropout(*args, **kwargs)
         return func(*args, **kwargs)
@@ -45,7 +45,7 @@ class OwnKernels(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-        """The arguments of the fused kernel, however it was called; None if there is none."""
+        """Return the arguments of the fused kernel, however it was called; None if there is no such kernel."""
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = attn_mask.to(query.dtype)  # each call of the kernel adds numbers, and keeps them
         learned = attn_mask is not None and attn_mask.requires_grad
@@ -76,8 +76,8 @@ class Attend(torch.autograd.Function):
         q, k, v, mask, _, _ = ctx.saved_tensors
         ctx.watch.count(2 * ctx.flops)
         grads = [
-            torch.empty_like(one) if needed else None
-            for one, needed in zip((q, k, v), ctx.needs_input_grad[1:4], strict=True)
+            torch.empty_like(tensor) if needed else None
+            for tensor, needed in zip((q, k, v), ctx.needs_input_grad[1:4], strict=True)
         ]
         of_mask = None
         if ctx.needs_input_grad[4]:  # of each sequence and head, before shared ones are summed

@@ -21,11 +21,11 @@ class Like(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Like:
-        """The form of that tensor."""
+        """Return the form of a tensor."""
         return cls(tensor.shape, tensor.dtype)
 
     def make(self) -> Tensor:
-        """A tensor of that form."""
+        """Return a tensor of this form."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
@@ -33,12 +33,12 @@ class Run(Record):
     """The observations from one call of a layer, for all equal calls.
 
     Attributes:
-        keeps: bytes that its forward leaves for the backward, besides its inputs and outputs.
+        keeps: bytes that its forward leaves for the backward, in addition to its inputs and outputs.
         frees: bytes that are freed if it keeps its inputs, and nothing else.
         forward: the rise of memory above its level when the forward began.
-        backward: that of the backward.
-        held: by position, those of its arguments that it keeps for the backward.
-        shared: of these, the ones that other layers receive too, by the component that keeps them.
+        backward: the rise of memory in the backward.
+        held: positions of the arguments that it keeps for the backward.
+        shared: the arguments in `held` that other layers also receive, with the component that keeps them.
         like: the form of its output.
     """
 
@@ -55,12 +55,12 @@ class Moment(NamedTuple):
 
     level: int
     held: int
-    """The share of it that layers keep at that time beside their inputs."""
+    """The part of `level` that layers keep at that time in addition to their inputs."""
     run: Run | None = None
     backward: bool = False
 
     def peak(self, *, recompute: bool) -> int:
-        """The most memory in use at once, also if layers kept only their inputs, and ran again in the backward."""
+        """Return the peak memory. With `recompute`, layers store only their inputs and rerun in the backward."""
         level = self.level - self.held * recompute
         if self.run is None:
             return level
@@ -83,8 +83,8 @@ class Gradients(NamedTuple):
 
     @classmethod
     def of(cls, layer: nn.Module) -> Gradients:
-        """Those of that layer."""
-        sizes = [one.nbytes for one in layer.parameters() if one.requires_grad]
+        """Return the sizes of the gradients of a layer."""
+        sizes = [parameter.nbytes for parameter in layer.parameters() if parameter.requires_grad]
         return cls(sum(sizes), sum(sizes) - max(sizes, default=0))
 
 
@@ -111,7 +111,7 @@ class Layers:
         self._anchor = torch.empty(0, device="meta", requires_grad=True)
 
     def take_over(self, path: str, layer: nn.Module, further: Any) -> None:
-        """Route the calls of this layer through here from now on; `further` tells it from others built alike."""
+        """Route the calls of this layer through here from now on; `further` distinguishes layers of equal structure."""
         forward, kind = layer.forward, (signature(layer), further)
         layer.forward = lambda *args: self._call(path, layer, forward, kind, args)
 
@@ -121,28 +121,28 @@ class Layers:
         self._split()
 
     def peak(self, *, recompute: bool) -> int:
-        """The most memory at once."""
+        """Return the peak memory."""
         return max(moment.peak(recompute=recompute) for moment in self.moments)
 
     def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
-        key, given = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
+        key, tensors = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
         number = self.watch.live.number
         run = self._runs.get(key) if self.merge else None
         if run is None:
-            run, out = self._observe(path, forward, args, given)
+            run, out = self._observe(path, forward, args, tensors)
             self._runs[key] = run
         else:
-            out = self._repeat(path, layer, run, given)
+            out = self._repeat(path, layer, run, tensors)
         self.calls.append((path, run))
         for component, i in run.shared:
-            if number(given[i]) not in self._shared:
-                self._shared.add(number(given[i]))
-                self.extra.append((path + component.removeprefix(run.layer), nbytes(given[i])))
+            if number(tensors[i]) not in self._shared:
+                self._shared.add(number(tensors[i]))
+                self.extra.append((path + component.removeprefix(run.layer), nbytes(tensors[i])))
         return out
 
-    def _observe(self, path: str, forward: Callable[..., Any], args: Any, given: list[Tensor]) -> tuple[Run, Tensor]:
+    def _observe(self, path: str, forward: Callable[..., Any], args: Any, tensors: list[Tensor]) -> tuple[Run, Tensor]:
         """Run a layer, and record its observations."""
-        watch, live, known = self.watch, self.watch.live, set(self.watch.kept)
+        watch, live, kept = self.watch, self.watch.live, set(self.watch.kept)
         number = live.number
         self._split()
         level, run = live.level, Run(path)
@@ -152,39 +152,39 @@ class Layers:
         run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
         self.moments.append(Moment(level, self._held, run))
         live.peak = live.level
-        run.held = [i for i, one in enumerate(given) if number(one) in watch.kept]
-        run.frees = run.keeps - (0 if 0 in run.held else nbytes(given[0]))
-        run.shared = list(self._shared_of(run, given, known))
+        run.held = [i for i, tensor in enumerate(tensors) if number(tensor) in watch.kept]
+        run.frees = run.keeps - (0 if 0 in run.held else nbytes(tensors[0]))
+        run.shared = list(self._shared_of(run, tensors, kept))
         if out.requires_grad:
             self._held += run.frees
             out.register_hook(lambda grad: self._begin(run))
-            if given[0].requires_grad:
-                given[0].register_hook(lambda grad: self._close(run))
+            if tensors[0].requires_grad:
+                tensors[0].register_hook(lambda grad: self._close(run))
         return run, out
 
-    def _shared_of(self, run: Run, given: list[Tensor], known: set[int]) -> Iterator[tuple[str, int]]:
-        """The tensors besides its input that the layer keeps: others may keep the same ones."""
-        first, *others = [self.watch.live.number(one) for one in given]
-        for i, (key, one) in enumerate(zip(others, given[1:], strict=True), 1):
+    def _shared_of(self, run: Run, tensors: list[Tensor], kept: set[int]) -> Iterator[tuple[str, int]]:
+        """Yield the tensors that the layer keeps in addition to its input: other layers may keep the same tensors."""
+        first, *keys = [self.watch.live.number(tensor) for tensor in tensors]
+        for i, (key, tensor) in enumerate(zip(keys, tensors[1:], strict=True), 1):
             path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
-            if key not in known and path is not None and key != first:
-                run.tallies[path].saved -= nbytes(one)
+            if key not in kept and path is not None and key != first:
+                run.tallies[path].saved -= nbytes(tensor)
                 yield path, i
 
-    def _repeat(self, path: str, layer: nn.Module, run: Run, given: list[Tensor]) -> Tensor:
-        """The output of a layer that equals another one."""
+    def _repeat(self, path: str, layer: nn.Module, run: Run, tensors: list[Tensor]) -> Tensor:
+        """Return the output of a layer that equals a layer that already ran."""
         watch, live = self.watch, self.watch.live
         self._split()
         self.moments.append(Moment(live.level, self._held, run))
-        for one in given:
-            watch.read(one, Tally())
+        for tensor in tensors:
+            watch.read(tensor, Tally())
         watch.keeps = False
         with watch.inside(Place(Record(), path)):
-            out: Tensor = Twin.apply(self, path, layer, run, self._anchor, *given)
+            out: Tensor = Twin.apply(self, path, layer, run, self._anchor, *tensors)
         watch.keeps = True
         if out.requires_grad:
             for i in run.held:
-                watch.kept.setdefault(live.number(given[i]), Tally())
+                watch.kept.setdefault(live.number(tensors[i]), Tally())
             live.grow(run.keeps)
             self._held += run.frees
         live.peak = live.level
@@ -212,7 +212,7 @@ class Layers:
         self._open = run, self.watch.live.level
 
     def _close(self, run: Run | None = None) -> None:
-        """End the backward of a layer: that of `run`, or of any."""
+        """End the backward of the layer of `run`, or of any layer."""
         if self._open is None or (run is not None and self._open[0] is not run):
             return
         (open_run, level), live = self._open, self.watch.live
@@ -233,10 +233,12 @@ class Twin(torch.autograd.Function):
     """A layer equal to an observed one: a stand-in of the same shape, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, layers: Layers, path: str, layer: nn.Module, run: Run, anchor: Tensor, *given: Tensor) -> Any:
+    def forward(
+        ctx: Any, layers: Layers, path: str, layer: nn.Module, run: Run, anchor: Tensor, *tensors: Tensor
+    ) -> Any:
         ctx.back = lambda: layers.repeat_backward(path, layer, run)
-        ctx.like = [Like.of(one) for one in given]
-        ctx.save_for_backward(*[given[i] for i in run.held])
+        ctx.like = [Like.of(tensor) for tensor in tensors]
+        ctx.save_for_backward(*[tensors[i] for i in run.held])
         assert run.like is not None
         return run.like.make()
 
@@ -248,22 +250,22 @@ class Twin(torch.autograd.Function):
 
 
 def _signs(tree: Any) -> Iterator[Any]:
-    """The properties of a call that its cost depends on: shapes, types, and all arguments that are not tensors."""
+    """Yield the properties of a call that its cost depends on: shapes, dtypes, and all arguments except tensors."""
     if isinstance(tree, Tensor):
         yield tree.shape, tree.dtype, tree.requires_grad
     elif isinstance(tree, list | tuple):
         yield len(tree)
-        for one in tree:
-            yield from _signs(one)
+        for item in tree:
+            yield from _signs(item)
     else:
         yield tree
 
 
 def signature(module: nn.Module) -> tuple[Any, ...]:
-    """A value equal for modules that do the same: classes, shapes of parameters, and plain attributes, by name."""
+    """Return a value that is equal for equal modules: classes, parameter shapes and plain attributes, by name."""
     return tuple(
-        (path, type(one), tuple(_plain(vars(one).items())), tuple(_shapes(one._parameters)))
-        for path, one in module.named_modules()
+        (path, type(child), tuple(_plain(vars(child).items())), tuple(_shapes(child._parameters)))
+        for path, child in module.named_modules()
     )
 
 
@@ -280,5 +282,5 @@ def _identity(value: Any) -> Any:
 
 
 def _shapes(parameters: Mapping[str, nn.Parameter | None]) -> Iterator[Any]:
-    for name, one in parameters.items():
-        yield name, None if one is None else (one.shape, one.dtype, one.requires_grad)
+    for name, parameter in parameters.items():
+        yield name, None if parameter is None else (parameter.shape, parameter.dtype, parameter.requires_grad)

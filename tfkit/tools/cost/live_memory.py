@@ -28,7 +28,7 @@ class LiveMemory:
         return True
 
     def number(self, tensor: Tensor) -> int:
-        """A number that tensors share if they share memory; earlier storages do not count."""
+        """Return a number that tensors share if they share memory; earlier storages do not count."""
         self._meet(tensor)
         return self._numbers[storage_key(tensor)]
 
@@ -52,5 +52,5 @@ class LiveMemory:
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Bytes of the memory behind a tensor, which may be a view of it."""
+    """Return the bytes of the memory behind a tensor, which may be a view."""
     return tensor.untyped_storage().nbytes()

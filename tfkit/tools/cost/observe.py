@@ -35,11 +35,11 @@ class Tally:
     hidden: list[float] = field(default_factory=lambda: [0.0, 0.0])
     saved: int = 0
     read: dict[int, int] = field(default_factory=dict)
-    """Bytes of others that it read, by storage."""
+    """Bytes that it read from other components, by storage."""
     weights: dict[int, int] = field(default_factory=dict)
     written: int = 0
     learned: int = 0
-    """Of the bytes that were read, those that have gradients."""
+    """Bytes that were read from tensors with gradients."""
 
     @property
     def moved(self) -> int:
@@ -48,7 +48,7 @@ class Tally:
 
     @property
     def moved_back(self) -> int:
-        """Bytes of the backward beside the kept ones: weights, and gradients of everything that has some."""
+        """Bytes of the backward in addition to saved tensors: weights, and all gradients."""
         return 2 * sum(self.weights.values()) + self.learned + self.written
 
     def repeat(self, before: Tally, times: int, sizes: Mapping[int, int]) -> None:
@@ -75,7 +75,7 @@ class Record:
         self.tallies: dict[str, Tally] = {}
 
     def tally(self, path: str) -> Tally:
-        """The tally of a module."""
+        """Return the tally of a module."""
         return self.tallies.setdefault(path, Tally())
 
 
@@ -128,26 +128,26 @@ class Watch(dispatch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [*tensors_in(args), *tensors_in(kwargs)]
-        for one in given:
-            self.live.number(one)
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        for tensor in inputs:
+            self.live.number(tensor)
         node = dispatch.running_node()
         rule = _first if node is not None and self._adds_up(func, args) else rule_of(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.count(formula(*args, **kwargs, out_val=out))
-        made = [one for one in tensors_in(out) if self.live.add(one)]
+        outputs = [tensor for tensor in tensors_in(out) if self.live.add(tensor)]
         if node is None:
-            self._move(func, given, made)
+            self._move(func, inputs, outputs)
         return out
 
     def _adds_up(self, func: Any, args: Any) -> bool:
-        """True if the backward adds one gradient to another: in place, as it does unobserved."""
+        """Return True if the backward adds one gradient to another: in place, as it does unobserved."""
         if func is not torch.ops.aten.add.Tensor or not isinstance(args[1], Tensor):
             return False
-        alike = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
-        return alike and self.live.number(args[0]) not in self.kept
+        equal = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
+        return equal and self.live.number(args[0]) not in self.kept
 
     def count(self, flops: int) -> None:
         """Add FLOPs to whatever is running."""
@@ -160,52 +160,52 @@ class Watch(dispatch.DispatchMode):
             tally.hidden[phase] += flops * place.hidden
 
     def _maker(self, node: Any) -> Place:
-        at = bisect_right(self._made_in, dispatch.number_of(node), key=lambda made: made[0])
+        at = bisect_right(self._made_in, dispatch.number_of(node), key=lambda entry: entry[0])
         return self._made_in[at - 1][1]
 
-    def _move(self, func: Any, args: list[Tensor], made: list[Tensor]) -> None:
+    def _move(self, func: Any, args: list[Tensor], outputs: list[Tensor]) -> None:
         """Record the tensors of others that an operation of the forward reads, and those that it writes for others."""
         tally = self.place.record.tally(self.place.path)
-        for one in made:
-            self._makers[self.live.number(one)] = tally
+        for tensor in outputs:
+            self._makers[self.live.number(tensor)] = tally
         if dispatch.is_view(func):
             return
-        limit = sum(one.nbytes for one in made) if func in _LOOKUPS else None
+        limit = sum(tensor.nbytes for tensor in outputs) if func in _LOOKUPS else None
         changed = dispatch.is_mutable(func) and bool(args)
         if changed and self._makers.get(self.live.number(args[0])) is not tally:
-            tally.written += max((one.nbytes for one in args[1:]), default=0)
-        for one in args[1:] if changed else args:
-            self.read(one, tally, limit)
+            tally.written += max((tensor.nbytes for tensor in args[1:]), default=0)
+        for tensor in args[1:] if changed else args:
+            self.read(tensor, tally, limit)
 
-    def read(self, one: Tensor, tally: Tally, limit: int | None = None) -> None:
+    def read(self, tensor: Tensor, tally: Tally, limit: int | None = None) -> None:
         """Record that a component reads a tensor: it counts for its producer, too."""
-        key, n = self.live.number(one), one.nbytes if limit is None else limit
-        self._sizes[key] = nbytes(one)
+        key, n = self.live.number(tensor), tensor.nbytes if limit is None else limit
+        self._sizes[key] = nbytes(tensor)
         if key in self.weights:
-            tally.weights[key] = min(tally.weights.get(key, 0) + n, nbytes(one))
+            tally.weights[key] = min(tally.weights.get(key, 0) + n, nbytes(tensor))
             return
         maker = self._makers.get(key)
         if maker is tally:
             return
         if maker is not None:
-            maker.written += nbytes(one)
+            maker.written += nbytes(tensor)
             self._makers[key] = _NOBODY
         before = tally.read.get(key, 0)
-        tally.read[key] = min(before + n, nbytes(one))
-        if one.requires_grad:
+        tally.read[key] = min(before + n, nbytes(tensor))
+        if tensor.requires_grad:
             tally.learned += tally.read[key] - before
 
-    def keep(self, one: Tensor) -> Tensor:
+    def keep(self, tensor: Tensor) -> Tensor:
         """Record that a tensor is kept for the backward, once for each storage."""
-        key = self.live.number(one)
+        key = self.live.number(tensor)
         if self.keeps and key not in self.weights and key not in self.kept:
             self.kept[key] = self.place.record.tally(self.place.path)
-            self.kept[key].saved += nbytes(one)
-        return one
+            self.kept[key].saved += nbytes(tensor)
+        return tensor
 
     @contextmanager
     def repeated(self, times: int) -> Iterator[None]:
-        """Count everything that runs within that many times, in the components; the memory is that of one run."""
+        """Count the work inside this context several times for each component, and its memory once."""
         before = copy.deepcopy(self.root.tallies)
         yield
         for path, tally in self.root.tallies.items():
@@ -213,21 +213,21 @@ class Watch(dispatch.DispatchMode):
 
     def stand_in(self, rows: Tensor, count: int) -> Tensor:
         """Return as many rows that take memory, and that no component made."""
-        made = rows.new_empty(count, *rows.shape[1:])
-        self._makers.pop(self.live.number(made), None)
-        return made
+        substitute = rows.new_empty(count, *rows.shape[1:])
+        self._makers.pop(self.live.number(substitute), None)
+        return substitute
 
-    def read_all(self, given: Iterable[Tensor]) -> None:
+    def read_all(self, tensors: Iterable[Tensor]) -> None:
         """Record that the running component reads tensors."""
-        for one in given:
-            self.read(one, self.place.record.tally(self.place.path))
+        for tensor in tensors:
+            self.read(tensor, self.place.record.tally(self.place.path))
 
 
 _NOBODY = Tally()
 
 
-def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return one
+def _first(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return tensor
 
 
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}

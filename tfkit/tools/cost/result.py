@@ -17,17 +17,17 @@ class Amounts:
     """Quantities to add up. FLOPs count a multiplication and an addition as two; bytes are in the model's type.
 
     Attributes:
-        flops_forward: FLOPs of matrix products, with every pair of query and key, hidden ones too.
-        flops_backward: those of the backward; 0 unless training. With `recompute`, they include the second forward.
-        scores_forward: of these, the FLOPs of attention for pairs of query and key.
-        scores_backward: those of the backward.
+        flops_forward: FLOPs of matrix products, with every pair of query and key, including hidden pairs.
+        flops_backward: FLOPs of the backward; 0 unless training. With `recompute`, they include the second forward.
+        scores_forward: the part of `flops_forward` for the query-key pairs of attention.
+        scores_backward: the part of `flops_backward` for the query-key pairs of attention.
         visible_forward: FLOPs without the pairs that the mask hides, as in a kernel that skips them.
-        visible_backward: those of the backward.
-        parameters: weights that belong to it. Those used twice are counted once, with their owner.
-        active_parameters: those that one token is multiplied by: of routed experts, the chosen ones.
+        visible_backward: FLOPs of the backward without the pairs that the mask hides.
+        parameters: weights that belong to it. Weights used twice are counted once, with their owner.
+        active_parameters: weights that one token is multiplied by: of routed experts, the chosen experts.
         saved: bytes that the forward keeps for the backward.
-        traffic_forward: the least bytes to move: weights, inputs, outputs and cache, each once.
-        traffic_backward: those of the backward: saved bytes, weights, and the gradients of all of them.
+        traffic_forward: minimum bytes to move: weights, inputs, outputs and cache, each once.
+        traffic_backward: minimum bytes to move in the backward: saved tensors, weights, and all their gradients.
     """
 
     flops_forward: int = 0
@@ -68,7 +68,7 @@ class ComponentCost(Amounts):
     """One component of the running model; `component`, `label`, `node` and `layer` as in an `Ownership`.
 
     Attributes:
-        path: that of the module, as in the state dict.
+        path: path of the module, as in the state dict.
     """
 
     path: str = ""
@@ -92,13 +92,13 @@ class Memory:
 
     Attributes:
         weights: parameters and buffers.
-        gradients: those of the parameters that are trained.
+        gradients: gradients of the trained parameters.
         optimizer: the optimizer's states.
-        activations: bytes that the whole forward keeps for the backward.
-        activations_recomputed: those if only the inputs of layers are kept, and one layer at a time runs again.
+        activations: bytes that the full forward saves for the backward.
+        activations_recomputed: `activations` if only layer inputs are saved, and one layer at a time is recomputed.
         cache: keys and values, and whatever else is cached of each token, for all sequences of the batch.
-        cache_per_token: that of one token of one sequence, as long as it is within every window.
-        peak: the most in use at one moment of a step.
+        cache_per_token: cached bytes of one token of one sequence, as long as it is within every window.
+        peak: peak memory use of a step.
         peak_recomputed: the peak with recomputed layers.
     """
 
@@ -137,7 +137,7 @@ class Cost:
     """The costs of one step of a model: a training step, the reading of a prompt, or one more token.
 
     Attributes:
-        name: that of the spec.
+        name: name of the spec.
         mode: see `tfkit.cost`.
         batch: number of sequences.
         length: tokens of each: read at once, or, in decode, those in the cache including the newest one.
@@ -166,11 +166,11 @@ class Cost:
         return add_up("total", "total", self.parts)
 
     def rows(self, by: By = "component") -> tuple[Row, ...]:
-        """The components in rows that add up to `total`."""
+        """Return the components in rows that add up to `total`."""
         return tuple(row for row, _ in self.groups(by))
 
     def groups(self, by: By = "component") -> tuple[tuple[Row, list[ComponentCost]], ...]:
-        """Each of these rows with its components."""
+        """Return the rows with their components."""
         return tuple((add_up(name, label, parts), parts) for name, label, parts in in_rows(self.parts, by))
 
     @property
@@ -179,7 +179,7 @@ class Cost:
         return self.memory.peak_recomputed if self.recompute else self.memory.peak
 
     def floor(self, device: Device, parts: Iterable[ComponentCost] | None = None, *, visible: bool = False) -> Floor:
-        """The least time of a step on a device.
+        """Return the minimum time of a step on a device.
 
         Args:
             device: its limits, see `tfkit.tools.cost.devices`.
@@ -199,7 +199,7 @@ class Cost:
         return Floor(device.name, compute, transfer, seconds, self.peak <= device.memory)
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
+        """Return the table that a notebook shows."""
         columns = ("component", "FLOPs", "bytes moved", "parameters")
         rows = [
             (row.label, flops_text(row.flops), bytes_text(row.traffic), f"{row.parameters:,}")
@@ -209,7 +209,7 @@ class Cost:
 
 
 def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """FLOPs and bytes of the forward, and of the backward."""
+    """Return the FLOPs and bytes of the forward, and of the backward."""
     forward, backward = part.flops_forward, part.flops_backward
     if visible:
         forward, backward = part.visible_forward, part.visible_backward
@@ -217,9 +217,9 @@ def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[in
 
 
 def add_up(name: str, label: str, parts: Iterable[Amounts]) -> Row:
-    """The sum of components as a row."""
-    every = list(parts)
-    return Row(**{field: sum(getattr(part, field) for part in every) for field in _SUMMED}, name=name, label=label)
+    """Return the sum of components as a row."""
+    amounts = list(parts)
+    return Row(**{field: sum(getattr(part, field) for part in amounts) for field in _SUMMED}, name=name, label=label)
 
 
 _SUMMED = tuple(Amounts.__dataclass_fields__)

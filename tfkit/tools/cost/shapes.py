@@ -21,30 +21,30 @@ aten: Any = torch.ops.aten
 
 @cache
 def rule_of(func: Any) -> Rule | None:
-    """The rule for an operation; None if it is left to torch."""
+    """Return the rule for an operation; None if torch computes it."""
     if func not in RULES and torch.Tag.pointwise in func.tags:
         return _first if dispatch.is_mutable(func) else _Pointwise(func)
     return RULES.get(func)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of that shape and type."""
+    """Return a tensor of this shape and dtype."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def like(one: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape without gaps, with its axes in the same memory order."""
-    return dense(one.shape, [one], dtype or one.dtype)
+def like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor of the same shape without gaps, with its axes in the same memory order."""
+    return dense(tensor.shape, [tensor], dtype or tensor.dtype)
 
 
-def dense(shape: Sequence[int], given: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The result of arguments that broadcast to a shape: its axes have the memory order of the first that has one."""
-    if given[0].shape == shape and given[0].is_contiguous():
+def dense(shape: Sequence[int], inputs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return a tensor for inputs that broadcast to a shape. The first input with an axis order decides the layout."""
+    if inputs[0].shape == shape and inputs[0].is_contiguous():
         return empty(shape, dtype)
-    all_strides = [one.expand(shape).stride() for one in given]
+    all_strides = [tensor.expand(shape).stride() for tensor in inputs]
 
     def is_outer(axis: int, other: int) -> bool | None:
-        """True if an axis is the slower one, False if the other is, None if nothing tells."""
+        """Return True if `axis` varies more slowly than `other`, False if it varies faster, None if undecided."""
         for strides in all_strides:
             mine, its = strides[axis], strides[other]
             if mine and its and (mine != its or shape[axis] > shape[other]):
@@ -74,15 +74,17 @@ class _Pointwise:
         self.compares, self.floats = name in _COMPARISONS, name in _FLOATS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         shape, dtype = _common(tensors), self._dtype(tensors, args, whole="rounding_mode" in kwargs)
-        return dense(shape, [one for one in tensors if one.dim()], dtype) if shape else empty(shape, dtype)
+        return (
+            dense(shape, [argument for argument in tensors if argument.dim()], dtype) if shape else empty(shape, dtype)
+        )
 
     def _dtype(self, tensors: list[Tensor], args: Any, *, whole: bool) -> torch.dtype:
         if self.compares:
             return torch.bool
         dtype = _promoted(tensors)
-        floats = (self.floats and not whole) or any(isinstance(one, float) for one in args)
+        floats = (self.floats and not whole) or any(isinstance(argument, float) for argument in args)
         return torch.get_default_dtype() if floats and not dtype.is_floating_point else dtype
 
 
@@ -92,31 +94,31 @@ _FLOATS = {"div", "cos", "sin", "exp", "log", "sqrt", "rsqrt", "reciprocal", "ta
 
 
 def _common(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """The shape that all broadcast to."""
-    n = max(one.dim() for one in tensors)
-    sizes = [[1] * (n - one.dim()) + list(one.shape) for one in tensors]
+    """Return the shape that all tensors broadcast to."""
+    n = max(tensor.dim() for tensor in tensors)
+    sizes = [[1] * (n - tensor.dim()) + list(tensor.shape) for tensor in tensors]
     return tuple(next((size for size in axis if size != 1), 1) for axis in zip(*sizes, strict=True))
 
 
 def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     dtype = tensors[0].dtype
-    whole = [one for one in tensors if one.dim()] or tensors
-    for one in whole:
-        dtype = torch.promote_types(dtype, one.dtype) if dtype in [other.dtype for other in whole] else one.dtype
+    whole = [tensor for tensor in tensors if tensor.dim()] or tensors
+    for tensor in whole:
+        dtype = torch.promote_types(dtype, tensor.dtype) if dtype in [other.dtype for other in whole] else tensor.dtype
     return dtype
 
 
-def _first(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The argument that is changed in place."""
-    return one
+def _first(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the argument that is changed in place."""
+    return tensor
 
 
-def _same(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return like(one, kwargs.get("dtype"))
+def _same(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return like(tensor, kwargs.get("dtype"))
 
 
-def _plain(one: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return empty(one.shape, one.dtype)
+def _plain(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return empty(tensor.shape, tensor.dtype)
 
 
 def _embedding(table: Tensor, ids: Tensor, *args: Any) -> Tensor:
@@ -129,7 +131,7 @@ def _embedding_back(grad: Tensor, ids: Tensor, rows: int, *args: Any) -> Tensor:
 
 def _arange(start: float, end: float | None = None, step: float = 1, *, dtype: Any = None, **kwargs: Any) -> Tensor:
     start, end = (0, start) if end is None else (start, end)
-    whole = all(isinstance(one, int) for one in (start, end, step))
+    whole = all(isinstance(value, int) for value in (start, end, step))
     return empty((-int((start - end) // step),), dtype or (torch.int64 if whole else torch.get_default_dtype()))
 
 
@@ -137,13 +139,13 @@ def _full(shape: Sequence[int], *args: Any, dtype: Any = None, **kwargs: Any) ->
     return empty(shape, dtype or torch.get_default_dtype())
 
 
-def _new(one: Tensor, shape: Sequence[int], *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-    return empty(shape, dtype or one.dtype)
+def _new(tensor: Tensor, shape: Sequence[int], *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
+    return empty(shape, dtype or tensor.dtype)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     shape = list(tensors[0].shape)
-    shape[dim] = sum(one.size(dim) for one in tensors)
+    shape[dim] = sum(tensor.size(dim) for tensor in tensors)
     return empty(shape, _promoted(tensors))
 
 
@@ -171,74 +173,75 @@ def _layer_norm_back(
     grad: Tensor, x: Tensor, shape: Any, mean: Any, rstd: Any, weight: Tensor | None, bias: Tensor | None, mask: Any
 ) -> tuple[Tensor | None, ...]:
     return tuple(
-        _plain(one) if one is not None and on else None for one, on in zip((x, weight, bias), mask, strict=True)
+        _plain(tensor) if tensor is not None and on else None
+        for tensor, on in zip((x, weight, bias), mask, strict=True)
     )
 
 
-def _reduced(one: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    axes = {axis % one.dim() for axis in ([dim] if isinstance(dim, int) else dim or range(one.dim()))}
-    shape = [1 if axis in axes else size for axis, size in enumerate(one.shape) if axis not in axes or keepdim]
-    return empty(shape, dtype or one.dtype)
+def _reduced(tensor: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    axes = {axis % tensor.dim() for axis in ([dim] if isinstance(dim, int) else dim or range(tensor.dim()))}
+    shape = [1 if axis in axes else size for axis, size in enumerate(tensor.shape) if axis not in axes or keepdim]
+    return empty(shape, dtype or tensor.dtype)
 
 
-def _sum(one: Tensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-    whole = None if one.is_floating_point() else torch.int64
-    return _reduced(one, *args, dtype=dtype or whole, **kwargs)
+def _sum(tensor: Tensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
+    whole = None if tensor.is_floating_point() else torch.int64
+    return _reduced(tensor, *args, dtype=dtype or whole, **kwargs)
 
 
-def _copy(one: Tensor, *, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Tensor:
-    """A copy; contiguous if requested."""
+def _copy(tensor: Tensor, *, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Tensor:
+    """Return a copy; contiguous if requested."""
     if memory_format is torch.contiguous_format:
-        return empty(one.shape, dtype or one.dtype)
-    return like(one, dtype)
+        return empty(tensor.shape, dtype or tensor.dtype)
+    return like(tensor, dtype)
 
 
-def _best(one: Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    shape = list(one.shape)
+def _best(tensor: Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    shape = list(tensor.shape)
     shape[dim] = k
-    return empty(shape, one.dtype), empty(shape, torch.int64)
+    return empty(shape, tensor.dtype), empty(shape, torch.int64)
 
 
-def _sorted(one: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    return _plain(one), empty(one.shape, torch.int64)
+def _sorted(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return _plain(tensor), empty(tensor.shape, torch.int64)
 
 
 def _select_back(grad: Tensor, shape: Sequence[int], *args: Any) -> Tensor:
     return empty(shape, grad.dtype)
 
 
-def _select(one: Tensor, dim: int, index: Tensor) -> Tensor:
-    shape = list(one.shape)
+def _select(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    shape = list(tensor.shape)
     shape[dim] = index.numel()
-    return empty(shape, one.dtype)
+    return empty(shape, tensor.dtype)
 
 
-def _gather(one: Tensor, dim: int, index: Tensor, **kwargs: Any) -> Tensor:
-    return empty(index.shape, one.dtype)
+def _gather(tensor: Tensor, dim: int, index: Tensor, **kwargs: Any) -> Tensor:
+    return empty(index.shape, tensor.dtype)
 
 
-def _softmax(one: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """Softmax; its third argument is a type, or a flag about half precision that is False here."""
-    return empty(one.shape, dtype or one.dtype)
+def _softmax(tensor: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """Return the softmax. The third argument is a dtype, or a flag about half precision that is False here."""
+    return empty(tensor.shape, dtype or tensor.dtype)
 
 
 def _nll(rows: Tensor, targets: Tensor, weight: Any, reduction: int, ignore: int) -> tuple[Tensor, Tensor]:
     return empty(targets.shape if reduction == 0 else (), rows.dtype), empty((), rows.dtype)
 
 
-def _second(grad: Tensor, one: Tensor, *args: Any) -> Tensor:
-    return _plain(one)
+def _second(grad: Tensor, tensor: Tensor, *args: Any) -> Tensor:
+    return _plain(tensor)
 
 
-def _padded(one: Tensor, pad: Sequence[int], *args: Any) -> Tensor:
-    shape = list(one.shape)
+def _padded(tensor: Tensor, pad: Sequence[int], *args: Any) -> Tensor:
+    shape = list(tensor.shape)
     for i in range(len(pad) // 2):
         shape[-1 - i] += pad[2 * i] + pad[2 * i + 1]
-    return empty(shape, one.dtype)
+    return empty(shape, tensor.dtype)
 
 
-def _dropout(one: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    return like(one), like(one, torch.bool)
+def _dropout(tensor: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    return like(tensor), like(tensor, torch.bool)
 
 
 RULES: dict[Any, Rule] = {
@@ -256,11 +259,11 @@ RULES: dict[Any, Rule] = {
     aten.zeros_like.default: _copy,
     aten.ones_like.default: _copy,
     aten.empty_like.default: _copy,
-    aten.full_like.default: lambda one, value, **kwargs: _copy(one, **kwargs),
+    aten.full_like.default: lambda tensor, value, **kwargs: _copy(tensor, **kwargs),
     aten.clone.default: _copy,
     dispatch.TO_COPY: _copy,
     aten.copy_.default: _first,
-    aten.masked_fill.Scalar: lambda one, mask, value: _plain(one),
+    aten.masked_fill.Scalar: lambda tensor, mask, value: _plain(tensor),
     aten.tril.default: _plain,
     aten.cumsum.default: _same,
     aten.cat.default: _cat,
@@ -276,7 +279,7 @@ RULES: dict[Any, Rule] = {
     aten.sum.dim_IntList: _sum,
     aten.mean.dim: _reduced,
     aten.amax.default: _reduced,
-    aten.all.dim: lambda one, dim, keepdim=False: _reduced(one, dim, keepdim, dtype=torch.bool),
+    aten.all.dim: lambda tensor, dim, keepdim=False: _reduced(tensor, dim, keepdim, dtype=torch.bool),
     aten.constant_pad_nd.default: _padded,
     aten.flip.default: _same,
     aten.floor_divide.default: _plain,
@@ -290,7 +293,7 @@ RULES: dict[Any, Rule] = {
     aten.nll_loss_backward.default: _second,
     aten.topk.default: _best,
     aten.sort.default: _sorted,
-    aten.sort.stable: lambda one, **kwargs: _sorted(one),
+    aten.sort.stable: lambda tensor, **kwargs: _sorted(tensor),
     aten.gather.default: _gather,
     aten.index_select.default: _select,
     aten.index_copy_.default: _first,

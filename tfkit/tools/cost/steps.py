@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
 
 def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
-    """A tensor of the right shape on the meta device for each input."""
+    """Return a tensor of the right shape on the meta device for each input."""
     shapes = input_shapes(graph, batch=shape.batch, length=shape.length, memory_length=shape.memory_length)
     real = {name for name, config in graph.spec.model.inputs.items() if config.type == "features"}
     return {
@@ -48,13 +48,13 @@ def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
 
 
 def memory_of(node: Node, shape: Shape) -> int:
-    """The number of positions that a node's cross-attention reads."""
+    """Return the number of positions that a node's cross-attention reads."""
     memory: Signal | None = node.signals.get("memory")
     return (memory.length if memory else None) or shape.memory_length or 0
 
 
 def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
-    """The function to run."""
+    """Return the function to run."""
     if shape.mode == "train":
         return _training_step(model, inputs)
     parts = split_if_decodable(graph_of(model))
@@ -77,33 +77,35 @@ class _Reading:
         self.cache = self._make_caches() if shape.mode == "decode" else {}
 
     def __call__(self, watch: Watch) -> Any:
-        """Logits of the last token."""
+        """Return the logits of the last token."""
         if self.shape.mode == "decode":
-            lengths = {name: one for name, one in self.once.items() if one.dim() == 1}
-            given = {name: one[:, :1] for name, one in self.again.items()} | self._taken(lengths)
+            lengths = {name: value for name, value in self.once.items() if value.dim() == 1}
+            inputs = {name: value[:, :1] for name, value in self.again.items()} | self._taken(lengths)
             past = Past(self.shape.length - 1, self.shape.length, None)
-            return self.stepping(**given, past=past, cache=self.cache, keep=1)
-        given = self.again | self._taken(self._read_once())
+            return self.stepping(**inputs, past=past, cache=self.cache, keep=1)
+        inputs = self.again | self._taken(self._read_once())
         past = Past(0, self.shape.length, None)
-        return self.stepping(**given, past=past, cache=self._make_caches(), keep=1)
+        return self.stepping(**inputs, past=past, cache=self._make_caches(), keep=1)
 
     def _read_once(self) -> dict[str, Tensor]:
-        """The values of inputs that are given once, and an encoder's output for them."""
+        """Return the values of the inputs that are read once, and the encoder's output for them."""
         if self.reading is None:
             return dict(self.once)
-        made = self.reading(**{name: one for name, one in self.once.items() if name in inputs_of(self.reading)})
-        found = zip(made_once(self.parts), made, strict=True)
-        return self.once | {name: one for name, one in found if one is not None}
+        results = self.reading(**{name: value for name, value in self.once.items() if name in inputs_of(self.reading)})
+        outputs = zip(made_once(self.parts), results, strict=True)
+        return self.once | {name: value for name, value in outputs if value is not None}
 
     def _taken(self, values: Inputs) -> Inputs:
-        return {name: one for name, one in values.items() if name in inputs_of(self.stepping)}
+        return {name: value for name, value in values.items() if name in inputs_of(self.stepping)}
 
     def _make_caches(self) -> dict[str, list[list[Tensor]]]:
-        """The caches by node and layer, as long as the sequence."""
-        wanted = self.parts.cache_shapes(self.shape.batch, self.shape.length, lambda node: memory_of(node, self.shape))
+        """Return the caches by node and layer, as long as the sequence."""
+        cache_shapes = self.parts.cache_shapes(
+            self.shape.batch, self.shape.length, lambda node: memory_of(node, self.shape)
+        )
         return {
             name: [[torch.empty(shape, dtype=self.dtype, device="meta") for shape in shapes] for shapes in layers]
-            for name, layers in wanted.items()
+            for name, layers in cache_shapes.items()
         }
 
 
@@ -155,5 +157,5 @@ class _RepeatedPieces(PiecewiseLoss):
 
 
 def _total(out: Any) -> Tensor:
-    """A number that depends on all outputs of a model."""
-    return out.sum() if isinstance(out, Tensor) else torch.stack([_total(one) for one in out]).sum()
+    """Return a number that depends on all outputs of a model."""
+    return out.sum() if isinstance(out, Tensor) else torch.stack([_total(output) for output in out]).sum()

@@ -43,7 +43,7 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
     _watch_modules(model, watch, layers)
     with ExitStack() as around:
         around.enter_context(torch.set_grad_enabled(train))
-        around.enter_context(saved_tensors_hooks(watch.keep, lambda one: one))
+        around.enter_context(saved_tensors_hooks(watch.keep, lambda tensor: tensor))
         around.enter_context(watch)
         around.enter_context(OwnKernels(watch, kernels))
         watch.read_all(tensors_in(step(watch)))
@@ -52,13 +52,13 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
 
 
 def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
-    """All layers of stacks, by their paths."""
+    """Return all layers of stacks, by their paths."""
     stacks = [(node.name, node.stack.layers) for node in graph_of(model).nodes if node.stack is not None]
     return {f"{name}.layers.{i}": layer for name, layers in stacks for i, layer in enumerate(layers)}
 
 
 def frames_of(model: fx.GraphModule) -> list[str]:
-    """The modules that are told apart: components, and the layers of stacks."""
+    """Return the paths of the modules that are counted separately: components, and the layers of stacks."""
     layers = layers_of(model)
     return [path for path, part in owners_of(model).items() if part.owner == path or path in layers]
 
@@ -104,7 +104,7 @@ def _gathered(watch: Watch, layers: Layers) -> Seen:
 
 
 def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int) -> float:
-    """The share of hidden pairs, if the queries are the last of the keys' positions; a prefix is left out."""
+    """Return the fraction of hidden pairs if the queries are at the last key positions. Ignore a prefix."""
     if mask == EVERYTHING:
         return 0.0
     first = n_keys - n_queries

@@ -33,20 +33,20 @@ class Alone:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # torch would take a second to exit by itself
+        self._process.kill()  # torch would take a second to exit
         with suppress(BrokenPipeError):
             self._process.communicate()
 
-    def wrong(self, text: str, given: Given, folder: Path) -> str | None:
+    def wrong(self, text: str, facts: Given, folder: Path) -> str | None:
         """Describe an error in a file; None if there is none. `folder` is empty, and takes files for the process."""
         (folder / CODE).write_text(text, encoding="utf-8")
-        torch.save(given, folder / GIVEN)
+        torch.save(facts, folder / GIVEN)
         self._say(str(folder))
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             return f"the process that ran it ended with status {self._process.wait()}"
-        found: str | None = json.loads(line)
-        return found
+        error: str | None = json.loads(line)
+        return error
 
     def _say(self, what: object) -> None:
         assert self._process.stdin is not None

@@ -41,18 +41,18 @@ class Calls(Expressions):
         return SOME, self._opaque(node, written)[1]
 
     def _modules(self, modules: tuple[nn.Module, ...], node: ast.Call, written: ast.expr) -> Written:
-        """A call of one of these modules. Modules that are not alike all get the arguments as the call writes them."""
-        keys: list[Key] = [(one, "forward") for one in modules if not has_torch_class(one)]
+        """Call one of several modules. If the modules are not equal, all get the arguments as the call writes them."""
+        keys: list[Key] = [(module, "forward") for module in modules if not has_torch_class(module)]
         if len(keys) == len(modules) and len({tuple(self.whole.function(key).code.parameters) for key in keys}) == 1:
             return self._specialised(keys, node, written)
         if any(isinstance(argument, ast.Starred) for argument in node.args):
             raise refuse(modules[0], "modules that are not alike are called with a `*`")
-        args, made = self._opaque(node, written)
-        keywords = {one.arg: self.eval(one.value)[0] for one in node.keywords if one.arg}
-        return join_all(self._passed(module, args, keywords) for module in modules), made
+        args, call = self._opaque(node, written)
+        keywords = {keyword.arg: self.eval(keyword.value)[0] for keyword in node.keywords if keyword.arg}
+        return join_all(self._passed(module, args, keywords) for module in modules), call
 
     def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
-        """The result of a module that gets all these arguments, as far as it is known."""
+        """Return the result of a module that receives these arguments, as far as it is known."""
         if type(module) is nn.Sequential:
             passed = list(args)
             for child in module:
@@ -61,26 +61,26 @@ class Calls(Expressions):
         if has_torch_class(module):
             return SOME
         function = self.whole.function((module, "forward"))
-        given = dict(zip(function.code.parameters, args, strict=False)) | dict(keywords)
-        function.needed |= set(given)
-        return self.whole.call([(module, "forward")], {name: _not_written(value) for name, value in given.items()})
+        values = dict(zip(function.code.parameters, args, strict=False)) | dict(keywords)
+        function.needed |= set(values)
+        return self.whole.call([(module, "forward")], {name: _not_written(value) for name, value in values.items()})
 
     def _opaque(self, node: ast.Call, written: ast.expr) -> tuple[list[Value], ast.Call]:
-        """The values of the positional arguments, and the text of a call that stays, with its arguments decided."""
-        found = [self.eval(one) for one in node.args]
-        keywords = [ast.keyword(one.arg, self.written(one.value)) for one in node.keywords]
-        return [value for value, _ in found], ast.Call(written, [text for _, text in found], keywords)
+        """Return the values of the positional arguments, and the call with its arguments specialised."""
+        values = [self.eval(argument) for argument in node.args]
+        keywords = [ast.keyword(keyword.arg, self.written(keyword.value)) for keyword in node.keywords]
+        return [value for value, _ in values], ast.Call(written, [text for _, text in values], keywords)
 
     def _append(self, node: ast.Call, name: str) -> Written:
         value, written = self.eval(node.args[0])
-        known = self.env.get(name)
-        self.env[name] = Items(join(known.item, value) if isinstance(known, Items) and known.item else value)
+        previous = self.env.get(name)
+        self.env[name] = Items(join(previous.item, value) if isinstance(previous, Items) and previous.item else value)
         return SOME, ast.Call(ast.Attribute(ast.Name(name), "append"), [written], [])
 
     def _method(self, method: Method, node: ast.Call, written: ast.expr) -> Written:
         module = method.modules[0]
         if not is_library(getattr(type(module), method.name)):
-            return self._specialised([(one, method.name) for one in method.modules], node, written)
+            return self._specialised([(owner, method.name) for owner in method.modules], node, written)
         value: Value = SOME
         if method.name in ("values", "items") and isinstance(module, nn.ModuleDict):
             child = self.items_of(Modules(method.modules))
@@ -96,17 +96,17 @@ class Calls(Expressions):
             return self._specialised([(None, function)], node, written)
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
             return self._record(function, node, written)
-        values, made = self._opaque(node, written)
+        values, call = self._opaque(node, written)
         if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], Known):
             kinds = values[1].value
             outcomes = {isinstance(module, kinds) for module in values[0].modules}
-            return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME), made
+            return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME), call
         if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
-            return values[0], made.args[0]
-        return self._of_library(function, values), _without_defaults(function, made)
+            return values[0], call.args[0]
+        return self._of_library(function, values), _without_defaults(function, call)
 
     def _of_library(self, function: Any, values: list[Value]) -> Value:
-        """The result of a function of Python or of torch, as far as it is known."""
+        """Return the result of a function of Python or of torch, as far as it is known."""
         if function is zip:
             return Items(Record(None, tuple(map(self.item_of, values))))
         if len(values) != 1:
@@ -119,65 +119,69 @@ class Calls(Expressions):
         return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME
 
     def _bound(self, names: list[str], node: ast.Call) -> tuple[dict[str, Written], int]:
-        """The arguments of a call by the names of the parameters, and the number of positional ones."""
-        found: dict[str, Written] = {}
+        """Return the arguments of a call by parameter name, and the number of positional arguments."""
+        bound: dict[str, Written] = {}
         rest = iter(names)
         for argument in node.args:
             value, written = self.eval(argument)
             if isinstance(argument, ast.Starred) and isinstance(value, Record):
                 assert isinstance(written, ast.Starred)
                 for index, item in enumerate(value.items):  # they are passed together: none of them can be left out
-                    found[next(rest)] = _not_written(item), (written if index == 0 else _PASSED)
+                    bound[next(rest)] = _not_written(item), (written if index == 0 else _PASSED)
             else:
-                found[next(rest)] = value, written
-        positional = len(found)
+                bound[next(rest)] = value, written
+        positional = len(bound)
         for keyword in node.keywords:
             assert keyword.arg is not None, "a forward passes no **kwargs"
-            found[keyword.arg] = self.eval(keyword.value)
-        return found, positional
+            bound[keyword.arg] = self.eval(keyword.value)
+        return bound, positional
 
     def _specialised(self, keys: list[Key], node: ast.Call, written: ast.expr) -> Written:
         functions = [self.whole.function(key) for key in keys]
         first = functions[0]
-        given, positional = self._bound(list(first.code.parameters), node)
+        arguments, positional = self._bound(list(first.code.parameters), node)
         if any(isinstance(argument, ast.Starred) for argument in node.args):
-            first.needed |= set(list(given)[:positional])
-        value = self.whole.call(keys, {name: found for name, (found, _) in given.items()})
+            first.needed |= set(list(arguments)[:positional])
+        value = self.whole.call(keys, {name: item for name, (item, _) in arguments.items()})
         returned = first.returns
-        if returned is not None and returned in given and all(one.returns == returned for one in functions):
-            return given[returned]
+        if (
+            returned is not None
+            and returned in arguments
+            and all(function.returns == returned for function in functions)
+        ):
+            return arguments[returned]
         if first.module is not None and first.name == "forward":
-            body = _inlined(functions, {name: one for name, (_, one) in given.items()})
+            body = _inlined(functions, {name: argument for name, (_, argument) in arguments.items()})
             if body is not None:
                 self.uses |= first.uses
                 return value, body
-        return value, _reduced(written, given, first.parameters, positional)
+        return value, _reduced(written, arguments, first.parameters, positional)
 
     def _record(self, kind: type, node: ast.Call, written: ast.expr) -> Written:
         names: list[str] = list(kind._fields)  # type: ignore[attr-defined]
-        given, positional = self._bound(names, node)
+        arguments, positional = self._bound(names, node)
         defaults: Mapping[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
         for name in names:
-            given.setdefault(name, (Known(defaults.get(name), literal=True), ast.Constant(defaults.get(name))))
-        value = self.whole.record(kind, [given[name][0] for name in names])
+            arguments.setdefault(name, (Known(defaults.get(name), literal=True), ast.Constant(defaults.get(name))))
+        value = self.whole.record(kind, [arguments[name][0] for name in names])
         if (only := self.whole.alone(kind)) is not None:
-            return value, given[only][1]
-        return value, _reduced(written, given, self.whole.fields(kind), positional)
+            return value, arguments[only][1]
+        return value, _reduced(written, arguments, self.whole.fields(kind), positional)
 
 
-def _inlined(functions: Sequence[Called], given: Mapping[str, ast.expr]) -> ast.expr | None:
-    """The result of calls of modules as one expression of the arguments; None if it is more, or reads the modules."""
+def _inlined(functions: Sequence[Called], arguments: Mapping[str, ast.expr]) -> ast.expr | None:
+    """Return calls of modules as one expression of the arguments; None if there is no such expression."""
     first = functions[0]
     value = first.expression
-    if value is None or any(one.attributes for one in functions):
+    if value is None or any(function.attributes for function in functions):
         return None
-    if any(one.expression is None or ast.dump(one.expression) != ast.dump(value) for one in functions):
+    if any(function.expression is None or ast.dump(function.expression) != ast.dump(value) for function in functions):
         return None
     names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
     for name in first.parameters:
-        if name not in given or (names.count(name) > 1 and not is_path(given[name])):
+        if name not in arguments or (names.count(name) > 1 and not is_path(arguments[name])):
             return None
-    return Replaced(given).visit(copy.deepcopy(value))
+    return Replaced(arguments).visit(copy.deepcopy(value))
 
 
 _PASSED = ast.Constant(...)
@@ -185,29 +189,33 @@ _PASSED = ast.Constant(...)
 
 
 def _not_written(value: Value) -> Value:
-    """A value that is passed as an argument even if it is a constant."""
+    """Return a value that is passed as an argument even if it is a constant."""
     return Known(value.value) if isinstance(value, Known) else value
 
 
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
 
 
-def _without_defaults(function: Any, made: ast.Call) -> ast.Call:
+def _without_defaults(function: Any, call: ast.Call) -> ast.Call:
     """Leave out the defaults of `scaled_dot_product_attention`, which has no signature that Python can inspect."""
     if getattr(function, "__name__", "") == "scaled_dot_product_attention":
-        made.keywords = [
-            one
-            for one in made.keywords
-            if not (isinstance(one.value, ast.Constant) and _DEFAULTS.get(one.arg or "", ...) == one.value.value)
+        call.keywords = [
+            keyword
+            for keyword in call.keywords
+            if not (
+                isinstance(keyword.value, ast.Constant) and _DEFAULTS.get(keyword.arg or "", ...) == keyword.value.value
+            )
         ]
-    if function is F.linear and isinstance(last := made.args[-1], ast.Constant) and last.value is None:
-        made.args.pop()
-    return made
+    if function is F.linear and isinstance(last := call.args[-1], ast.Constant) and last.value is None:
+        call.args.pop()
+    return call
 
 
-def _reduced(written: ast.expr, given: Mapping[str, Written], left: list[str], positional: int) -> ast.Call:
-    """The call with the arguments for the parameters that are left, the first `positional` without their names."""
-    kept = {name: one for name, (_, one) in given.items() if name in left and one is not _PASSED}
-    unnamed = list(given)[:positional]
-    args = [one for name, one in kept.items() if name in unnamed]
-    return ast.Call(written, args, [ast.keyword(name, one) for name, one in kept.items() if name not in unnamed])
+def _reduced(written: ast.expr, arguments: Mapping[str, Written], left: list[str], positional: int) -> ast.Call:
+    """Return the call with the arguments of the remaining parameters, the first `positional` without their names."""
+    kept = {name: argument for name, (_, argument) in arguments.items() if name in left and argument is not _PASSED}
+    unnamed = list(arguments)[:positional]
+    args = [argument for name, argument in kept.items() if name in unnamed]
+    return ast.Call(
+        written, args, [ast.keyword(name, argument) for name, argument in kept.items() if name not in unnamed]
+    )

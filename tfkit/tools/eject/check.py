@@ -46,29 +46,29 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
         SpecError: they differ, because a component does something that its code does not say; or the file needs more
             than torch.
     """
-    if others := sorted(_imported(text) - {"torch", *sys.stdlib_module_names}):
-        raise _error(f"it imports {listing(others)}, and a file needs nothing but torch")
+    if packages := sorted(_imported(text) - {"torch", *sys.stdlib_module_names}):
+        raise _error(f"it imports {listing(packages)}, and a file needs nothing but torch")
     with Alone() if alone is None else nullcontext(alone) as process, TemporaryDirectory() as folder:
         model = build(graph, device="meta")
         count = sum(parameter.numel() for parameter in model.parameters())
         free = free_memory(torch.device("cpu"))
         runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
-        given = _given(graph, runs)
-        if wrong := process.wrong(text, given, Path(folder)):
-            raise _error(wrong)
-    return Proof(len(given["shapes"]), count, runs)
+        facts = _given(graph, runs)
+        if error := process.wrong(text, facts, Path(folder)):
+            raise _error(error)
+    return Proof(len(facts["shapes"]), count, runs)
 
 
 def _imported(text: str) -> set[str]:
-    """The packages that a file imports."""
+    """Return the packages that a file imports."""
     nodes = list(ast.walk(ast.parse(text)))
     names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    names += [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     return {name.partition(".")[0] for name in names}
 
 
 def _given(graph: Graph, runs: bool) -> Given:
-    """The tensors that the file must have, and the values that it must compute."""
+    """Return the tensors that the file must have, and the values that it must compute."""
     model = build(replace(graph, weights=None), device="cpu" if runs else "meta").eval()
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     cases = []
@@ -76,7 +76,7 @@ def _given(graph: Graph, runs: bool) -> Given:
         with torch.no_grad():
             cases.append((case.words, dict(case.inputs), list(as_tensors(model(**case.inputs)))))
     shapes = [(name, list(tensor.shape)) for name, tensor in state.items()]
-    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     return Given(
         shapes=shapes, frozen=frozen, state=state if runs else None, cases=cases, threads=torch.get_num_threads()
     )

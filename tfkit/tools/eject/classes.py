@@ -60,8 +60,8 @@ class Classes:
                 places.setdefault(self.of[module], []).append(path)
         taken = {name for function in whole.functions.values() for name in function.uses}
         name_apart(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
-        for one in self.order:
-            self._fill(one, [module for module, owner in self.of.items() if owner is one])
+        for ejected in self.order:
+            self._fill(ejected, [module for module, owner in self.of.items() if owner is ejected])
 
     def _gather(self, module: nn.Module) -> Any:
         """Find the class of a module and of all modules in it; the returned keys are equal for equal classes."""
@@ -78,11 +78,11 @@ class Classes:
             return type(module).__name__, tuple(arguments_of(module))
         if module not in self.of:
             below = tuple((name, self._gather(child)) for name, child in children.items())
-            methods = {one.name: function_text(one) for one in self._left(module)}
+            methods = {function.name: function_text(function) for function in self._left(module)}
             tensors = tuple((n, t.dtype, t.requires_grad, n in module._parameters) for n, t in _tensors(module).items())
             attributes = tuple((name, len(_items(getattr(module, name)))) for name in self._attributes(module))
-            made = (tensors, tuple(self._frozen(module)), attributes)
-            key = (type(module).__name__, below, tuple(methods.items()), *made)
+            contents = (tensors, tuple(self._frozen(module)), attributes)
+            key = (type(module).__name__, below, tuple(methods.items()), *contents)
             if key not in self._by_signature:
                 self._by_signature[key] = self._new(module, methods)
                 self.order.append(self._by_signature[key])
@@ -90,14 +90,14 @@ class Classes:
         return self.of[module]
 
     def _new(self, module: nn.Module, methods: Mapping[str, str]) -> Class:
-        """The class of a module, without the statements of its `__init__` that depend on names of classes."""
+        """Return the class of a module, without the statements of its `__init__` that depend on names of classes."""
         filling = [f"self.get_parameter({name!r}).requires_grad_(False)" for name in self._frozen(module)]
         for reset in filter(None, (self.whole.functions.get((module, name)) for name in RESETS)):
             lines = steps_text(reset.body).splitlines()
             filling += (
                 ["with torch.no_grad():", *(INDENT + line for line in lines)] if changes_tensors(reset.body) else lines
             )
-        owners = [one for child in self._children(module).values() for one in self._classes_in(child)]
+        owners = [owner for child in self._children(module).values() for owner in self._classes_in(child)]
         return Class(
             name=type(module).__name__,
             base=base_of(module),
@@ -108,60 +108,68 @@ class Classes:
         )
 
     def _classes_in(self, module: nn.Module) -> list[Class]:
-        """The class of a module; those of its children, if it is a list or a mapping."""
+        """Return the class of a module; for a list or a mapping, the classes of its children."""
         if is_container(module):
-            return [one for child in module.children() for one in self._classes_in(child)]
+            return [owner for child in module.children() for owner in self._classes_in(child)]
         return [self.of[module]] if module in self.of else []
 
     def _left(self, module: nn.Module) -> list[Function]:
-        """The methods that are left: forward first, the others in the order of the source."""
-        left = [one for one in self._methods.get(module, ()) if one.returns is None or one.name == "forward"]
-        return sorted(left, key=lambda one: (one.name != "forward", one.code.line))
+        """Return the methods that are left: forward first, then the remaining methods in the order of the source."""
+        left = [
+            function
+            for function in self._methods.get(module, ())
+            if function.returns is None or function.name == "forward"
+        ]
+        return sorted(left, key=lambda function: (function.name != "forward", function.code.line))
 
     def _used(self, module: nn.Module) -> set[str]:
-        """The attributes that its own methods and other modules read."""
-        return self.whole.read.get(module, set()).union(*(one.attributes for one in self._methods.get(module, ())))
+        """Return the attributes that the methods of a module and other modules read."""
+        return self.whole.read.get(module, set()).union(
+            *(function.attributes for function in self._methods.get(module, ()))
+        )
 
     def _children(self, module: nn.Module) -> dict[str, nn.Module]:
-        """The children that are left: those that hold tensors, or are called."""
+        """Return the children that are left: children that hold tensors, or are called."""
         called = self._used(module)
-        every = isinstance(module, tuple(CONTAINERS.values()))
+        contains_all = isinstance(module, tuple(CONTAINERS.values()))
         return {
             name: child
             for name, child in module._modules.items()
-            if child is not None and (every or name in called or _holds(child))
+            if child is not None and (contains_all or name in called or _holds(child))
         }
 
     def _attributes(self, module: nn.Module) -> list[str]:
-        """The plain attributes that the methods of a module read, in the module's order."""
+        """Return the plain attributes that the methods of a module read, in the module's order."""
         used = self._used(module)
         return [n for n, value in plain(module).items() if n in used and value is not None and not callable(value)]
 
     def _frozen(self, module: nn.Module) -> list[str]:
-        """The frozen parameters of its children that no class inside this one freezes itself."""
+        """Return the frozen parameters of the children that no class inside this class freezes."""
         inside = list(module.named_modules(remove_duplicate=False))
-        inner = tuple(f"{path}." for path, one in inside if one is not module and one in self.of)
+        inner = tuple(f"{path}." for path, child in inside if child is not module and child in self.of)
         return [
             name
             for name, parameter in module.named_parameters(remove_duplicate=False)
             if not parameter.requires_grad and "." in name and not name.startswith(inner)
         ]
 
-    def _fill(self, one: Class, modules: list[nn.Module]) -> None:
+    def _fill(self, ejected: Class, modules: list[nn.Module]) -> None:
         """Make the statements of a class and their values, from its modules; its children have theirs."""
         for module in modules:
-            one.statements = list(self._statements(module))
-            one.values[module] = {slot: text for statement in one.statements for slot, text in statement.values.items()}
+            ejected.statements = list(self._statements(module))
+            ejected.values[module] = {
+                slot: text for statement in ejected.statements for slot, text in statement.values.items()
+            }
         taken: dict[tuple[str, ...], str] = {}
-        for slot in one.values[modules[0]]:
-            values = tuple(one.values[module][slot] for module in modules)
+        for slot in ejected.values[modules[0]]:
+            values = tuple(ejected.values[module][slot] for module in modules)
             if len(set(values)) > 1:
                 if values not in taken:
                     taken[values] = argument_name(slot, values, set(taken.values()))
-                one.arguments[slot] = taken[values]
+                ejected.arguments[slot] = taken[values]
 
     def _statements(self, module: nn.Module) -> Iterator[Statement]:
-        """The statements of its `__init__` that make the attributes, the tensors and the children of a module."""
+        """Yield the statements of its `__init__` that make the attributes, the tensors and the children of a module."""
         for name in self._attributes(module):
             value = getattr(module, name)
             with written_out(f"`{type(module).__name__}.{name}`"):
@@ -180,35 +188,39 @@ class Classes:
                 passing = ", persistent=False" if name in module._non_persistent_buffers_set else ""
                 yield Statement(f"self.register_buffer({name!r}, {empty}{passing})", sizes)
         for name, child in self._children(module).items():
-            made, values = self._of_child(name, child)
-            target = f"self.add_module({name!r}, {made})" if base_of(module) in CONTAINERS else f"self.{name} = {made}"
+            expression, values = self._of_child(name, child)
+            target = (
+                f"self.add_module({name!r}, {expression})"
+                if base_of(module) in CONTAINERS
+                else f"self.{name} = {expression}"
+            )
             yield Statement(target, values)
 
     def _of_child(self, name: str, child: nn.Module) -> Statement:
-        """The expression that makes a child."""
+        """Return the expression that makes a child."""
         if child in self.of:
-            given = self.of[child].given(child)
-            made = self.of[child].call(dict.fromkeys(given, "{}"))
+            arguments = self.of[child].given(child)
+            expression = self.of[child].call(dict.fromkeys(arguments, "{}"))
         elif is_container(child) or isinstance(child, OF_PARAMETERS):
             return Statement("{}", {name: self._made(child)})
         else:
-            given = self._arguments(child)
-            made = made_by_torch(child, dict.fromkeys(given, "{}"))
-        return Statement(made, {f"{name}.{argument}": text for argument, text in given.items()})
+            arguments = self._arguments(child)
+            expression = made_by_torch(child, dict.fromkeys(arguments, "{}"))
+        return Statement(expression, {f"{name}.{argument}": text for argument, text in arguments.items()})
 
     def _text(self, value: Any) -> str:
-        """A value as an expression."""
+        """Return a value as an expression."""
         if isinstance(value, nn.Module):
             return made_by_torch(value, self._arguments(value))
         return self.config.text(value)
 
     def _arguments(self, module: nn.Module) -> dict[str, str]:
-        """The texts of the arguments that make one of torch's modules; of a tuple of one width the width."""
+        """Return the texts of the arguments that make a module of torch; of a tuple of one width the width."""
         texts = {name: self._text(value) for name, value in arguments_of(module).items()}
         return {name: re.sub(r"^\((.*),\)$", r"\1", text) for name, text in texts.items()}
 
     def _made(self, module: nn.Module) -> str:
-        """The expression that makes a module."""
+        """Return the expression that makes a module."""
         if module in self.of:
             return self.of[module].call(self.of[module].given(module))
         if is_container(module):
@@ -216,7 +228,7 @@ class Classes:
         return self._parameters(module) if isinstance(module, OF_PARAMETERS) else self._text(module)
 
     def _container(self, module: nn.Module) -> str:
-        """The expression that makes a list, a mapping or a sequence of modules."""
+        """Return the expression that makes a list, a mapping or a sequence of modules."""
         children = [child for child in module._modules.values() if child is not None]
         items = [(name, self._made(child)) for name, child in zip(module._modules, children, strict=True)]
         kind = f"nn.{type(module).__name__}"
@@ -233,30 +245,30 @@ class Classes:
         return f"{kind}([{', '.join(runs)}])" if len(runs) <= 4 else self._by_turns(children)
 
     def _by_turns(self, children: list[nn.Module]) -> str:
-        """The expression for layers that alternate: one class with different numbers, or several classes."""
+        """Return the expression for layers that alternate: one class with different numbers, or several classes."""
         owner = self.of.get(children[0])
         if owner is None or any(self.of.get(child) is not owner for child in children):
             return f"nn.ModuleList([{', '.join(map(self._made, children))}])"
-        given = [owner.given(child) for child in children]
-        differ = [name for name in given[0] if len({one[name] for one in given}) > 1]
-        rows = [", ".join(one[name] for name in differ) for one in given]
+        arguments = [owner.given(child) for child in children]
+        differ = [name for name in arguments[0] if len({texts[name] for texts in arguments}) > 1]
+        rows = [", ".join(texts[name] for name in differ) for texts in arguments]
         values = ", ".join(rows if len(differ) == 1 else [f"({row})" for row in rows])
-        made = owner.call(given[0] | {name: name for name in differ})
-        return f"nn.ModuleList({made} for {', '.join(differ)} in ({values}))"
+        expression = owner.call(arguments[0] | {name: name for name in differ})
+        return f"nn.ModuleList({expression} for {', '.join(differ)} in ({values}))"
 
     def _parameters(self, module: nn.Module) -> str:
-        """The expression that makes a list or a mapping of parameters."""
-        made = {
-            name: f"nn.Parameter({_empty(', '.join(map(self._text, self.sizes.of(one))), one)})"
-            for name, one in module.named_parameters()
+        """Return the expression that makes a list or a mapping of parameters."""
+        expressions = {
+            name: f"nn.Parameter({_empty(', '.join(map(self._text, self.sizes.of(parameter))), parameter)})"
+            for name, parameter in module.named_parameters()
         }
         if isinstance(module, nn.ParameterDict):
-            return f"nn.ParameterDict({{{', '.join(f'{name!r}: {text}' for name, text in made.items())}}})"
-        return f"nn.ParameterList([{', '.join(made.values())}])"
+            return f"nn.ParameterDict({{{', '.join(f'{name!r}: {text}' for name, text in expressions.items())}}})"
+        return f"nn.ParameterList([{', '.join(expressions.values())}])"
 
 
 def _items(value: Any) -> Sequence[Any]:
-    """The items of a short list, which are written one by one; empty for any other value."""
+    """Return the items of a short list, which are written separately; empty for any other value."""
     return value if isinstance(value, list | tuple) and len(value) < 5 else ()
 
 
@@ -265,16 +277,16 @@ def _blanks(values: Mapping[str, str]) -> str:
 
 
 def _holds(module: nn.Module) -> bool:
-    """True if a module has parameters or buffers."""
+    """Return True if a module has parameters or buffers."""
     return any(True for _ in chain(module.parameters(), module.buffers()))
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers that a module holds itself."""
+    """Return the parameters and buffers that a module holds directly."""
     return {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
 
 
 def _empty(sizes: str, tensor: Tensor) -> str:
-    """The call that allocates memory for a tensor."""
+    """Return the call that allocates memory for a tensor."""
     dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
     return f"torch.empty({sizes or '()'}{dtype})"

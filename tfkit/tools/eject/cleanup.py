@@ -13,17 +13,17 @@ SHORT = 88
 
 
 def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a function, tidied."""
+    """Return the statements of a function, tidied."""
     steps = copy.deepcopy(steps)
     for block in blocks(steps):
-        block[:] = [one for step in block for one in _one_by_one(step)]
+        block[:] = [part for step in block for part in _one_by_one(step)]
     steps = _Living().block(_without_copies(steps))
     _compact(steps, set(), set())
     return steps
 
 
 def blocks(steps: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """The lists of statements inside these, from the inside out, and last the statements themselves."""
+    """Yield the lists of statements inside these, from the inside out, and last the statements themselves."""
     for step in steps:
         for name in ("body", "orelse"):
             yield from blocks(getattr(step, name, []))
@@ -31,12 +31,12 @@ def blocks(steps: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
 
 
 def reads(node: ast.AST) -> set[str]:
-    """The names in a node."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    """Return the names in a node."""
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
 def returned(step: ast.stmt) -> ast.expr:
-    """The expression that a `return` returns."""
+    """Return the expression that a `return` returns."""
     assert isinstance(step, ast.Return)
     assert step.value is not None
     return step.value
@@ -52,25 +52,25 @@ def targets(node: ast.AST) -> list[ast.expr]:
 
 
 def assigned(step: ast.stmt) -> list[str]:
-    """The names that are assigned anywhere in a statement, each as often as it is."""
+    """Return the names that a statement assigns, with repetitions."""
     return [name for node in ast.walk(step) for target in targets(node) for name in reads(target)]
 
 
 def is_path(value: ast.expr) -> bool:
-    """True for a name, an attribute or an item of one."""
+    """Return True for a name, an attribute or an item of one."""
     parts = ast.Attribute | ast.Name | ast.Subscript | ast.Constant
     return all(isinstance(node, parts) for node in ast.walk(value) if isinstance(node, ast.expr))
 
 
 def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
-    """`a, b = c, d` as two steps, if neither reads the variable that the other one assigns."""
+    """Split `a, b = c, d` into two steps if neither value reads the variable that the other step assigns."""
     if not (
         isinstance(step, ast.Assign) and isinstance(step.value, ast.Tuple) and isinstance(step.targets[0], ast.Tuple)
     ):
         return [step]
     pairs = list(zip(step.targets[0].elts, step.value.elts, strict=True))
     crossed = any(
-        reads(target) & reads(value) for target, own in pairs for value in step.value.elts if value is not own
+        reads(target) & reads(value) for target, source in pairs for value in step.value.elts if value is not source
     )
     plain = any(isinstance(value, ast.Name | ast.Constant) for value in step.value.elts)
     return [step] if crossed or not plain else [ast.Assign([target], value, lineno=0) for target, value in pairs]
@@ -86,7 +86,9 @@ def _without_copies(steps: list[ast.stmt]) -> list[ast.stmt]:
             continue
         new, old = step.targets[0].id, step.value.id
         if new != old and names.count(new) == 1 and names.count(old) == (old in names[: names.index(new)]):
-            return _without_copies([Replaced({new: ast.Name(old)}).visit(one) for one in steps if one is not step])
+            return _without_copies(
+                [Replaced({new: ast.Name(old)}).visit(statement) for statement in steps if statement is not step]
+            )
     return steps
 
 
@@ -130,14 +132,14 @@ class _Living:
         self.around: set[str] = set()
 
     def block(self, steps: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """The statements that have an effect."""
-        made: list[ast.stmt] = []
+        """Return the statements that have an effect."""
+        statements: list[ast.stmt] = []
         for step in reversed(steps):
-            made[:0] = self.step(step)
-        return made
+            statements[:0] = self.step(step)
+        return statements
 
     def step(self, step: ast.stmt) -> list[ast.stmt]:
-        """Do for one statement what `block` does for several."""
+        """Return the statements that remain of one statement, as `block` does for several."""
         if isinstance(step, ast.If):
             return self._if(step)
         if isinstance(step, ast.For):
@@ -201,18 +203,18 @@ def _without_index(step: ast.For, after: set[str]) -> ast.For:
 
 def _shortened(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[ast.stmt]:
     """Write a choice between two values, or a loop that fills a list, as one expression."""
-    made: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     for index, step in enumerate(steps):
         if isinstance(step, ast.If):
             step = _choice(step) or step
-        if isinstance(step, ast.For) and made and (filled := _filled(made[-1], step)) is not None:
+        if isinstance(step, ast.For) and statements and (filled := _filled(statements[-1], step)) is not None:
             read_later = reads(step.target) & _live(steps[index + 1 :], live, around)
             step = step if read_later else filled
-            made = made if read_later else made[:-1]
-        if made and _same_way_out(made[-1], step):
-            step.test = ast.BoolOp(ast.Or(), [made.pop().test, step.test])  # type: ignore[attr-defined]
-        made.append(step)
-    return made
+            statements = statements if read_later else statements[:-1]
+        if statements and _same_way_out(statements[-1], step):
+            step.test = ast.BoolOp(ast.Or(), [statements.pop().test, step.test])  # type: ignore[attr-defined]
+        statements.append(step)
+    return statements
 
 
 def _choice(step: ast.If) -> ast.Assign | None:
@@ -223,8 +225,8 @@ def _choice(step: ast.If) -> ast.Assign | None:
         return None
     if list(map(ast.unparse, body.targets)) != list(map(ast.unparse, orelse.targets)):
         return None
-    made = ast.Assign(body.targets, ast.IfExp(step.test, body.value, orelse.value), lineno=0)
-    return made if len(ast.unparse(made)) <= WIDTH else None
+    assignment = ast.Assign(body.targets, ast.IfExp(step.test, body.value, orelse.value), lineno=0)
+    return assignment if len(ast.unparse(assignment)) <= WIDTH else None
 
 
 def _filled(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
@@ -242,7 +244,7 @@ def _filled(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
 
 
 def _same_way_out(before: ast.stmt, step: ast.stmt) -> bool:
-    """True if both statements are an `if` that returns the same."""
+    """Return True if both statements are an `if` that returns the same."""
     if not (isinstance(before, ast.If) and isinstance(step, ast.If)) or before.orelse or step.orelse:
         return False
     return isinstance(step.body[0], ast.Return) and list(map(ast.dump, before.body)) == list(map(ast.dump, step.body))
@@ -255,7 +257,7 @@ def _draw_together(steps: list[ast.stmt], live: set[str]) -> None:
     """
     before, last = steps[-2:] if len(steps) > 1 else (None, None)
     if isinstance(before, ast.Assign) and isinstance(last, ast.Return) and last.value is not None:  # noqa: SIM102
-        if [ast.unparse(one) for one in before.targets] == [ast.unparse(last.value)]:
+        if [ast.unparse(target) for target in before.targets] == [ast.unparse(last.value)]:
             steps[-2:] = [ast.Return(before.value)]
     index = 0
     while index < len(steps) - 1:
@@ -273,7 +275,9 @@ def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
     if len(readers) != 1 or (readers[0] != index + 1 and not path) or name in live:
         return False
     passed, reader = steps[index + 1 : readers[0]], steps[readers[0]]
-    changed = any(_changes(one) or reads(value) & {*assigned(one)} for one in passed) or _changes(reader)
+    changed = any(_changes(statement) or reads(value) & {*assigned(statement)} for statement in passed) or _changes(
+        reader
+    )
     once = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(reader)) == 1
     if changed or not once or name in assigned(reader) or not isinstance(reader, ast.Assign | ast.Return):
         return False
@@ -286,7 +290,7 @@ def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
 
 
 def _changes(step: ast.stmt) -> bool:
-    """True if a step changes an object, rather than only assigning names."""
+    """Return True if a step changes an object, rather than only assigning names."""
     return _acts(step) or any(map(_into, ast.walk(step)))
 
 
@@ -306,15 +310,15 @@ class _WithoutInit(ast.NodeTransformer):
 
 
 def _into(node: ast.AST) -> bool:
-    """True if a node assigns to an attribute or to an item."""
-    inside = [one for target in targets(node) for one in ast.walk(target)]
-    return any(isinstance(one, ast.Subscript | ast.Attribute) for one in inside)
+    """Return True if a node assigns to an attribute or to an item."""
+    inside = [child for target in targets(node) for child in ast.walk(target)]
+    return any(isinstance(child, ast.Subscript | ast.Attribute) for child in inside)
 
 
 def _acts(node: ast.AST) -> bool:
-    """True if a value is changed in place, by a method such as `copy_` or `append`."""
-    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
-    names = [one.attr for one in calls if isinstance(one, ast.Attribute)]
+    """Return True if a value is changed in place, by a method such as `copy_` or `append`."""
+    calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
+    names = [function.attr for function in calls if isinstance(function, ast.Attribute)]
     return any(name == "append" or (name.endswith("_") and not name.endswith("__")) for name in names)
 
 

@@ -47,13 +47,13 @@ def code_of(function: FunctionType, *, method: bool) -> Code:
 
 
 def tree_of(source: FunctionType | type) -> ast.stmt:
-    """The definition of a function or of a class."""
+    """Return the definition of a function or of a class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(source))).body
     return tree
 
 
 def method_of(module: nn.Module, name: str) -> FunctionType:
-    """The function of a method."""
+    """Return the function of a method."""
     function = getattr(type(module), name)
     assert isinstance(function, FunctionType)
     return function
@@ -61,7 +61,7 @@ def method_of(module: nn.Module, name: str) -> FunctionType:
 
 @cache
 def is_library(function: Callable[..., Any]) -> bool:
-    """True for functions that stay as they are: those of Python and of torch."""
+    """Return True for functions that stay unchanged: functions of Python and of torch."""
     if not isinstance(function, FunctionType):
         return True
     package = (function.__module__ or "").partition(".")[0]
@@ -79,7 +79,7 @@ def written_out(name: str) -> Iterator[None]:
 
 
 def refuse(owner: nn.Module | FunctionType, why: str) -> SpecError:
-    """The error for code that cannot be written out."""
+    """Return the error for code that cannot be written out."""
     source = owner if isinstance(owner, FunctionType) else type(owner)
     name = f"`{source.__name__}` ({Path(inspect.getsourcefile(source) or '').name})"
     return SpecError(Diagnostic(f"{name} cannot be ejected: {why}", help="CONTRIBUTING.md says what a forward may use"))

@@ -60,5 +60,5 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
         click.echo(text, nl=False)
     else:
         how = "equal to the last bit" if proof.ran else "too large to run here"
-        made = f"{lines} lines, {proof.tensors} tensors, {proof.parameters:,} parameters"
-        click.echo(f"wrote {printable(str(output))}: {made}; {how}")
+        summary = f"{lines} lines, {proof.tensors} tensors, {proof.parameters:,} parameters"
+        click.echo(f"wrote {printable(str(output))}: {summary}; {how}")

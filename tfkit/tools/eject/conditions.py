@@ -20,7 +20,7 @@ class Conditions:
     env: dict[str, Value]
 
     def eval(self, node: ast.expr) -> Written:
-        """An expression, by the method that has the name of its class."""
+        """Return an expression, by the method that has the name of its class."""
         evaluate: Callable[[Any], Written] = getattr(self, f"_{type(node).__name__.lower()}", self._any)
         value, written = evaluate(node)
         if is_constant(value) and not isinstance(node, ast.Constant):
@@ -28,52 +28,54 @@ class Conditions:
         return value, written
 
     def written(self, node: ast.expr) -> ast.expr:
-        """The text of an expression, as a tree."""
+        """Return the text of an expression, as a tree."""
         return self.eval(node)[1]
 
     def _any(self, node: ast.expr) -> Written:
-        """An expression about which nothing is known except its parts, and that it is not None."""
+        """Return an expression of which only its parts are known, and that it is not None."""
         return SOME, type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
 
     def _part(self, part: Any) -> Any:
         if isinstance(part, list):
-            return [self._part(one) for one in part]
+            return [self._part(item) for item in part]
         return self.written(part) if isinstance(part, ast.expr) else part
 
     def _compare(self, node: ast.Compare) -> Written:
         left, left_written = self.eval(node.left)
-        found = [self.eval(one) for one in node.comparators]
-        made = ast.Compare(left_written, node.ops, [written for _, written in found])
-        right = found[0][0]
-        if len(found) > 1:
-            return SOME, made
+        operands = [self.eval(operand) for operand in node.comparators]
+        comparison = ast.Compare(left_written, node.ops, [written for _, written in operands])
+        right = operands[0][0]
+        if len(operands) > 1:
+            return SOME, comparison
         if isinstance(node.ops[0], ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
             if isinstance(left, Known):
-                return _truth((left.value is None) == isinstance(node.ops[0], ast.Is)), made
-            return (SOME if may_be_none(left) else _truth(isinstance(node.ops[0], ast.IsNot))), made
+                return _truth((left.value is None) == isinstance(node.ops[0], ast.Is)), comparison
+            return (SOME if may_be_none(left) else _truth(isinstance(node.ops[0], ast.IsNot))), comparison
         if isinstance(left, Known) and isinstance(right, Known) and isinstance(left.value, Enum):
             if isinstance(node.ops[0], ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
-                return _truth((left.value is right.value) == isinstance(node.ops[0], ast.Is | ast.Eq)), made
+                return _truth((left.value is right.value) == isinstance(node.ops[0], ast.Is | ast.Eq)), comparison
         elif (
             isinstance(left, Known) and isinstance(right, Known) and _is_number(left.value) and _is_number(right.value)
         ):
-            return _truth(_evaluated(ast.Compare(literal(left.value), node.ops, [literal(right.value)]))), made
-        return SOME, made
+            return _truth(_evaluated(ast.Compare(literal(left.value), node.ops, [literal(right.value)]))), comparison
+        return SOME, comparison
 
     def _unaryop(self, node: ast.UnaryOp) -> Written:
         value, written = self.eval(node.operand)
-        known = truth(value) if isinstance(node.op, ast.Not) else None
-        return (SOME if known is None else _truth(not known)), ast.UnaryOp(node.op, written)
+        outcome = truth(value) if isinstance(node.op, ast.Not) else None
+        return (SOME if outcome is None else _truth(not outcome)), ast.UnaryOp(node.op, written)
 
     def _binop(self, node: ast.BinOp) -> Written:
         left, left_written = self.eval(node.left)
         right, right_written = self.eval(node.right)
-        made = ast.BinOp(left_written, node.op, right_written)
+        operation = ast.BinOp(left_written, node.op, right_written)
         if is_constant(left) and is_constant(right):
-            return Known(_evaluated(ast.BinOp(literal(left.value), node.op, literal(right.value))), literal=True), made
+            return Known(
+                _evaluated(ast.BinOp(literal(left.value), node.op, literal(right.value))), literal=True
+            ), operation
         if isinstance(node.op, ast.Add | ast.Sub) and right == Known(0, literal=True):
             return left, left_written
-        return SOME, made
+        return SOME, operation
 
     def _boolop(self, node: ast.BoolOp) -> Written:
         """Drop the parts whose truth is known, or return the one that decides."""
@@ -82,13 +84,13 @@ class Conditions:
         saved = self.env
         for operand in node.values:
             value, written = self.eval(operand)
-            known = truth(value)
-            if known is decides and isinstance(value, Known) and isinstance(value.value, bool):
+            outcome = truth(value)
+            if outcome is decides and isinstance(value, Known) and isinstance(value.value, bool):
                 left = [(value, ast.Constant(value.value))]  # the parts before it have no effect but their value
                 break
-            if known is not (not decides):
+            if outcome is not (not decides):
                 left.append((value, written))
-            if known is decides:
+            if outcome is decides:
                 break
             self.narrow(operand, not decides)
         self.env = saved
@@ -98,8 +100,8 @@ class Conditions:
 
     def _ifexp(self, node: ast.IfExp) -> Written:
         test, test_written = self.eval(node.test)
-        if (known := truth(test)) is not None:
-            return self.eval(node.body if known else node.orelse)
+        if (outcome := truth(test)) is not None:
+            return self.eval(node.body if outcome else node.orelse)
         saved = self.env
         self.narrow(node.test, True)
         body, body_written = self.eval(node.body)
@@ -133,7 +135,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _evaluated(node: ast.expr) -> Any:
-    """The value of an expression of literals."""
+    """Return the value of an expression of literals."""
     return eval(compile(ast.fix_missing_locations(ast.Expression(node)), "<literals>", "eval"))
 
 

@@ -30,22 +30,22 @@ class Config:
         self.derived: dict[str, str] = {}
 
     def text(self, value: Any) -> str:
-        """A value as an expression, numbers of the spec by their names in the config."""
+        """Return a value as an expression, numbers of the spec by their names in the config."""
         parts = value if isinstance(value, list | tuple) else [value]
         text, derived = text_of(value), {n: how for part in parts for n, how in getattr(part, "derived", {}).items()}
         # If the config has the name already, its expression is written out.
         clash = {name: ast.parse(derived.pop(name), mode="eval").body for name in derived.keys() & self.numbers.keys()}
         tree = Replaced(clash).visit(ast.parse(text, mode="eval"))
-        known = self._with(derived)
-        if not (reads(tree) & known.keys()):
+        values = self._with(derived)
+        if not (reads(tree) & values.keys()):
             return text
-        if eval(ast.unparse(tree), {"torch": torch, "nn": nn}, known) != value:
+        if eval(ast.unparse(tree), {"torch": torch, "nn": nn}, values) != value:
             return repr(value)
         self.derived |= derived
-        return _owned(tree, CONFIG, known)
+        return _owned(tree, CONFIG, values)
 
     def value(self, text: str) -> Any:
-        """The value of an expression over the config."""
+        """Return the value of an expression over the config."""
         config = SimpleNamespace(**self._with(self.derived))
         return eval(text, {"__builtins__": {}}, {CONFIG: config, "torch": torch, "nn": nn})
 
@@ -53,16 +53,18 @@ class Config:
         return self.numbers | {name: eval(how, dict(self.numbers)) for name, how in derived.items()}
 
     def count(self, count: int) -> str:
-        """A number of layers."""
+        """Return a number of layers."""
         names = [name for name, value in self.numbers.items() if value == count and name.endswith("n_layers")]
         return f"{CONFIG}.{names[0]}" if names else str(count)
 
     def source(self, body: str) -> str:
-        """The class with all that the rest of a file reads; empty if that is nothing."""
+        """Return the class with all names that the rest of a file reads; empty if there are none."""
         read = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Attribute)]
         used = {node.attr for node in read if isinstance(node.value, ast.Name) and node.value.id == CONFIG}
         used |= {name for how in self.derived.values() for name in reads(ast.parse(how))}
-        lines = [f"    {name}: {type(one).__name__} = {one!r}" for name, one in self.numbers.items() if name in used]
+        lines = [
+            f"    {name}: {type(value).__name__} = {value!r}" for name, value in self.numbers.items() if name in used
+        ]
         for name, how in self.derived.items():
             if name in used:
                 text = _owned(ast.parse(how, mode="eval"), "self", self.numbers)
@@ -71,5 +73,5 @@ class Config:
 
 
 def _owned(tree: ast.Expression, owner: str, names: Mapping[str, Any]) -> str:
-    """An expression, with these names as attributes of an owner."""
+    """Return an expression, with these names as attributes of an owner."""
     return ast.unparse(Replaced({name: ast.Attribute(ast.Name(owner), name) for name in names}).visit(tree))

@@ -29,8 +29,8 @@ class Class:
     Attributes:
         methods: their texts.
         filling: the statements that fill its tensors, at the end of its `__init__`.
-        children: the classes of its children, those in lists among them.
-        statements: those of its `__init__` that make attributes, tensors and children.
+        children: the classes of its children, including children in lists.
+        statements: the statements of its `__init__` that make attributes, tensors and children.
         values: of each module the text of the value of each slot: of each place in them that takes a value.
         arguments: the name of the argument for each slot that differs between its modules.
     """
@@ -46,12 +46,12 @@ class Class:
     arguments: dict[str, str] = field(default_factory=dict)
 
     def given(self, module: nn.Module) -> dict[str, str]:
-        """The texts of the arguments that make a module of this class."""
+        """Return the texts of the arguments that make a module of this class."""
         return {name: self.values[module][slot] for slot, name in self.arguments.items()}
 
-    def call(self, given: Mapping[str, str]) -> str:
-        """The call with these texts of arguments."""
-        parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in given.items()]
+    def call(self, arguments: Mapping[str, str]) -> str:
+        """Return the call with these argument texts."""
+        parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in arguments.items()]
         return f"{self.name}({', '.join(parts)})"
 
     @property
@@ -59,32 +59,34 @@ class Class:
         """True if its `__init__` reads the config."""
         first = next(iter(self.values.values()))
         fixed = [text for slot, text in first.items() if slot not in self.arguments]
-        return any(one.takes_config for one in self.children) or any(CONFIG in reads(ast.parse(text)) for text in fixed)
+        return any(child.takes_config for child in self.children) or any(
+            CONFIG in reads(ast.parse(text)) for text in fixed
+        )
 
     def source(self, config: Config) -> str:
-        """The class as text."""
+        """Return the class as text."""
         parts = [f"{docs_text(self.docs)}\n"] if self.docs else []
         body = "\n\n".join([*self._init(config), *self.methods])
         return f"class {self.name}({self.base}):\n" + textwrap.indent("\n".join([*parts, body]), INDENT)
 
     def _init(self, config: Config) -> list[str]:
-        """The `__init__`; empty if that of the base is enough."""
+        """Return the `__init__`; empty if the `__init__` of the base class is enough."""
         lines = [
-            one.text.format(*(self.arguments.get(slot, text) for slot, text in one.values.items()))
-            for one in self.statements
+            statement.text.format(*(self.arguments.get(slot, text) for slot, text in statement.values.items()))
+            for statement in self.statements
         ]
         lines += self.filling
         if not lines:
             return []
-        given = list(map(self.given, self.values))
-        typed = [f"{name}: {_type_text([one[name] for one in given], config)}" for name in given[0]]
+        arguments = list(map(self.given, self.values))
+        typed = [f"{name}: {_type_text([texts[name] for texts in arguments], config)}" for name in arguments[0]]
         head = ", ".join(["self", *([f"{CONFIG}: Config"] if self.takes_config else []), *typed])
         steps = textwrap.indent("\n".join(["super().__init__()", *lines]), INDENT)
         return [f"def __init__({head}) -> None:\n{steps}"]
 
 
 def _type_text(texts: list[str], config: Config) -> str:
-    """The type of an argument that has these values."""
+    """Return the type of an argument that has these values."""
     if texts[0].startswith("nn."):
         return texts[0].partition("(")[0]
     values = [config.value(text) for text in texts]

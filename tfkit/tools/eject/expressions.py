@@ -60,9 +60,9 @@ class Expressions(Conditions):
             return self.env[node.id], ast.Name(node.id)
         if node.id not in self.code.names:
             raise NotImplementedError(f"nothing says what `{node.id}` is")
-        found = self.code.names[node.id]
-        found = F.linear if found is tfkit.nn.linear else found  # which computes the same
-        return Known(found), self.use(node.id, found)
+        value = self.code.names[node.id]
+        value = F.linear if value is tfkit.nn.linear else value  # which computes the same
+        return Known(value), self.use(node.id, value)
 
     def use(self, name: str, value: Any) -> ast.expr:
         """Record that an object from outside is read; it has one name in the whole file."""
@@ -91,17 +91,17 @@ class Expressions(Conditions):
         return SOME, ast.Attribute(written, node.attr)
 
     def _of_known(self, base: Known, node: ast.Attribute, written: ast.expr) -> Written:
-        found = getattr(base.value, node.attr)
+        value = getattr(base.value, node.attr)
         if base.value is F:
             written = self.use("F", F)
         elif not isinstance(base.value, ModuleType | type | torch.dtype | torch.device) and self.module is not None:
             written = ast.Attribute(written, node.attr)
-            if isinstance(found, Enum):
-                self.use(type(found).__name__, type(found))
+            if isinstance(value, Enum):
+                self.use(type(value).__name__, type(value))
             with suppress(NotImplementedError):
-                written = literal(found)
-            return self._of_module_value(found), written
-        return Known(found), ast.Attribute(written, node.attr)
+                written = literal(value)
+            return self._of_module_value(value), written
+        return Known(value), ast.Attribute(written, node.attr)
 
     def _of_module(self, module: nn.Module, name: str) -> Value:
         if name == "training":
@@ -122,39 +122,39 @@ class Expressions(Conditions):
     def _subscript(self, node: ast.Subscript) -> Written:
         base, written = self.eval(node.value)
         index, index_written = self.eval(node.slice)
-        made = ast.Subscript(written, index_written)
+        subscript = ast.Subscript(written, index_written)
         if isinstance(base, Record) and isinstance(index, Known) and isinstance(index.value, int):
-            return base.items[index.value], made
+            return base.items[index.value], subscript
         if isinstance(base, Items):
-            return base.item or SOME, made
+            return base.item or SOME, subscript
         if isinstance(base, Known) and isinstance(base.value, list | tuple | dict) and base.value:
             if isinstance(index, Known):
-                found = base.value[index.value]
-                named = isinstance(found, FunctionType | BuiltinFunctionType | type)
-                return Known(found), self.use(found.__name__, found) if named else made
+                item = base.value[index.value]
+                named = isinstance(item, FunctionType | BuiltinFunctionType | type)
+                return Known(item), self.use(item.__name__, item) if named else subscript
             first, *rest = base.value
             if (
                 isinstance(first, int)
                 and not isinstance(base.value, dict)
-                and all(Known(one) == Known(first) for one in rest)
+                and all(Known(entry) == Known(first) for entry in rest)
             ):
-                return Known(first, literal=True), made
+                return Known(first, literal=True), subscript
         if isinstance(base, Modules):
-            return self._items_at(base, node.slice, index), made
-        return SOME, made
+            return self._items_at(base, node.slice, index), subscript
+        return SOME, subscript
 
     def _items_at(self, base: Modules, node: ast.expr, index: Value) -> Value:
-        """The items at an index of lists and mappings of modules."""
+        """Return the items at an index of lists and mappings of modules."""
         if isinstance(node, ast.Slice):
             return Items(self.items_of(base))
         if not isinstance(index, Known):
             return self.items_of(base)
-        found = tuple(dict.fromkeys(module[index.value] for module in base.modules))  # type: ignore[index]
-        return Modules(found) if all(isinstance(one, nn.Module) for one in found) else SOME
+        items = tuple(dict.fromkeys(module[index.value] for module in base.modules))  # type: ignore[index]
+        return Modules(items) if all(isinstance(item, nn.Module) for item in items) else SOME
 
     def items_of(self, container: Modules) -> Value:
-        """The children of lists and mappings of modules; the tensors of lists and mappings of parameters."""
-        children = tuple(dict.fromkeys(child for one in container.modules for child in one.children()))
+        """Return the children of lists and mappings of modules; the tensors of lists and mappings of parameters."""
+        children = tuple(dict.fromkeys(child for module in container.modules for child in module.children()))
         return Modules(children) if children else SOME
 
     def _starred(self, node: ast.Starred) -> Written:
@@ -167,7 +167,7 @@ class Expressions(Conditions):
         return SOME, ast.Constant("".join(texts)) if len(texts) == len(parts) else ast.JoinedStr(parts)
 
     def _formattedvalue(self, node: ast.FormattedValue) -> Written:
-        """A value in an f-string; a known text becomes part of it."""
+        """Return a value in an f-string; a known text becomes part of the string."""
         written = self.written(node.value)
         plain = node.conversion == -1 and node.format_spec is None
         if plain and isinstance(written, ast.Constant) and isinstance(written.value, str):
@@ -175,17 +175,17 @@ class Expressions(Conditions):
         return SOME, ast.FormattedValue(written, node.conversion, node.format_spec and self.written(node.format_spec))
 
     def _tuple(self, node: ast.Tuple) -> Written:
-        found = [self.eval(one) for one in node.elts]
-        return Record(None, tuple(value for value, _ in found)), ast.Tuple([written for _, written in found])
+        items = [self.eval(element) for element in node.elts]
+        return Record(None, tuple(value for value, _ in items)), ast.Tuple([written for _, written in items])
 
     def _list(self, node: ast.List) -> Written:
-        found = [self.eval(one) for one in node.elts]
-        item = join_all(value for value, _ in found) if found else None
-        return Items(item), ast.List([written for _, written in found])
+        items = [self.eval(element) for element in node.elts]
+        item = join_all(value for value, _ in items) if items else None
+        return Items(item), ast.List([written for _, written in items])
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp) -> Written:
         saved = dict(self.env)
-        generators = [self._generator(one) for one in node.generators]
+        generators = [self._generator(generator) for generator in node.generators]
         value, written = self.eval(node.elt)
         self.env = saved
         return Items(value), type(node)(written, generators)
@@ -195,10 +195,12 @@ class Expressions(Conditions):
     def _generator(self, node: ast.comprehension) -> ast.comprehension:
         value, written = self.eval(node.iter)
         self.bind(node.target, self.item_of(value))
-        return ast.comprehension(node.target, written, [self.written(one) for one in node.ifs], node.is_async)
+        return ast.comprehension(
+            node.target, written, [self.written(condition) for condition in node.ifs], node.is_async
+        )
 
     def item_of(self, value: Value) -> Value:
-        """The value that the variable of a loop over `value` takes."""
+        """Return the value that the variable of a loop over `value` takes."""
         if isinstance(value, Modules):
             return self.items_of(value)
         if isinstance(value, Items):
@@ -213,8 +215,8 @@ class Expressions(Conditions):
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple):
             several = value.items if isinstance(value, Record) and len(value.items) == len(target.elts) else None
-            for index, one in enumerate(target.elts):
-                self.bind(one, several[index] if several else SOME)
+            for index, element in enumerate(target.elts):
+                self.bind(element, several[index] if several else SOME)
 
     def _lambda(self, node: ast.Lambda) -> Written:
         raise NotImplementedError("a `lambda`")

@@ -28,7 +28,7 @@ DOCS = 104
 
 
 def function_text(function: Function) -> str:
-    """A function or a method, with the arguments that are left."""
+    """Return a function or a method, with the arguments that are left."""
     names = _names_of_records(function)
     parameters = ["self"] * (function.module is not None)
     parameters += [_parameter(function, name, names.get(name, name)) for name in function.parameters]
@@ -42,7 +42,7 @@ def function_text(function: Function) -> str:
 
 
 def _names_of_records(function: Function) -> dict[str, str]:
-    """New names for parameters that are records of which only one field is left: they are called after it."""
+    """Return new names for parameters that are records with only one field left: the name of that field."""
     taken = reads(function.code.tree)
     names = {}
     for name, value in function.arguments.items():
@@ -53,7 +53,7 @@ def _names_of_records(function: Function) -> dict[str, str]:
 
 
 def docs_text(docs: str) -> str:
-    """The first paragraph of a docstring as a docstring."""
+    """Return the first paragraph of a docstring as a docstring."""
     words = in_docs(first_paragraph(docs))
     if len(words) <= DOCS:
         return f'"""{words} """' if words.endswith('"') else f'"""{words}"""'
@@ -61,21 +61,21 @@ def docs_text(docs: str) -> str:
 
 
 def in_docs(words: str) -> str:
-    """Any words, escaped for a docstring."""
+    """Escape a text for a docstring."""
     shown = "".join(letter for letter in words if letter.isprintable() or letter == "\n")
     return shown.replace("\\", "\\\\").replace('"""', "'''")
 
 
 def _parameter(function: Function, name: str, written: str) -> str:
-    argument = next(one for one in function.code.tree.args.args if one.arg == name)
-    said = _type_text(argument.annotation, function.code.names, function.whole)
+    argument = next(parameter for parameter in function.code.tree.args.args if parameter.arg == name)
+    annotation = _type_text(argument.annotation, function.code.names, function.whole)
     default = function.code.parameters[name].default
-    text = f"{written}: {said}" if said else written
+    text = f"{written}: {annotation}" if annotation else written
     return text if default is inspect.Parameter.empty else f"{text} = {default!r}"
 
 
 def _type_text(node: ast.expr | None, names: Mapping[str, Any], whole: Whole) -> str:
-    """A type as text; empty if the file does not have a name for it."""
+    """Return a type as text; empty if the file does not have a name for it."""
     try:
         return "" if node is None else ast.unparse(_Types(names, whole).visit(copy.deepcopy(node)))
     except KeyError:
@@ -94,7 +94,9 @@ class _Types(ast.NodeTransformer):
         if kind not in (Union, Optional):
             return self.generic_visit(node)
         members = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return ast.Name(" | ".join([ast.unparse(self.visit(one)) for one in members] + ["None"] * (kind is Optional)))
+        return ast.Name(
+            " | ".join([ast.unparse(self.visit(member)) for member in members] + ["None"] * (kind is Optional))
+        )
 
     def visit_Name(self, node: ast.Name | ast.Attribute) -> ast.AST:
         return ast.Name(self.name(self.value(node)))
@@ -103,13 +105,13 @@ class _Types(ast.NodeTransformer):
         return self.visit_Name(node)
 
     def value(self, node: ast.expr) -> Any:
-        """The object that a name, or an attribute of one, stands for."""
+        """Return the object that a name, or an attribute of a name, stands for."""
         if isinstance(node, ast.Attribute):
             return getattr(self.value(node.value), node.attr, None)
         return self.names[node.id] if isinstance(node, ast.Name) else None
 
     def name(self, value: Any) -> str:
-        """The name of a type in the file; raises KeyError if it has none."""
+        """Return the name of a type in the file. Raise KeyError if it has none."""
         if not isinstance(value, type):
             raise KeyError(value)
         if value in self.whole.records:
@@ -124,7 +126,7 @@ class _Types(ast.NodeTransformer):
 
 
 def steps_text(steps: list[ast.stmt]) -> str:
-    """Statements as text, with tuples bare where a person leaves out the brackets."""
+    """Return statements as text, without the brackets around tuples that a person leaves out."""
     for step in steps:
         for node in ast.walk(step):
             if isinstance(node, ast.Return | ast.Assign) and node.value is not None:
@@ -141,19 +143,21 @@ def _bare(node: ast.expr) -> ast.expr:
 
 
 def record_text(kind: type, whole: Whole) -> str:
-    """A `NamedTuple` with the fields that are left."""
+    """Return a `NamedTuple` with the fields that are left."""
     lines = [f"class {kind.__name__}(NamedTuple):"]
     if docs := ast.get_docstring(_tree(kind)):
         lines += [textwrap.indent(docs_text(docs), INDENT), ""]
-    fields = [f"{INDENT}{n}: {said}" for n, said in _field_types(kind, whole).items() if n in whole.fields(kind)]
+    fields = [
+        f"{INDENT}{n}: {annotation}" for n, annotation in _field_types(kind, whole).items() if n in whole.fields(kind)
+    ]
     return "\n".join([*lines, *fields] if docs or fields else [*lines, f"{INDENT}pass"])
 
 
 def _field_types(kind: type, whole: Whole) -> dict[str, str]:
-    """The types of a record's fields, by their names in the file."""
+    """Return the types of a record's fields, by their names in the file."""
     outside = ChainMap(vars(sys.modules[kind.__module__]), vars(builtins))
-    said = [step for step in _tree(kind).body if isinstance(step, ast.AnnAssign)]
-    return {ast.unparse(step.target): _type_text(step.annotation, outside, whole) or "object" for step in said}
+    annotations = [step for step in _tree(kind).body if isinstance(step, ast.AnnAssign)]
+    return {ast.unparse(step.target): _type_text(step.annotation, outside, whole) or "object" for step in annotations}
 
 
 def _tree(kind: type) -> ast.ClassDef:

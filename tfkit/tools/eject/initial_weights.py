@@ -98,17 +98,17 @@ class InitialWeights:
         """Return the statements that fill the matrix `weight` by a rule."""
         if rule.method != "linear":
             return self._specialised(rule.method, weight=SOME)
-        known: dict[str, Value] = {"residual": Known(rule.residual, literal=True)}
-        known["n_layers"] = NONE if rule.n_layers is None else Known(rule.n_layers)
-        return self._specialised("linear", weight=SOME, **known)
+        values: dict[str, Value] = {"residual": Known(rule.residual, literal=True)}
+        values["n_layers"] = NONE if rule.n_layers is None else Known(rule.n_layers)
+        return self._specialised("linear", weight=SOME, **values)
 
-    def _specialised(self, method: str, **known: Value) -> list[ast.stmt]:
+    def _specialised(self, method: str, **values: Value) -> list[ast.stmt]:
         """Return the statements of a method of the `init` that remain for these arguments."""
         source = getattr(type(self.init), method)
         if source is InitConfig.tied_table:
             source = type(self.init).table
         function = Function(self.whole, (None, source))
-        function.arguments = {**known, "generator": NONE}
+        function.arguments = {**values, "generator": NONE}
         try:
             tree = _WithValues(self.init).visit(copy.deepcopy(function.code.tree))
             function.code = replace(function.code, tree=tree)

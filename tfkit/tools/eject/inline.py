@@ -25,24 +25,26 @@ def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) 
         used = guest.module is not None and guest.name in read.get(guest.module, ())
         if guest.name == "forward" or used or not _straight(guest.body) or len(guest.body) > SHORT:
             continue
-        near = [one for one in functions.values() if guest.module in (None, one.module)]
-        hosts = [one for one in near for step in one.body for node in ast.walk(step) if _names(node, guest)]
+        near = [function for function in functions.values() if guest.module in (None, function.module)]
+        hosts = [
+            function for function in near for step in function.body for node in ast.walk(step) if _names(node, guest)
+        ]
         if len(hosts) == 1 and _drawn_into(hosts[0], guest):
             del functions[key]
 
 
 def _straight(steps: list[ast.stmt]) -> bool:
-    """True if a body returns at its end and nowhere else."""
+    """Return True if a body returns at its end and nowhere else."""
     returns = [node for step in steps for node in ast.walk(step) if isinstance(node, ast.Return)]
     return len(returns) == 1 and returns[0] is steps[-1] and returns[0].value is not None
 
 
 def _names(node: ast.AST, function: Function) -> bool:
-    """True for the name of a function, or `self.` and the name of a method."""
+    """Return True for the name of a function, or `self.` and the name of a method."""
     if function.module is None:
         return isinstance(node, ast.Name) and node.id == function.name
-    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    return own and node.attr == function.name  # type: ignore[attr-defined]
+    on_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return on_self and node.attr == function.name  # type: ignore[attr-defined]
 
 
 def _drawn_into(host: Function, guest: Function) -> bool:
@@ -52,7 +54,7 @@ def _drawn_into(host: Function, guest: Function) -> bool:
             if not isinstance(step, ast.Assign | ast.Return) or not isinstance(call := step.value, ast.Call):
                 continue
             if _names(call.func, guest):
-                steps = _steps(guest, call, {name for one in host.body for name in reads(one)})
+                steps = _steps(guest, call, {name for statement in host.body for name in reads(statement)})
                 if steps is None:
                     return False
                 *before, last = steps
@@ -65,20 +67,22 @@ def _drawn_into(host: Function, guest: Function) -> bool:
 
 
 def _steps(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] | None:
-    """The statements of a function for the arguments of a call; None if a name would mean two things."""
-    given = dict(zip(guest.parameters, call.args, strict=False))
-    given |= {one.arg: one.value for one in call.keywords if one.arg}
+    """Return the statements of a function for the arguments of a call; None if a name would mean two things."""
+    arguments = dict(zip(guest.parameters, call.args, strict=False))
+    arguments |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     renamed: dict[str, ast.expr] = {
-        name: value for name, value in given.items() if isinstance(value, ast.Name) and value.id != name
+        name: value for name, value in arguments.items() if isinstance(value, ast.Name) and value.id != name
     }
     local = {name for step in guest.body for name in reads(step)} - set(guest.uses) - {"self"}
-    if any(name in outer and not _same(given.get(name), name) for name in local):
+    if any(name in outer and not _same(arguments.get(name), name) for name in local):
         return None
-    if set(given) != set(guest.parameters) or any(name in renamed for step in guest.body for name in assigned(step)):
+    if set(arguments) != set(guest.parameters) or any(
+        name in renamed for step in guest.body for name in assigned(step)
+    ):
         return None
     first = [
         ast.Assign([ast.Name(name)], value, lineno=0)
-        for name, value in given.items()
+        for name, value in arguments.items()
         if not _same(value, name) and name not in renamed
     ]
     return [*first, *(Replaced(renamed).visit(copy.deepcopy(step)) for step in guest.body)]

@@ -35,10 +35,10 @@ class Sizes(TorchFunctionMode):
         return result
 
     def of(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """The shape of a tensor, with named numbers if it was made with them."""
+        """Return the shape of a tensor, with named numbers if it was made with them."""
         shape = tuple(tensor.shape)
-        found = self._found.get(storage_key(tensor))
-        return found if found == shape else shape
+        sizes = self._found.get(storage_key(tensor))
+        return sizes if sizes == shape else shape
 
 
 @contextmanager

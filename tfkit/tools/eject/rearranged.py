@@ -14,7 +14,7 @@ from tfkit.tools.eject.symbols import text_of
 
 
 def lend_sizes(model: nn.Module) -> None:
-    """Give each module the sizes that its children's patterns read, as attributes of its own."""
+    """Give each module the sizes that its children's patterns read, as attributes of the module."""
     for module in model.modules():
         for name, child in module.named_children():
             for axis in child.known if isinstance(child, Rearrange) else ():
@@ -22,13 +22,13 @@ def lend_sizes(model: nn.Module) -> None:
 
 
 def _lent(module: nn.Module, name: str, child: nn.Module, axis: str) -> str:
-    """The letter of the axis, unless the module means something else by it."""
+    """Return the letter of the axis, unless the module means something else by it."""
     value = getattr(child, axis)
     return axis if text_of(getattr(module, axis, value)) == text_of(value) else f"{name}_{axis}"
 
 
 def with_patterns(tree: ast.FunctionDef, module: nn.Module) -> ast.FunctionDef:
-    """A method of a module, with calls of rearrangements replaced by their operations."""
+    """Return a method of a module, with calls of rearrangements replaced by their operations."""
     if not any(isinstance(child, Rearrange) for child in module.children()):
         return tree
     tree = copy.deepcopy(tree)
@@ -63,7 +63,7 @@ class _DrawnIn(ast.NodeTransformer):
         return [*before, node]
 
     def _steps(self, node: ast.expr) -> list[ast.stmt] | None:
-        """The steps of a call of a rearrangement; None for any other expression."""
+        """Return the steps of a call of a rearrangement; None for any other expression."""
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             return None
         owner, name = node.func.value, node.func.attr
@@ -79,7 +79,7 @@ class _DrawnIn(ast.NodeTransformer):
 
 
 def _named(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:
-    """The steps, with the names of the targets in place of those of the parts."""
+    """Return the steps, with the names of the targets instead of the names of the parts."""
     first = steps[0]
     if not (isinstance(first, ast.Assign) and isinstance(parts := first.targets[0], ast.Tuple)):
         return steps

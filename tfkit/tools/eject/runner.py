@@ -42,7 +42,7 @@ class Given(TypedDict):
 
 @contextmanager
 def loaded(text: str) -> Iterator[ModuleType]:
-    """The file as a module, in `sys.modules`, where dataclasses look for it."""
+    """Yield the file as a module in `sys.modules`, where dataclasses look for it."""
     module = ModuleType(FILE)
     sys.modules[FILE] = module
     try:
@@ -53,37 +53,37 @@ def loaded(text: str) -> Iterator[ModuleType]:
 
 
 def made(module: ModuleType) -> "nn.Module":
-    """The model of an ejected file: its last class, with the values of its `Config`."""
-    *_, root = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == FILE]
+    """Return the model of an ejected file: its last class, with the values of its `Config`."""
+    *_, root = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == FILE]
     takes_config = "config" in inspect.signature(root).parameters
     model: nn.Module = root(module.Config()) if takes_config else root()
     return model
 
 
-def compared(text: str, given: Given) -> str | None:
+def compared(text: str, facts: Given) -> str | None:
     """Describe an error in a file; None if it has the model's tensors and computes the same, to the last bit."""
     import torch
 
-    torch.set_num_threads(given["threads"])
+    torch.set_num_threads(facts["threads"])
     with loaded(text) as module:
         with torch.device("meta"):
             model = made(module).eval()
-        ours = dict(given["shapes"])
+        ours = dict(facts["shapes"])
         theirs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         if list(theirs.items()) != list(ours.items()):
             names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
             return f"it has other tensors: {', '.join(names[:3]) or 'their order'}"
-        frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
-        if frozen != given["frozen"]:
-            return f"it trains other parameters: it leaves out {frozen or 'none'}, and not {given['frozen'] or 'none'}"
-        if given["state"] is not None:
+        frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+        if frozen != facts["frozen"]:
+            return f"it trains other parameters: it leaves out {frozen or 'none'}, and not {facts['frozen'] or 'none'}"
+        if facts["state"] is not None:
             if any(name not in ours for name, _ in model.named_buffers()):  # files do not have their values
                 model = made(module).eval()
-            model.load_state_dict(given["state"], assign=True)
-        for words, inputs, outputs in given["cases"]:
+            model.load_state_dict(facts["state"], assign=True)
+        for words, inputs, outputs in facts["cases"]:
             with torch.no_grad():
-                found = model(**inputs)
-            if not all(map(torch.equal, outputs, [found] if isinstance(found, torch.Tensor) else found)):
+                result = model(**inputs)
+            if not all(map(torch.equal, outputs, [result] if isinstance(result, torch.Tensor) else result)):
                 return f"it computes something else for {words} tokens"
     return None
 
@@ -94,8 +94,8 @@ def answer(folder: Path) -> str | None:
 
     try:
         runpy.run_path(str(folder / CODE), run_name="__main__")  # as `python model.py` does
-        given = torch.load(folder / GIVEN, mmap=True, weights_only=True)
-        return compared((folder / CODE).read_text(encoding="utf-8"), given)
+        facts = torch.load(folder / GIVEN, mmap=True, weights_only=True)
+        return compared((folder / CODE).read_text(encoding="utf-8"), facts)
     except Exception as cause:
         return f"{type(cause).__name__}: {cause}"
 

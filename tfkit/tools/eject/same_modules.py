@@ -1,4 +1,4 @@
-"""Modules that are alike: of the same class, with the same numbers, and children that are alike."""
+"""Equal modules: modules of the same class, with the same numbers and equal children."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MADE_WITH = "_tfkit_made_with"
 
 
 def merge_alike(model: nn.Module) -> None:
-    """Put the first of modules that are alike in the place of each of them, so that they are one module."""
+    """Replace equal modules by the first of them, so that they become one module."""
     first: dict[Hashable, nn.Module] = {}
 
     def merged(module: nn.Module) -> nn.Module:
@@ -28,19 +28,19 @@ def merge_alike(model: nn.Module) -> None:
 
 
 def _tensors(module: nn.Module) -> list[tuple[Any, ...]]:
-    """Facts about the tensors that a module holds itself, equal for modules that are alike."""
+    """Return facts about the tensors that a module holds directly, equal for equal modules."""
     named = [*module._parameters.items(), *module._buffers.items()]
     passing = module._non_persistent_buffers_set
     return [(n, None if t is None else (t.shape, t.dtype, t.requires_grad, n in passing)) for n, t in named]
 
 
 def plain(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that are neither parameters nor modules."""
+    """Return the attributes of a module that are neither parameters nor modules."""
     if isinstance(module, torch.fx.GraphModule):
         return {}
     return {name: value for name, value in module.__dict__.items() if name not in _OWN and name != MADE_WITH}
 
 
 def is_torch(module: nn.Module) -> bool:
-    """True if the class of a module is one of torch's own, a list or a mapping of modules among them."""
+    """Return True if the class of a module is a class of torch, including lists and mappings of modules."""
     return type(module).__module__.startswith("torch.") and not isinstance(module, torch.fx.GraphModule)

@@ -25,9 +25,9 @@ MOST_CALLS = 100_000
 
 
 def with_shapes(text: str, graph: Graph) -> str:
-    """The text of an ejected model, with a comment after each step that makes a tensor.
+    """Return the text of an ejected model, with a comment after each step that makes a tensor.
 
-    Lengths are t, those of further inputs s, u and v.
+    The length of the first input is t; the lengths of additional inputs are s, u and v.
     """
     with loaded(text) as module, torch.device("meta"):
         model = made(module)
@@ -46,16 +46,16 @@ def with_shapes(text: str, graph: Graph) -> str:
 
 
 def _inputs(graph: Graph) -> dict[str, Tensor]:
-    """Inputs on the meta device, each with a length of its own unless it must share that of another."""
+    """Build inputs on the meta device, each with a separate length unless it must have the length of another input."""
     few, fixed = random_inputs(graph, batch=2, length=2), fixed_lengths(graph)
     memories = {source for node in graph.nodes for field, source in node.wires.items() if field == "memory"}
     later = len(few) > 1 and bool(memories)
-    made = {}
+    inputs = {}
     for index, (name, value) in enumerate(few.items()):
         length = fixed.get(name) or LENGTHS[min(index, len(LENGTHS) - 1) if later else 0]
         shape = (BATCH, length, *value.shape[2:])[: value.dim()]
-        made[name] = torch.empty(shape, dtype=value.dtype, device="meta")
-    return made
+        inputs[name] = torch.empty(shape, dtype=value.dtype, device="meta")
+    return inputs
 
 
 class _Watch:
@@ -69,14 +69,17 @@ class _Watch:
         self.calls = 0
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Hook that Python calls for every function; only functions of the file are followed."""
+        """Follow a function of the file. Python calls this hook for every function."""
         self.calls += 1
         if self.calls > MOST_CALLS:
             raise RuntimeError("a recurrence")
         return self.line if frame.f_code.co_filename == FILE else None
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Hook that Python calls before every line of these functions: the previous line has just run."""
+        """Record the result of the previous line.
+
+        Python calls this hook before every line of the functions followed.
+        """
         self.calls = 0
         done = self.running.pop(frame, None)
         if done in self.targets:
@@ -87,36 +90,36 @@ class _Watch:
 
     def _note(self, line: int, values: Mapping[str, Any]) -> None:
         tensors = [values.get(name) for name in self.targets[line]]
-        if not all(isinstance(one, Tensor) for one in tensors):
+        if not all(isinstance(tensor, Tensor) for tensor in tensors):
             return
-        shapes = [_shape(one) for one in tensors if isinstance(one, Tensor)]
-        said = shapes[0] if len(set(shapes)) == 1 else ", ".join(shapes)
-        self.found.setdefault(line, set()).add(said)
+        shapes = [_shape(tensor) for tensor in tensors if isinstance(tensor, Tensor)]
+        text = shapes[0] if len(set(shapes)) == 1 else ", ".join(shapes)
+        self.found.setdefault(line, set()).add(text)
 
     def commented(self) -> str:
-        """The text with the comments."""
+        """Return the text with the comments."""
         lines = list(self.lines)
-        for number, found in self.found.items():
-            line = f"{lines[number - 1]}  # {min(found)}"
-            if len(found) == 1 and len(line) <= WIDTH:
+        for number, shapes in self.found.items():
+            line = f"{lines[number - 1]}  # {min(shapes)}"
+            if len(shapes) == 1 and len(line) <= WIDTH:
                 lines[number - 1] = line
         return "\n".join(lines) + "\n"
 
 
 def _targets(text: str) -> dict[int, list[str]]:
-    """The names that statements of one line in functions assign, by line number."""
-    found = {}
+    """Return the names that statements of one line in functions assign, by line number."""
+    names = {}
     for function in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]:
         for step in [node for node in ast.walk(function) if isinstance(node, ast.Assign)]:
             target = step.targets[0]
             parts = target.elts if isinstance(target, ast.Tuple) else [target]
             if step.lineno == step.end_lineno and all(isinstance(part, ast.Name) for part in parts):
-                found[step.lineno] = [part.id for part in parts if isinstance(part, ast.Name)]
-    return found
+                names[step.lineno] = [part.id for part in parts if isinstance(part, ast.Name)]
+    return names
 
 
 def _shape(tensor: Tensor) -> str:
-    """`[b, t, 768]`."""
+    """Return a shape as text, such as `[b, t, 768]`."""
     letters = {BATCH: "b", **dict(zip(LENGTHS, LETTERS, strict=True))}
     letters |= {BATCH * length: f"b * {letters[length]}" for length in LENGTHS}
     return f"[{', '.join(letters.get(size, str(size)) for size in tensor.shape)}]"

@@ -46,11 +46,11 @@ class Specialiser:
         root: Key = (self.model, "forward")
         inputs = self.function(root).code.parameters
         self.function(root).needed |= set(inputs)
-        given = {name: SOME if one.default is one.empty else ANY for name, one in inputs.items()}
+        arguments = {name: SOME if parameter.default is parameter.empty else ANY for name, parameter in inputs.items()}
         for _ in range(ROUNDS):
             before = self._state()
             self._done.clear()
-            self.call([root], given)
+            self.call([root], arguments)
             if self._state() == before:
                 break
         else:
@@ -59,7 +59,7 @@ class Specialiser:
         self.functions = {key: self.functions[key] for key in self._done}
 
     def _resets(self) -> None:
-        """Specialise the methods by which modules fill the parameters that they hold themselves."""
+        """Specialise the methods that modules use to fill the parameters that they hold directly."""
         for module in self.model.modules():
             names = [name for name in RESETS if isinstance(getattr(type(module), name, None), FunctionType)]
             if names and not has_torch_class(module):
@@ -67,31 +67,32 @@ class Specialiser:
 
     def _state(self) -> Any:
         functions = {
-            key: (dict(one.arguments), one.result, one.returns, set(one.needed)) for key, one in self.functions.items()
+            key: (dict(function.arguments), function.result, function.returns, set(function.needed))
+            for key, function in self.functions.items()
         }
         return functions, dict(self.records)
 
     def function(self, key: Key) -> Function:
-        """The function of a key."""
+        """Return the function of a key."""
         if key not in self.functions:
             self.functions[key] = Function(self, key)
         return self.functions[key]
 
-    def call(self, keys: Sequence[Key], given: Mapping[str, Value]) -> Value:
+    def call(self, keys: Sequence[Key], arguments: Mapping[str, Value]) -> Value:
         """Record a call of one of these functions, and return its result as far as it is known."""
         functions = [self.function(key) for key in keys]
         code = functions[0].code
         for name in code.parameters:
-            values = [one.arguments[name] for one in functions if name in one.arguments]
-            values.append(given[name] if name in given else _default(code, name))
-            for one in functions:
-                one.arguments[name] = join_all(values)
+            values = [function.arguments[name] for function in functions if name in function.arguments]
+            values.append(arguments[name] if name in arguments else _default(code, name))
+            for function in functions:
+                function.arguments[name] = join_all(values)
         for key in keys:
             self._update(key)
-        needed = {name for one in functions for name in one.needed}
-        for one in functions:
-            one.needed |= needed
-        return join_all(one.result for one in functions)
+        needed = {name for function in functions for name in function.needed}
+        for function in functions:
+            function.needed |= needed
+        return join_all(function.result for function in functions)
 
     def _update(self, key: Key) -> None:
         """Run a function again if more has become known about its arguments."""
@@ -111,17 +112,17 @@ class Specialiser:
 
     def record(self, kind: type, items: list[Value]) -> Record:
         """Record that a `NamedTuple` is made."""
-        known = self.records.get(kind)
-        self.records[kind] = items if known is None else [join(a, b) for a, b in zip(known, items, strict=True)]
+        previous = self.records.get(kind)
+        self.records[kind] = items if previous is None else [join(a, b) for a, b in zip(previous, items, strict=True)]
         return Record(kind, tuple(items))
 
     def alone(self, kind: type) -> str | None:
-        """The only field of a `NamedTuple` that is left, which replaces the tuple; None unless one is left."""
+        """Return the only field of a `NamedTuple` that is left, which replaces the tuple; None for any other number."""
         left = self.fields(kind) if kind in self.records else []
         return left[0] if len(left) == 1 else None
 
     def fields(self, kind: type) -> list[str]:
-        """The fields of a `NamedTuple` that are not the same constant in all of them."""
+        """Return the fields of a `NamedTuple` that are not the same constant in all instances."""
         names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
         return [name for name, value in zip(names, self.records[kind], strict=True) if not is_constant(value)]
 

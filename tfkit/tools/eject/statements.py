@@ -72,16 +72,16 @@ class Function(Calls):
         }
 
     def block(self, steps: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements that are left."""
-        made: list[ast.stmt] = []
+        """Return the statements that are left."""
+        statements: list[ast.stmt] = []
         for step in steps:
-            made += self.step(step)
-            if leaves(made):
+            statements += self.step(step)
+            if leaves(statements):
                 break
-        return made
+        return statements
 
     def step(self, step: ast.stmt) -> list[ast.stmt]:
-        """Do for one statement what `block` does for several."""
+        """Return the statements that remain of one statement, as `block` does for several."""
         if isinstance(step, ast.AnnAssign):
             assert step.value is not None
             step = ast.Assign([step.target], step.value, lineno=0)
@@ -94,9 +94,9 @@ class Function(Calls):
         if isinstance(step, ast.AugAssign):
             target = self._target(step.target)
             assert isinstance(target, ast.Name | ast.Attribute | ast.Subscript)
-            made = ast.AugAssign(target, step.op, self.written(step.value))
+            assignment = ast.AugAssign(target, step.op, self.written(step.value))
             self.bind(step.target, SOME)
-            return [made]
+            return [assignment]
         if isinstance(step, ast.Return):
             value, returned = self.eval(step.value) if step.value else (NONE, None)
             self.results.append(value)
@@ -114,9 +114,9 @@ class Function(Calls):
             self.narrow(step.test, True)
             return []
         if isinstance(step, ast.With):
-            items = [ast.withitem(self.written(one.context_expr), one.optional_vars) for one in step.items]
-            for one in step.items:
-                self.bind(one.optional_vars or ast.Tuple([]), ANY)
+            items = [ast.withitem(self.written(item.context_expr), item.optional_vars) for item in step.items]
+            for item in step.items:
+                self.bind(item.optional_vars or ast.Tuple([]), ANY)
             return [ast.With(items, self.block(step.body), lineno=0)]
         if isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)):
             return []
@@ -125,19 +125,19 @@ class Function(Calls):
         raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
 
     def _target(self, target: ast.expr) -> ast.expr:
-        """The target of an assignment; the value before an index is read."""
+        """Return the target of an assignment; the value before an index is read."""
         if isinstance(target, ast.Tuple):
-            return ast.Tuple([self._target(one) for one in target.elts])
+            return ast.Tuple([self._target(element) for element in target.elts])
         if isinstance(target, ast.Name):
             return ast.Name(target.id)
         return self._any(target)[1]
 
     def _if(self, step: ast.If) -> list[ast.stmt]:
         value, test = self.eval(step.test)
-        if (known := truth(value)) is not None:
-            if known:
+        if (outcome := truth(value)) is not None:
+            if outcome:
                 self.narrow(step.test, True)
-            return self.block(step.body if known else step.orelse)
+            return self.block(step.body if outcome else step.orelse)
         before = dict(self.env)
         self.narrow(step.test, True)
         body = self.block(step.body)
@@ -180,7 +180,7 @@ def _exits(step: ast.For) -> bool:
 
 
 def leaves(steps: list[ast.stmt]) -> bool:
-    """True if the code after these statements is never reached."""
+    """Return True if the code after these statements is never reached."""
     last = steps[-1] if steps else None
     if isinstance(last, ast.If):
         return leaves(last.body) and leaves(last.orelse)
@@ -188,7 +188,7 @@ def leaves(steps: list[ast.stmt]) -> bool:
 
 
 def joined(a: Env, b: Env) -> Env:
-    """The variables as they are known where two branches meet. An item that one of them appends may be in the list."""
+    """Join the variables where two branches meet. An item that one branch appends may be in the list."""
     return {
         name: join(a[name], b[name]) if name in a and name in b else _unsure(a.get(name, b.get(name)))
         for name in {**a, **b}

@@ -45,7 +45,7 @@ class NamedFloat(Named, float):
 
 
 def named(value: Any, text: str, derived: Mapping[str, str] | None = None) -> Any:
-    """The number with a name, and with those in its text that follow from others; anything else unchanged."""
+    """Return a number with its name, and with the derived names in its text. Return any other value unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     number = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
@@ -86,15 +86,15 @@ def _atom_text(value: Any) -> str:
 
 
 def _sum(value: int, a: Any, b: Any) -> Any:
-    """A sum with equal terms collected: `3 * n_heads * d_head`."""
+    """Return a sum with equal terms collected: `3 * n_heads * d_head`."""
     terms: Counter[str] = Counter()
     for part in (a, b):
         terms.update(getattr(part, "terms", None) or {text_of(part): 1})
     terms.pop("0", None)
     text = " + ".join(text if n == 1 else f"{n} * {text}" for text, n in terms.items())
-    made = named(value, text, _derived(a, b))
-    made.terms = terms
-    return made
+    total = named(value, text, _derived(a, b))
+    total.terms = terms
+    return total
 
 
 def _derived(*parts: Any) -> dict[str, str]:
@@ -146,28 +146,30 @@ for _name, _sign in _SIGNS.items():
 
 
 def with_names(graph: Graph) -> tuple[Graph, dict[str, int | float]]:
-    """A copy of a graph whose numbers know their names, and the value of each name."""
+    """Copy a graph so that its numbers have names, and return it with the value of each name."""
     nodes = [replace(node, config=copy.deepcopy(node.config)) for node in graph.nodes]
     places = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _numbers(node.config)]
     values: dict[str, int | float] = {}
     names: dict[tuple[str, str, float], str] = {}
     for owner, key, path in places:
         value = owner.__dict__[key]
-        known = (key, "float" if isinstance(value, float) else "int", value)
-        if known not in names:
-            names[known] = _free_name(path, values)
-            values[names[known]] = value
-        owner.__dict__[key] = named(value, names[known])
+        identity = (key, "float" if isinstance(value, float) else "int", value)
+        if identity not in names:
+            names[identity] = _free_name(path, values)
+            values[names[identity]] = value
+        owner.__dict__[key] = named(value, names[identity])
     widths = {int(value): named(value, name) for name, value in values.items() if name.endswith("d_model")}
-    wired = [replace(node, signals={k: _renamed(one, widths) for k, one in node.signals.items()}) for node in nodes]
+    wired = [
+        replace(node, signals={k: _renamed(signal, widths) for k, signal in node.signals.items()}) for node in nodes
+    ]
     return replace(graph, nodes=tuple(wired)), values
 
 
 def _free_name(path: tuple[str, ...], taken: Mapping[str, Any]) -> str:
-    """The key, after as much of the path as tells it from others: `d_ff`, `encoder_d_ff`."""
+    """Return the key, after as much of the path as makes it unique: `d_ff`, `encoder_d_ff`."""
     words = [word for word in path if not word.isdigit() and word not in ("layers", "variants")]
     candidates = [words[-1], *("_".join((*words[:n], words[-1])) for n in range(1, len(words)))]
-    name = next((one for one in candidates if one not in taken), candidates[-1])
+    name = next((candidate for candidate in candidates if candidate not in taken), candidates[-1])
     number = 2
     while name in taken:
         name, number = f"{candidates[-1]}_{number}", number + 1
@@ -175,19 +177,19 @@ def _free_name(path: tuple[str, ...], taken: Mapping[str, Any]) -> str:
 
 
 def _numbers(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[BaseModel, str, tuple[str, ...]]]:
-    """Every number in a config and in those inside it: the config that has it, its key, and its path."""
+    """Yield every number in a config and in nested configs: the config that has it, its key, and its path."""
     for key in type(config).model_fields:
         value = config.__dict__[key]
         if isinstance(value, int | float) and not isinstance(value, bool) and value not in (0, 1):
             yield config, key, (*path, key)
         inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, tuple) else ()
-        for name, one in [(key, value), *((f"{key}.{i}", one) for i, one in inner)]:
-            if isinstance(one, BaseModel):
-                yield from _numbers(one, (*path, *name.split(".")))
+        for name, nested in [(key, value), *((f"{key}.{i}", nested) for i, nested in inner)]:
+            if isinstance(nested, BaseModel):
+                yield from _numbers(nested, (*path, *name.split(".")))
 
 
 def _renamed(signal: Any, widths: Mapping[int, Any]) -> Any:
-    """Signals with named widths."""
+    """Return signals with named widths."""
     if isinstance(signal, list):
-        return [_renamed(one, widths) for one in signal]
+        return [_renamed(item, widths) for item in signal]
     return replace(signal, width=widths[signal.width]) if signal.width in widths else signal

@@ -22,42 +22,44 @@ _LEFT_OUT = ("self", "device", "_weight", "_freeze")
 
 
 def is_container(module: nn.Module) -> bool:
-    """True for a plain list, mapping or sequence of modules."""
+    """Return True for a plain list, mapping or sequence of modules."""
     return type(module) in CONTAINERS.values()
 
 
 def has_torch_class(module: nn.Module) -> bool:
-    """True if the file makes a module with a class of torch."""
+    """Return True if the file makes a module with a class of torch."""
     return is_torch(module) or type(module) in STANDS_FOR
 
 
 def torch_class(module: nn.Module) -> type[nn.Module]:
-    """The class of torch with which the file makes a module."""
+    """Return the class of torch with which the file makes a module."""
     return STANDS_FOR.get(type(module), type(module))
 
 
 def base_of(module: nn.Module) -> str:
-    """The base class, in the file, of the class of a module."""
+    """Return the base class, in the file, of the class of a module."""
     return next((name for name, kind in CONTAINERS.items() if isinstance(module, kind)), "nn.Module")
 
 
 def arguments_of(module: nn.Module) -> dict[str, Any]:
-    """The arguments that make this module of torch, without those that have their default values.
+    """Return the arguments that make this module of torch, without arguments that have their default values.
 
     Those without a name are `arg_0`, `arg_1`, ...
     """
     args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
     signature = inspect.signature(torch_class(module))
     parameters = signature.parameters
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         kind = parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            found |= {f"arg_{index}": one for index, one in enumerate(value)}
+            arguments |= {f"arg_{index}": item for index, item in enumerate(value)}
         else:
-            found |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+            arguments |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     default = {name: parameter.default for name, parameter in parameters.items()}
-    return {name: value for name, value in found.items() if name not in _LEFT_OUT and not _is(value, default.get(name))}
+    return {
+        name: value for name, value in arguments.items() if name not in _LEFT_OUT and not _is(value, default.get(name))
+    }
 
 
 def _is(value: Any, default: Any) -> bool:
@@ -65,7 +67,7 @@ def _is(value: Any, default: Any) -> bool:
 
 
 def made_by_torch(module: nn.Module, texts: Mapping[str, str]) -> str:
-    """The call that makes one of torch's modules; arguments without a default come without their name."""
+    """Return the call that makes a module of torch; arguments without a default have no names."""
     kind = torch_class(module)
     signature = inspect.signature(kind).parameters
     parts = [text if _is_positional(name, signature) else f"{name}={text}" for name, text in texts.items()]
@@ -85,7 +87,7 @@ def check_as_made(module: nn.Module) -> None:
         return
     if getattr(nn, kind.__name__, None) is not kind:
         raise refuse(module, "torch.nn has it under no name of its own")
-    if any(not is_torch(one) for one in module.modules()):
+    if any(not is_torch(child) for child in module.modules()):
         raise refuse(module, "it calls modules that are not torch's own")
     args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
     with torch.device("meta"):
@@ -95,16 +97,16 @@ def check_as_made(module: nn.Module) -> None:
 
 
 def _seen(module: nn.Module) -> object:
-    """The state of a module in which any change of it would show."""
+    """Return the state of a module, in which any change of the module shows."""
     inner = [
-        (path, type(one), {n: repr(v) for n, v in plain(one).items() if not n.startswith("_")})
-        for path, one in module.named_modules(remove_duplicate=False)
+        (path, type(child), {n: repr(v) for n, v in plain(child).items() if not n.startswith("_")})
+        for path, child in module.named_modules(remove_duplicate=False)
     ]
     return inner, [(name, tensor.shape) for name, tensor in module.state_dict().items()]
 
 
 def name_of(value: Any) -> str | None:
-    """The public name of one of torch's functions or classes."""
+    """Return the public name of a function or class of torch."""
     for prefix, owner in (("nn.functional", F), ("torch", torch), ("nn", nn)):
         if (name := getattr(value, "__name__", "")) and getattr(owner, name, None) is value:
             return f"{prefix}.{name}"

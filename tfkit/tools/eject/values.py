@@ -73,7 +73,7 @@ SOME = Some()
 
 
 def join(a: Value, b: Value) -> Value:
-    """All that is known about a value that is one of the two."""
+    """Return all that is known about a value that is one of two values."""
     if a == b:
         return a
     if isinstance(a, Known) and isinstance(b, Known) and Known(a.value) == Known(b.value):
@@ -88,22 +88,22 @@ def join(a: Value, b: Value) -> Value:
 
 
 def join_all(values: Iterable[Value]) -> Value:
-    """All that is known about a value that is one of these, of which there is at least one."""
+    """Return all that is known about a value that is one of these values. There is at least one."""
     return reduce(join, values)
 
 
 def may_be_none(value: Value) -> bool:
-    """True unless a value is known not to be None."""
+    """Return True unless a value is known not to be None."""
     return type(value) is Value or (isinstance(value, Known) and value.value is None)
 
 
 def is_constant(value: Value) -> TypeGuard[Known]:
-    """True if a value is written where it is used."""
+    """Return True if a value is written where it is used."""
     return isinstance(value, Known) and value.literal
 
 
 def truth(value: Value) -> bool | None:
-    """The truth of a value, as `if` sees it; None if it is not known."""
+    """Return the truth of a value, as `if` sees it; None if it is not known."""
     if isinstance(value, Known):
         try:
             return bool(value.value)

@@ -44,7 +44,7 @@ _IMPORTED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 @checked
 def eject(graph: AnySpec) -> str:
-    """A model, or that of a spec, as one file of plain PyTorch, which needs nothing but torch.
+    """Write a model, or the model of a spec, as one file of plain PyTorch that needs only torch.
 
     Its modules have the names that they have in the built model, so that it loads the same state dict; its forward
     takes the same arguments and computes the same, to the last bit. (While a `CachedModel` decodes, tfkit may multiply
@@ -82,7 +82,7 @@ def _check_apart(model: nn.Module) -> None:
 
 
 def formatted(text: str) -> str:
-    """The text as ruff writes it."""
+    """Return the text as ruff writes it."""
     if importlib.util.find_spec("ruff") is None:
         raise SpecError(Diagnostic("ejecting needs `ruff`, which is not installed", help='pip install "tfkit[eject]"'))
     for command in (["check", "--select=F401,I,UP,SIM", "--fix", "--quiet"], ["format", "--quiet"]):
@@ -98,11 +98,11 @@ def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str,
     """Return the full file. `uses` has the names that the initialization takes from outside."""
     functions, config = whole.functions.values(), classes.config
     outside = {name: value for function in functions for name, value in function.uses.items()} | {**uses}
-    records = [one for one in whole.records if whole.alone(one) is None]
-    parts = [record_text(one, whole) for one in records]
+    records = [record for record in whole.records if whole.alone(record) is None]
+    parts = [record_text(record, whole) for record in records]
     parts += [_constant_text(name, value) for name, value in outside.items() if not isinstance(value, _IMPORTED)]
-    parts += [function_text(one) for one in functions if one.module is None and one.returns is None]
-    parts += [one.source(config) for one in classes.order]
+    parts += [function_text(called) for called in functions if called.module is None and called.returns is None]
+    parts += [ejected.source(config) for ejected in classes.order]
     parts.append(_main(graph, classes.of[whole.model]))
     ours = {*whole.records, *(called for _, called in whole.functions)}
     enums = _enums([*outside.values(), *(value for module in classes.of for value in plain(module).values())], parts)
@@ -120,7 +120,7 @@ def _docs(graph: Graph) -> str:
 
 
 def _imports(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:
-    """The imports of names from outside, and those that a file may need: ruff removes the others."""
+    """Yield the imports of names from outside, and imports that a file may need: ruff removes unused imports."""
     yield "import torch"
     yield "from torch import Tensor, nn"
     yield "from collections import OrderedDict"
@@ -141,17 +141,17 @@ def _imports(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:
 
 
 def _main(graph: Graph, root: Class) -> str:
-    given = []
+    arguments = []
     for name, value in random_inputs(graph, batch=1).items():
         kind = "" if value.is_floating_point() else ", dtype=torch.long"
-        given.append(f"{name}=torch.zeros({', '.join(map(str, value.shape))}{kind})")
+        arguments.append(f"{name}=torch.zeros({', '.join(map(str, value.shape))}{kind})")
     lines = ['if __name__ == "__main__":', '    with torch.device("meta"):  # shapes without memory']
     lines.append(f"        model = {root.name}({'Config()' if root.takes_config else ''})")
-    lines.append(f"        output = model({', '.join(given)})")
+    lines.append(f"        output = model({', '.join(arguments)})")
     count = "sum(parameter.numel() for parameter in model.parameters())"
-    one = len(graph.outputs) == 1
-    lines += [] if one else ["    shapes = [one.shape for one in output]"]
-    lines.append(f'    print(f"{{{count}:,}} parameters, {{{"output.shape" if one else "shapes"}=}}")')
+    single = len(graph.outputs) == 1
+    lines += [] if single else ["    shapes = [one.shape for one in output]"]
+    lines.append(f'    print(f"{{{count}:,}} parameters, {{{"output.shape" if single else "shapes"}=}}")')
     return "\n".join(lines)
 
 

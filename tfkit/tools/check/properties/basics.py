@@ -1,4 +1,4 @@
-"""Properties without which no other means anything: the model is built, filled, runs, and runs alike twice."""
+"""Properties that all others require: the model is built and filled, it runs, and a second run gives equal outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of a batch: each row, each token is read as if it were by itself."""
+"""Properties of a batch: the model reads each row and each token independently of the others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfkit.tools.check.places import compared, of_row
 from tfkit.tools.check.subject import Subject
 
 ALONE = ("activation", "ffn", "norm")
-"""The slots of components that act on each position by itself."""
+"""The slots of components that act on each position independently."""
 
 
 @property_of("alone", "mixes positions in attention only")
 def alone(subject: Subject) -> Iterator[Measured]:
-    """Activations, norms and FFNs act on each position by itself, and do not depend on their number."""
+    """Activations, norms and FFNs act on each position independently, and do not depend on the number of positions."""
     yield from positions_alone(subject.model, subject.inputs())
 
 
@@ -68,7 +68,7 @@ def named(component: Component) -> str:
 
 @property_of("padding", "is not changed by padding", follows=("alone", "look-ahead"))
 def padding(subject: Subject) -> Iterator[Measured]:
-    """Outputs of tokens do not depend on the amount or the contents of padding beside them."""
+    """Outputs of tokens do not depend on the amount or the contents of padding next to them."""
     if not subject.padded:
         raise DoesNotApplyError("no input may be padded")
     if between := next((node.name for node in subject.graph.nodes if node.output.gaps), None):
@@ -77,7 +77,7 @@ def padding(subject: Subject) -> Iterator[Measured]:
 
 
 def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
-    """Compare the outputs of tokens beside padding, of other amounts in each row, with those of each row alone."""
+    """Compare the outputs of tokens next to different amounts of padding with the outputs of each row alone."""
     sequences = [name for name, signal in graph_of(model).inputs.items() if name in inputs and signal.mask]
     for side in ("right", "left") if any(f"{name}_mask" in inputs_of(model) for name in sequences) else ():
         padded = dict(inputs)
@@ -106,7 +106,7 @@ def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
 
 @property_of("neighbours", "reads each row by itself", follows=("alone",))
 def neighbours(subject: Subject) -> Iterator[Measured]:
-    """Other rows beside it change no bit of a row; experts, which take tokens of all rows together, may round."""
+    """Other rows of a batch change no bit of a row; experts, which take tokens of all rows together, may round."""
     experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
     limit = TOLERANCE if experts else 0.0
     inputs, different = subject.inputs(), subject.inputs(seed=1)

@@ -24,7 +24,7 @@ from tfkit.tools.cost.steps import Shape, make_inputs
 from tfkit.tools.params.count import count_params
 
 EXPERTS = 2e-2
-"""The largest part of the kept bytes by which those of experts may differ: the count takes their load as even."""
+"""Largest relative error of the kept bytes of experts: the count assumes that their load is even."""
 
 
 @property_of("counts", "has the parameters that are counted")

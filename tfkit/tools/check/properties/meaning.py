@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 @property_of("meaning", "computes what its spec says", follows=("alone",))
 def meaning(subject: Subject) -> Iterator[Measured]:
-    """In float64, the outputs are those of `tfkit.reference`, beside padding on both sides too.
+    """In float64, the outputs equal the outputs of `tfkit.reference`, also next to padding on both sides.
 
     Where rotary positions are scaled, a sequence without padding is longer than the others.
     """

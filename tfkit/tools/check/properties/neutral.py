@@ -26,15 +26,15 @@ Weights = Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
 def neutral(subject: Subject) -> Iterator[Measured]:
     """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one.
 
-    And groups of query heads: heads of keys and values of their own, with equal weights, are the same. Values of one
-    field are neutral together, and one by one where that is refused or has an effect.
+    Also groups of query heads: separate key-value heads with equal weights compute the same. Values of one
+    field are neutral together, and separately if the combination is rejected or has an effect.
     """
     measured = []
-    for alike in _neutral(subject).values():
-        together = _with_and_without(subject, alike)
+    for values in _neutral(subject).values():
+        together = _with_and_without(subject, values)
         if not together or any(value.broken for value in together):
             together = [
-                *(measurement for value in alike for measurement in _with_and_without(subject, [value])),
+                *(measurement for value in values for measurement in _with_and_without(subject, [value])),
                 *together,
             ]
         measured += together
@@ -48,7 +48,7 @@ class _Neutral:
     """A neutral value, in words; the values of the spec with it and without, and the weights of the second model."""
 
     words: str
-    given: dict[Place, Any]
+    present: dict[Place, Any]
     left_out: dict[Place, Any]
     weights: Weights
 
@@ -56,7 +56,7 @@ class _Neutral:
 def _with_and_without(subject: Subject, values: Sequence[_Neutral]) -> list[Measured]:
     """Compare the model with these neutral values and the one without; nothing if the spec refuses one of the two."""
     neutral_values, left_out = (
-        ChainMap(*(value.given for value in values)),
+        ChainMap(*(value.present for value in values)),
         ChainMap(*(value.left_out for value in values)),
     )
     try:

@@ -27,7 +27,7 @@ from tfkit.torch_private.tensors import leaves
 FLOAT32, BFLOAT16 = 2e-6, 5e-2
 """The largest differences from float64, relative to the largest value if that is above 1."""
 GROWTH = 20.0
-"""Factor by which the rounding of late positions may exceed that of early ones."""
+"""Factor by which the rounding errors of late positions may exceed the errors of early positions."""
 LARGE = 1e3
 """Factor of the vectors that enter a stack."""
 
@@ -61,7 +61,7 @@ def _converted(subject: Subject, dtype: torch.dtype) -> fx.GraphModule:
 
 @property_of("rounding", "rounds no more than its type", follows=("types",))
 def rounding(subject: Subject) -> Iterator[Measured]:
-    """float32 and bfloat16 beside float64, with the same experts; of float32 at every position alike."""
+    """float32 and bfloat16 compared to float64, with the same experts; float32 rounds equally at every position."""
     exact, inputs, choices = _converted(subject, torch.float64), subject.inputs(), Choices()
 
     def run(model: fx.GraphModule, dtype: torch.dtype) -> list[Tensor]:
@@ -82,9 +82,9 @@ def rounding(subject: Subject) -> Iterator[Measured]:
                 yield _growth(output.double(), reference)
 
 
-def _relative(found: Tensor, want: Tensor) -> float:
+def _relative(output: Tensor, reference: Tensor) -> float:
     """Return the root mean square of the error, relative to the values', since single values cancel."""
-    error = (found - want).square().mean().sqrt() / want.square().mean().sqrt().clamp(min=1e-9)
+    error = (output - reference).square().mean().sqrt() / reference.square().mean().sqrt().clamp(min=1e-9)
     return float("inf") if error.isnan() else float(error)
 
 
@@ -93,7 +93,7 @@ def _wide(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _growth(output: Tensor, reference: Tensor) -> Measured:
-    """Compare the error of the last quarter of positions with that of the first."""
+    """Compare the error of the last quarter of positions with the error of the first quarter."""
     part = reference.size(1) // 4
     first, last = (_relative(output[:, s], reference[:, s]) for s in (slice(part), slice(-part, None)))
     factor = last / max(first, 1e-8)

@@ -41,7 +41,7 @@ def look_ahead_gradient(subject: Subject) -> Iterator[Measured]:
 
 
 def later_values(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Measured]:
-    """Compare earlier outputs [b, t, ...] when later tokens of an input are those of another row."""
+    """Compare earlier outputs [b, t, ...] when later tokens of an input are replaced by tokens of another row."""
     x = inputs[name]
     with evaluating(model), torch.no_grad():
         outputs = call(model, inputs)
@@ -108,7 +108,7 @@ SIZES = (1.0, 1e3)
 
 @property_of("extents", "reads the keys that masks grant", follows=("alone",))
 def extents(subject: Subject) -> Iterator[Measured]:
-    """Each attention reads the keys that its mask grants, and none else, beside padding too."""
+    """Each attention reads exactly the keys that its mask grants, also next to padding."""
     if not subject.attentions:
         raise DoesNotApplyError("the spec has no stack with attention")
     paddings: list[Padding] = ["none", *(["left", "right"] if subject.padded else [])]  # type: ignore[list-item]

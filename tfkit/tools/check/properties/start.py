@@ -25,7 +25,7 @@ NATS = 1.0
 
 @property_of("init", "has weights as its init declares", of_weights=False)
 def init(subject: Subject) -> Iterator[Measured]:
-    """The spread that `init` gives to a matrix of the same role and shape, drawn by itself."""
+    """The spread that `init` gives to a matrix of the same role and shape, drawn separately."""
     model, declared = build(subject.graph, seed=subject.seed), subject.graph.spec.model.init
     depths = {node.name: node.stack.depth if node.stack else None for node in subject.graph.nodes}
     tied = {f"{owner}.tokens" for owner in heads_of_tables(subject.graph)}

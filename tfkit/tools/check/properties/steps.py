@@ -67,7 +67,7 @@ def _decodable(subject: Subject) -> fx.GraphModule:
 
 
 def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
-    """Compare the last positions of a piece with those of all of it."""
+    """Compare the last positions of a piece with the same positions of its full output."""
     rows = Rows.of(model, subject.inputs())
     outputs = []
     for keep in (0, 2):
@@ -102,9 +102,9 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
 
 
 def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Measured]:
-    """Compare a model read in steps with the whole forward over each sequence by itself.
+    """Compare a model read in steps with a full forward over each sequence alone.
 
-    The steps and the arguments are those of `tfkit.testing.check_cached`.
+    The steps and the arguments are the same as in `tfkit.testing.check_cached`.
     """
     rows = Rows.of(model, inputs)
     with evaluating(model), torch.no_grad():

@@ -39,7 +39,7 @@ def gradients(subject: Subject) -> Iterator[Measured]:
 
 @property_of("padded-gradients", "has those beside a row of padding", follows=("gradients",))
 def gradients_beside_padding(subject: Subject) -> Iterator[Measured]:
-    """Gradients are finite beside a row that is all padding."""
+    """Gradients are finite next to a row that is all padding."""
     if not subject.padded:
         raise DoesNotApplyError("no input may be padded")
     yield from parameter_gradients(subject.model, subject.inputs(padding="rows"))
@@ -79,9 +79,9 @@ def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
 
 @property_of("every-row", "uses every row and column of weights", of_weights=False, follows=("gradients",))
 def every_row(subject: Subject) -> Iterator[Measured]:
-    """Every row and column of every parameter has a gradient; those of a table, if they are looked up.
+    """Every row and column of every parameter has a gradient; rows of a table, if they are looked up.
 
-    Each batch has weights of its own: a unit may be silent by chance. Rows for distances that a mask may hide pass.
+    Each batch has separate weights: a unit may be silent by chance. Rows for distances that a mask may hide pass.
     """
     seen: dict[str, Tensor] = {}
     hidden = _hidden(subject)
@@ -168,7 +168,7 @@ def train_mode(subject: Subject) -> Iterator[Measured]:
 
 @property_of("dropout", "drops at every rate of its spec", follows=("train-mode",))
 def dropout(subject: Subject) -> Iterator[Measured]:
-    """Each rate of the spec by itself, the others 0."""
+    """Each rate of the spec alone, with all other rates 0."""
     rates = {path: value for path, value in subject.values.items() if path[-1] == "dropout" and value}
     if not rates:
         raise DoesNotApplyError("every rate of dropout is 0")
@@ -186,7 +186,7 @@ def dropout(subject: Subject) -> Iterator[Measured]:
 
 @property_of("derivatives", "has the gradients of its function", follows=("gradients",))
 def finite_differences(subject: Subject) -> Iterator[Measured]:
-    """Gradients are those of the function: equal to finite differences, in float64; of equal layers, in the first."""
+    """Gradients equal finite differences of the function, in float64; of equal layers, in the first."""
     tied, equal = _tied(subject), _equal_layers(subject)
     yield from _differences(subject, lambda name: name not in tied and not name.startswith(equal))
 
@@ -203,7 +203,7 @@ def _equal_layers(subject: Subject) -> tuple[str, ...]:
 
 @property_of("ties", "sums the gradients of a tie", follows=("gradients",))
 def ties(subject: Subject) -> Iterator[Measured]:
-    """The gradient of a tied table is the sum of those of its uses."""
+    """The gradient of a tied table is the sum of the gradients of its uses."""
     tied = _tied(subject)
     if not tied:
         raise DoesNotApplyError("no table is tied")
