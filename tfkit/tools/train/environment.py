@@ -16,7 +16,7 @@ from tfkit.plugin.manager import Plugins
 
 
 def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
-    """Return the values besides the meaning on which the last digits of a run depend.
+    """Return the values, other than the meaning, on which the last digits of a run depend.
 
     Equal values guarantee equal bits.
     """
