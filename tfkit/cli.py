@@ -78,8 +78,8 @@ def cli() -> None:
     """Transformers as YAML, built to plain PyTorch."""
 
 
-def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if not wanted:
+def _version(context: click.Context, option: click.Parameter, requested: bool) -> None:
+    if not requested:
         return
     from tfkit.plugin.discover import own_version
 
@@ -89,7 +89,7 @@ def _version(context: click.Context, option: click.Parameter, wanted: bool) -> N
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, that of the process unless given; returns the exit status."""
+    """Run a command line, by default the arguments of the process; return the exit status."""
     if arguments is None and VARIABLE in os.environ:
         return complete(cli, os.environ[VARIABLE])
     if arguments is None:
@@ -113,11 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return BROKEN_PIPE
-    except OSError as wrong:  # a full disk is a SpecError for every other file
-        if wrong.errno != errno.ENOSPC:
+    except OSError as error:  # a full disk is a SpecError for every other file
+        if error.errno != errno.ENOSPC:
             raise
         _drop_output()
-        click.echo(f"error: cannot write to standard output: {wrong.strerror}", err=True)
+        click.echo(f"error: cannot write to standard output: {error.strerror}", err=True)
         return WRONG_SPEC
     finally:
         if arguments is None:
@@ -134,18 +134,18 @@ def _run(arguments: list[str]) -> int:
         with cli.make_context("tfkit", arguments) as context, said(LeftOutWarning, NotFiniteWarning, PluginWarning):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
-    except click.exceptions.NoArgsIsHelpError as wrong:
-        click.echo(wrong.format_message())
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
     except click.exceptions.Exit as end:
         return end.exit_code
-    except SpecError as wrong:
-        click.echo(str(wrong), err=True)
+    except SpecError as error:
+        click.echo(str(error), err=True)
         return WRONG_SPEC
     except SystemExit as end:  # no command of tfkit raises it: without this, `sys.exit(0)` would look like success
         click.echo(str(_ended_by(end)), err=True)
         return WRONG_SPEC
-    except click.UsageError as wrong:
-        click.echo(_usage(wrong), err=True)
+    except click.UsageError as error:
+        click.echo(_usage(error), err=True)
         return WRONG_USAGE
     finally:
         sys.stdout.flush()
@@ -161,10 +161,10 @@ def _ended_by(end: SystemExit) -> SpecError:
     return SpecError(Diagnostic(message, notes=tuple(filter(None, [where(end)])), help=help))
 
 
-def _usage(wrong: click.UsageError) -> str:
-    """The error of wrong usage in the form of all other errors."""
-    context = wrong.ctx
-    text = _number(wrong) or wrong.format_message().rstrip(".").replace("'", "`")
+def _usage(error: click.UsageError) -> str:
+    """Format an error of wrong usage like all other errors."""
+    context = error.ctx
+    text = _number(error) or error.format_message().rstrip(".").replace("'", "`")
     lines = [f"error: {text[:1].lower()}{text[1:]}"]
     if context is not None:
         usage = context.command.get_usage(context).removeprefix("Usage: ")
@@ -173,17 +173,17 @@ def _usage(wrong: click.UsageError) -> str:
     return "\n".join(lines)
 
 
-def _number(wrong: click.UsageError) -> str | None:
-    """The error of an option's value that is not a number it takes, in the words of the spec's errors."""
-    if not isinstance(wrong, click.BadParameter) or wrong.param is None:
+def _number(error: click.UsageError) -> str | None:
+    """Describe an option's value that is not a valid number, in the words of the spec's errors."""
+    if not isinstance(error, click.BadParameter) or error.param is None:
         return None
-    kind, name = wrong.param.type, wrong.param.get_error_hint(wrong.ctx).replace("'", "`")
-    found = re.fullmatch(r"'(.*)' is not a valid .*|(\S+) is not in the range .*", wrong.message, re.DOTALL)
-    if found is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+    kind, name = error.param.type, error.param.get_error_hint(error.ctx).replace("'", "`")
+    match = re.fullmatch(r"'(.*)' is not a valid .*|(\S+) is not in the range .*", error.message, re.DOTALL)
+    if match is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return None
     what = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
     bounds = _bounds(kind) if isinstance(kind, click.IntRange | click.FloatRange) else ""
-    return f"{name} takes {what}{bounds}, not {quoted(found[1]) if found[1] is not None else found[2]}"
+    return f"{name} takes {what}{bounds}, not {quoted(match[1]) if match[1] is not None else match[2]}"
 
 
 def _bounds(kind: click.IntRange | click.FloatRange) -> str:

@@ -38,21 +38,21 @@ class Stream:
     """The vectors between two nodes: their root mean square, and the share of it that is the token's own row."""
 
     size: float
-    own: float
+    token: float
 
     def plus(self, other: float) -> Stream:
-        return Stream(math.hypot(self.size, other), self.own)
+        return Stream(math.hypot(self.size, other), self.token)
 
     def normed(self) -> Stream:
-        return Stream(1.0, self.own / self.size if self.size else 0.0)
+        return Stream(1.0, self.token / self.size if self.size else 0.0)
 
     def times(self, factor: float) -> Stream:
-        return Stream(self.size * factor, self.own * factor)
+        return Stream(self.size * factor, self.token * factor)
 
 
 @dataclass(frozen=True)
 class FirstLoss:
-    """The expected loss of a head before the first step, and that of even guesses."""
+    """The expected loss of a head before the first step, and the loss of even guesses."""
 
     head: str
     loss: float
@@ -67,22 +67,24 @@ def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
         return
     kind = graph.spec.model.init.kind_name()
     look = "`scale`" if kind == DEFAULT else f"`init: {kind}`: the default, {DEFAULT}, keeps rows and logits small"
-    for one in first_losses(model, graph):
-        if one.loss > one.even + FAR:
+    for first in first_losses(model, graph):
+        if first.loss > first.even + FAR:
             why = (
                 "the head shares the embedding's table, and its logits repeat the token just read"
-                if one.own_token
+                if first.own_token
                 else "the logits of the head are large"
             )
-            text = f"`{one.head}` starts at a loss of about {one.loss:.0f}; even guesses have ln V, {one.even:.1f}"
+            text = (
+                f"`{first.head}` starts at a loss of about {first.loss:.0f}; even guesses have ln V, {first.even:.1f}"
+            )
             warnings.warn(f"{text}: {why}; check {look}", FirstLossWarning, stacklevel=3)
 
 
 def first_losses(model: nn.Module, graph: Graph) -> list[FirstLoss]:
     """Estimate the first loss of each head over a vocabulary, for weights as `tfkit.build` fills them."""
     heads = [(node, head) for node in graph.nodes if (head := node.config.head()) is not None]
-    found = [(node, head, _matrix(model, graph, node)) for node, head in heads]
-    return [_loss(model, graph, node, head, weight) for node, head, weight in found if weight is not None]
+    weighted = [(node, head, _matrix(model, graph, node)) for node, head in heads]
+    return [_loss(model, graph, node, head, weight) for node, head, weight in weighted if weight is not None]
 
 
 def _loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor) -> FirstLoss:
@@ -91,15 +93,15 @@ def _loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor
     owner = table_owner(graph, tie) if isinstance(tie, str) else None
     stream = _stream(model, graph, str(node.wires["input"]), owner)
     if not head.direct:
-        stream = Stream(1.0, 0.0)  # another dense layer is between: its rows are not those of the table
+        stream = Stream(1.0, 0.0)  # another dense layer is between: its rows are not the rows of the table
     factor, cap = _deviation(weight) * head.scale, head.softcap or math.inf
     spread = min(factor * math.sqrt(weight.size(1)) * stream.size, cap)
-    own = min(factor * weight.size(1) * stream.own, cap)
+    repeated = min(factor * weight.size(1) * stream.token, cap)
     even = math.log(node.output.width)
     most = spread * math.sqrt(2 * even)  # over V numbers; the formula would need more of them
-    others = even + spread**2 / 2 if spread < math.sqrt(2 * even) else most
-    loss = max(own, others) + math.log1p(math.exp(-abs(own - others)))
-    return FirstLoss(node.name, loss, even, own > others)
+    rest = even + spread**2 / 2 if spread < math.sqrt(2 * even) else most
+    loss = max(repeated, rest) + math.log1p(math.exp(-abs(repeated - rest)))
+    return FirstLoss(node.name, loss, even, repeated > rest)
 
 
 def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
@@ -107,9 +109,9 @@ def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
     tie = node.wires.get("tie")
     if isinstance(tie, str):
         return model.get_parameter(f"{table_owner(graph, tie)}.tokens.weight")
-    layers = [one for one in model.get_submodule(node.name).modules() if isinstance(one, nn.Linear)]
-    found = [one.weight for one in layers if one.out_features == node.output.width]
-    return found[-1] if found else None
+    layers = [module for module in model.get_submodule(node.name).modules() if isinstance(module, nn.Linear)]
+    matrices = [module.weight for module in layers if module.out_features == node.output.width]
+    return matrices[-1] if matrices else None
 
 
 def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Stream:
@@ -125,9 +127,9 @@ def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Str
 
 
 def _embedded(model: nn.Module, graph: Graph, node: Node, owner: str | None) -> Stream:
-    own = table_owner(graph, node.name)
-    size = _deviation(model.get_parameter(f"{own}.tokens.weight"))
-    stream = Stream(size, size if own == owner else 0.0)
+    table = table_owner(graph, node.name)
+    size = _deviation(model.get_parameter(f"{table}.tokens.weight"))
+    stream = Stream(size, size if table == owner else 0.0)
     for stage in node.config.after_table():
         if isinstance(stage, Scale):
             stream = stream.times(stage.number)
@@ -137,7 +139,7 @@ def _embedded(model: nn.Module, graph: Graph, node: Node, owner: str | None) -> 
             stream = stream.normed()
         elif isinstance(stage, Call):
             module = model.get_submodule(f"{node.name}.{stage.name}")
-            tables = [one.weight for one in module.modules() if isinstance(one, nn.Embedding)]
+            tables = [module.weight for module in module.modules() if isinstance(module, nn.Embedding)]
             stream = stream.plus(_deviation(tables[0]) if tables else math.sqrt(0.5))
     return stream
 
@@ -158,9 +160,9 @@ def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
     first = 1.0 if layer.input_norm is not None else stream.size
     for step, gain in zip(layer.steps, gains, strict=True):
         size = 1.0 if step.norm_in is not None else first if step.reads_input else stream.size
-        given = 1.0 if step.norm_out is not None or gain is None else gain * size
+        added = 1.0 if step.norm_out is not None or gain is None else gain * size
         base = stream.normed() if step.residual.onto == "normed" else stream
-        stream = base.plus(step.residual.scale * given)
+        stream = base.plus(step.residual.scale * added)
         stream = stream.normed() if step.norm_after is not None else stream
     return stream
 
@@ -178,9 +180,9 @@ def _gain(module: nn.Module, role: str) -> float | None:
 
 
 def _linear(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
-    for one in module.modules():
-        if isinstance(one, nn.Linear | StackedLinear):
-            yield one.weight, isinstance(one, Linear | StackedLinear) and one.residual
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | StackedLinear):
+            yield layer.weight, isinstance(layer, Linear | StackedLinear) and layer.residual
 
 
 def _gain_of(weight: Tensor) -> float:

@@ -75,18 +75,18 @@ def _reset_of(module: nn.Module) -> Callable[[], object] | None:
 
 
 def _holds(module: nn.Module) -> bool:
-    """True if it holds parameters or buffers, not counting those of its children."""
+    """Return True if a module has parameters or buffers, not counting its children."""
     return any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
 
 
 def _is_filled_above(model: nn.Module, path: str) -> bool:
-    """True if it is a list or a mapping of parameters, which the module that has it fills."""
+    """Return True if a module is a list or a mapping of parameters, which its parent fills."""
     module, above = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     return isinstance(module, nn.ParameterList | nn.ParameterDict) and _reset_of(above) is not None
 
 
 def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
-    """Each matrix [out, in] that counts as one: the parts of a fused layer, those of every layer of a stack."""
+    """Yield each matrix [out, in] that counts separately: the parts of a fused layer, the layers of a stack."""
     parts = module.parts if isinstance(module, Linear | StackedLinear) else None
     for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
         yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
@@ -108,5 +108,5 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
-    """A random generator for a name, independent of all others."""
+    """Return a random generator for a name, independent of all others."""
     return torch.Generator(device).manual_seed(_seed(seed, name))

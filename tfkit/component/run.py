@@ -51,8 +51,8 @@ class Batch:
     targets: Ids
     """[b, t]; `IGNORED` where nothing counts."""
     documents: Ids | None = None
-    """[b, t]: the number of each position's document, if those of a row are kept apart. A model then gives each what it
-    gives it alone."""
+    """Document number of each position, [b, t], for rows that hold several documents. The model then treats each
+    document as if it were alone in its row."""
 
     @property
     def count(self) -> int:
@@ -60,7 +60,7 @@ class Batch:
         return int((self.targets != IGNORED).sum())
 
     def rows(self, start: int, end: int) -> Batch:
-        """Some of the examples."""
+        """Return the examples from `start` to `end`."""
         documents = None if self.documents is None else self.documents[start:end]
         return Batch({name: ids[start:end] for name, ids in self.inputs.items()}, self.targets[start:end], documents)
 
@@ -73,13 +73,13 @@ class Tokenizer(Protocol):
     """The name of its file in the folder of a model."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """The ids of a text; raises ValueError for text that it cannot express."""
+        """Return the ids of a text; raise ValueError for text that the tokenizer cannot express."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
 
     def byte_counts(self) -> Sequence[int]:
-        """The bytes of UTF-8 that each id stands for."""
+        """Return the number of UTF-8 bytes that each id stands for."""
 
     def save(self, path: Path) -> None:
         """Write its file."""
@@ -89,10 +89,10 @@ class Examples(Protocol):
     """A finite list of examples, in an order that never changes."""
 
     def __len__(self) -> int:
-        """Their number: that many are one pass over the split."""
+        """Return the number of examples, which make up one pass over the split."""
 
     def batch(self, indices: Ids) -> Batch:
-        """The examples of these indices: a pure function of them."""
+        """Return the examples with these indices. The result depends on nothing else."""
 
 
 class Data(Protocol):
@@ -119,7 +119,10 @@ class Data(Protocol):
         """Text to ids and back; None if the ids stand for no text."""
 
     def examples(self, split: str, order: Order) -> Examples:
-        """The examples of a split. `sampled`: they may overlap; otherwise every token is in one of them."""
+        """Return the examples of a split.
+
+        With `sampled`, they may overlap; otherwise each token is in exactly one example.
+        """
 
 
 class DataConfig(Component):
@@ -136,7 +139,7 @@ class DataConfig(Component):
     """The share of each split."""
 
     def check(self) -> None:
-        """Refuse splits without one to train on, or of more than everything."""
+        """Raise `Invalid` unless there is a split `train` and the fractions add up to at most 1."""
         super().check()
         if "train" not in self.split:
             raise Invalid("split", "there is no split `train`", help="write `split: {train: 0.9, val: 0.1}`")
@@ -147,7 +150,7 @@ class DataConfig(Component):
 
     @property
     def takes_length(self) -> bool:
-        """True if a run states the `length` of its examples; False if the data has one of its own."""
+        """True if a run states the `length` of its examples; False if the data determines the length."""
         return False
 
     @property
@@ -156,21 +159,21 @@ class DataConfig(Component):
         return tuple(self.split)
 
     def idle(self, split: str) -> frozenset[str]:
-        """The fields, by their paths, that change no example of a split that is evaluated; also `length` of a batch."""
+        """Return the paths of fields that never change an example of an evaluated split; also `length` of a batch."""
         return frozenset({"order"})
 
     def ends(self, size: int) -> dict[str, tuple[int, int]]:
-        """The range of each split, in the order of the config, in data of that size."""
-        found, start, share = {}, 0, 0.0
+        """Return the range of each split, in the order of the config, in data of that size."""
+        ranges, start, share = {}, 0, 0.0
         for name, part in self.split.items():
             share += part
             end = min(int(share * size + 1e-6), size)
-            found[name] = (start, end)
+            ranges[name] = (start, end)
             start = end
-        return found
+        return ranges
 
     def located(self, folder: Path) -> Self:
-        """The config with paths that do not depend on the current folder; relative ones start at `folder`."""
+        """Return the config with paths that do not depend on the current folder; relative paths start at `folder`."""
         return self
 
     @abstractmethod
@@ -184,12 +187,12 @@ class TokenizerConfig(Component):
     slot = "tokenizer"
 
     def located(self, folder: Path) -> Self:
-        """The config with paths that do not depend on the current folder; relative ones start at `folder`."""
+        """Return the config with paths that do not depend on the current folder; relative paths start at `folder`."""
         return self
 
     @abstractmethod
     def build(self, text: str) -> Tokenizer:
-        """The tokenizer for data with this text, all splits together."""
+        """Build the tokenizer for data with this text, all splits together."""
 
 
 # ---- the step ----
@@ -202,7 +205,7 @@ class LossConfig(Component):
 
     @abstractmethod
     def build(self, model: fx.GraphModule) -> nn.Module:
-        """A module that is called with inputs and targets, and returns the sum over the positions that count.
+        """Build a module that takes inputs and targets, and returns the sum over the positions that count.
 
         The loop divides it by the number of these positions in the whole step.
         """
@@ -246,7 +249,7 @@ class OptimizerConfig(Component):
 
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of these groups, each with `params`, `lr` and `weight_decay`.
+        """Build the optimizer of these groups, each with `params`, `lr` and `weight_decay`.
 
         If there is a `rest`, the groups of matrices inside the model also have `matrices`: for each parameter, rows of
         the matrices in it, several where layers are fused or stacked. The optimizer's state is tensors, and depends on
@@ -266,13 +269,13 @@ class ScheduleConfig(Component):
     """Steps of a linear rise to the full rate; below 1, a share of all steps."""
 
     def factor(self, step: int, steps: int) -> float:
-        """The factor at a step, from 1 to `steps`; above 0 during warmup."""
+        """Return the factor at a step, from 1 to `steps`; above 0 during warmup."""
         peak = max(count_of(self.warmup, steps), 1)
         return step / peak if step <= peak else self.after(step - peak, steps - peak)
 
     @abstractmethod
     def after(self, done: int, left: int) -> float:
-        """The factor `done` steps after the peak, from 1 to `left`, the number of all of them."""
+        """Return the factor `done` steps after the peak, from 1 to `left`, the number of steps after the peak."""
 
     def check_steps(self, steps: int) -> None:
         """Raise `Invalid` if the run has too few steps; overriding methods call `super().check_steps(steps)`."""
@@ -283,7 +286,7 @@ class ScheduleConfig(Component):
 
 
 def count_of(part: int | float, steps: int) -> int:
-    """A number of steps, or a share of them, as a number."""
+    """Convert a number of steps, or a share of the steps, to a number of steps."""
     return part if isinstance(part, int) else round(part * steps)
 
 
@@ -362,7 +365,7 @@ class MetricConfig(Component):
 
     @abstractmethod
     def build(self, data: Data) -> Metric:
-        """The metric; raises `Invalid` if the data cannot have it."""
+        """Build the metric; raise `Invalid` if it cannot be computed on the data."""
 
 
 class Training(Protocol):
@@ -400,19 +403,19 @@ class Callback:
     """
 
     def on_start(self, training: Training) -> None:
-        """Before the first step of this process."""
+        """Run before the first step of this process."""
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
-        """After an update, with its numbers: `loss`, `lr`, `grad_norm`; `training.log` adds others."""
+        """Run after an update, with its numbers: `loss`, `lr`, `grad_norm`; `training.log` adds further numbers."""
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
-        """After an evaluation, with its numbers: `val.loss`; `training.log` adds others."""
+        """Run after an evaluation, with its numbers: `val.loss`; `training.log` adds further numbers."""
 
     def on_end(self, training: Training) -> None:
-        """After the last step of this process."""
+        """Run after the last step of this process."""
 
     def state(self) -> dict[str, Any]:
-        """The memory that a continued run needs, as JSON data."""
+        """Return the state that a continued run needs, as JSON data."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -426,11 +429,11 @@ class CallbackConfig(Component):
 
     @abstractmethod
     def build(self) -> Callback:
-        """The observer."""
+        """Build the observer."""
 
 
 class Tracker(Protocol):
-    """A place that numbers are shown in, beside the run's own `metrics.jsonl`."""
+    """A place that shows the numbers of a run, in addition to `metrics.jsonl`."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Note the numbers of a step."""
@@ -449,4 +452,4 @@ class TrackerConfig(Component):
 
     @abstractmethod
     def build(self, folder: Path, step: int) -> Tracker:
-        """The tracker of a run in `folder`, which continues after `step`: what it has of later ones is to go."""
+        """Build the tracker of a run in `folder`, continuing after `step`: it drops what it has of later steps."""

@@ -20,7 +20,7 @@ Steps = Mapping[Value, Step]
 class Program:
     """Writer of a module's `forward` as straight-line code: nothing is decided at run time.
 
-    Every step has a name: that of the child that it calls, or of the variable for a function's result. In the text, a
+    Every step has a name: the name of the child that it calls, or the variable of a function's result. In the text, a
     value gets this name if it is free; or `x`, if the previous x is no longer read; or it is inlined into the line that
     reads it.
     """
@@ -30,7 +30,7 @@ class Program:
         self._children: dict[str, nn.Module] = {}
 
     def input(self, name: str, annotation: Any = Tensor, *, optional: bool = False) -> Value:
-        """An argument of `forward`; an optional one is None unless given."""
+        """Add an argument of `forward`; an optional argument is None by default."""
         if not is_name(name):
             raise ValueError(f"`{name}` cannot be the name of an argument")
         default = (None,) if optional else ()
@@ -46,7 +46,7 @@ class Program:
         return self._add(Step("call_function", name, function, args, kwargs))
 
     def weight(self, path: str) -> Value:
-        """A parameter of a child, by its dotted path."""
+        """Add a parameter of a child, by its dotted path."""
         return self._add(Step("get_attr", path.replace(".", "_"), path))
 
     def hold(self, name: str, module: nn.Module) -> None:
@@ -65,7 +65,7 @@ class Program:
         self._add(Step("output", "output", "output", (output,), {}, annotation))
 
     def build(self, output: Any, class_name: str, returns: Any = None) -> nn.Module:
-        """The module with a `forward` that returns `output`. Equal programs become objects of one class.
+        """Build the module with a `forward` that returns `output`. Equal programs become objects of the same class.
 
         `returns` is the type of `output`, a tuple of types for a tuple of values; each is a Tensor unless given.
         """
@@ -80,7 +80,7 @@ class Program:
     def build_graph_module(
         self, output: Any, class_name: str, base: "type[WrittenGraph] | None" = None, returns: Any = None
     ) -> "WrittenGraph":
-        """That module as a `torch.fx.GraphModule` or its subclass `base`, which can be taken apart and edited."""
+        """Build the module as a `torch.fx.GraphModule` or its subclass `base`, which can be edited."""
         self._finish(output, returns)
         root = nn.Module()
         for name, child in self._children.items():
@@ -97,10 +97,10 @@ class WrittenGraph(fx.GraphModule):
     """A module with a `forward` written from its `graph`; after an edit, `recompile` writes it again."""
 
     def recompile(self) -> fx.graph.PythonCode:
-        made = super().recompile()
+        code = super().recompile()
         forget_source(type(self).forward)
         type(self).forward, self._code = written_forward(self.graph, type(self).__name__)
-        return made
+        return code
 
     def __str__(self) -> str:
         return f"{self!r}\n\n{self.code}"
@@ -118,14 +118,14 @@ class WrittenGraph(fx.GraphModule):
 
 
 def _empty_graph(base: type[WrittenGraph], class_name: str) -> WrittenGraph:
-    """A graph module without its state, from which unpickling starts."""
+    """Create a graph module without its state, from which unpickling starts."""
     module = base.__new__(base)
     type(module).__name__ = class_name
     return module
 
 
 def recomputed(layer: nn.Module, *args: Any) -> Any:
-    """The result of a layer; only its arguments are kept for the backward, in which it runs a second time."""
+    """Return the result of a layer. Only its arguments are kept: the layer runs a second time in the backward pass."""
     return checkpoint(layer, *args, use_reentrant=False) if torch.is_grad_enabled() else layer(*args)
 
 
@@ -141,7 +141,7 @@ class Written(nn.Module):
 
 
 def _empty(steps: Steps, class_name: str) -> Written:
-    """A module without its state, from which unpickling and copying start."""
+    """Create a module without its state, from which unpickling and copying start."""
     return Written.__new__(written_class(steps, class_name))
 
 
@@ -150,12 +150,12 @@ _COUNT = count()
 
 
 def written_class(steps: Steps, class_name: str) -> type[Written]:
-    """The class with these steps as its forward.
+    """Return the class with these steps as its forward.
 
     All equal layers of a model are of one class, as if a person had written it: Python, TorchScript and `torch.compile`
     of the layers compile it once.
     """
-    key = (class_name, *[(one.op, one.name, one.target, repr(one[3:])) for one in steps.values()])
+    key = (class_name, *[(step.op, step.name, step.target, repr(step[3:])) for step in steps.values()])
     if key not in _CLASSES:
         _CLASSES[key] = _write_class(steps, class_name)
     return _CLASSES[key]
@@ -176,14 +176,14 @@ def _write_class(steps: Steps, class_name: str) -> type[Written]:
 
 
 def written_forward(graph: fx.Graph, name: str) -> tuple[Callable[..., Any], str]:
-    """A graph as a function with the module that it calls into as first argument, and its code."""
+    """Compile a graph to a function, whose first argument is the module that it calls into; return its code too."""
     names: dict[str, Any] = {}
     code = forward_text(steps_of(graph), names, GRAPH)
     return run_text(code, name, names)["forward"], code
 
 
 def _graph(steps: Steps) -> fx.Graph:
-    """Steps as a graph of torch.fx."""
+    """Convert steps to a graph of torch.fx."""
     graph = fx.Graph()
     nodes: dict[Value, fx.Node] = {}
 
@@ -192,20 +192,20 @@ def _graph(steps: Steps) -> fx.Graph:
 
     for value, step in steps.items():
         args, kwargs = fx.node.map_aggregate(step.args, node), fx.node.map_aggregate(dict(step.kwargs), node)
-        made = graph.create_node(step.op, step.target, args, kwargs, name=step.name, type_expr=step.annotation)
-        if made.name != step.name:
-            made.meta["variable"] = step.name
-        nodes[value] = made
+        created = graph.create_node(step.op, step.target, args, kwargs, name=step.name, type_expr=step.annotation)
+        if created.name != step.name:
+            created.meta["variable"] = step.name
+        nodes[value] = created
     return graph
 
 
 def variable_of(node: fx.Node) -> str:
-    """The preferred variable of a node; several nodes may use it in turn."""
+    """Return the preferred variable of a node; several nodes may use it in turn."""
     return str(node.meta.get("variable", node.name))
 
 
 def steps_of(graph: fx.Graph) -> Steps:
-    """A graph of torch.fx as steps."""
+    """Convert a graph of torch.fx to steps."""
 
     def value(part: Any) -> Any:
         return Value(part.name) if isinstance(part, fx.Node) else part

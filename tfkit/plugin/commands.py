@@ -40,15 +40,15 @@ def plugin_commands(
     disabled: Collection[str] = (),
     built_in: Collection[str] = (),
 ) -> Mapping[str, PluginCommand]:
-    """The commands of the plugins that `tfkit.load_plugins` would load, by name, sorted. No plugin code runs.
+    """Return the commands of the plugins that `tfkit.load_plugins` would load, sorted by name. No plugin code runs.
 
-    A name that is also one of those `built_in`, or that two plugins have, is that of a command which only fails.
+    A name that is also in `built_in`, or that two plugins have, belongs to a command which only fails.
     """
-    found: dict[str, list[tuple[Candidate, EntryPoint]]] = {}
+    points: dict[str, list[tuple[Candidate, EntryPoint]]] = {}
     for candidate in wanted(plugin_dirs, entry_points, disabled)[0]:
         for point in candidate.named(COMMANDS):
-            found.setdefault(point.name, []).append((candidate, point))
-    return {name: _command(name, owners, name in built_in) for name, owners in sorted(found.items())}
+            points.setdefault(point.name, []).append((candidate, point))
+    return {name: _command(name, owners, name in built_in) for name, owners in sorted(points.items())}
 
 
 def _command(name: str, owners: Collection[tuple[Candidate, EntryPoint]], is_built_in: bool) -> PluginCommand:
@@ -60,7 +60,7 @@ def _command(name: str, owners: Collection[tuple[Candidate, EntryPoint]], is_bui
 
 
 def _summary(candidate: Candidate, point: EntryPoint) -> str:
-    """The first line of the module's docstring, from its source."""
+    """Return the first line of the module's docstring, from its source."""
     from tfkit.plugin.import_code import source_of
 
     try:
@@ -82,17 +82,17 @@ def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
         for part in parts:
             if misspelt := hooks.add(part, candidate, "tfkit_command()"):
                 raise SpecError(*misspelt)
-        found = hooks.call_one(candidate, "tfkit_command", _is_command)
+        returned = hooks.call_one(candidate, "tfkit_command", _is_command)
     except (SpecError, KeyboardInterrupt):
         raise
     except BaseException as error:
         cause = str(error) if isinstance(error, HookError | NoHookError) else in_words(error)
         place = error.where if isinstance(error, HookError) else where(error)
         raise SpecError(_broken(candidate, point, cause, place)) from error
-    if not found:
+    if not returned:
         cause = f"`{point.module}` has no hook `tfkit_command`, or it returned None"
         raise SpecError(_broken(candidate, point, cause, ""))
-    return found[0]
+    return returned[0]
 
 
 def _is_command(returned: object) -> click.Command:

@@ -31,7 +31,7 @@ LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
 
 
 def own_version() -> str:
-    """The version of tfkit; empty if it runs without being installed."""
+    """Return the version of tfkit; empty if it runs without being installed."""
     try:
         return version("tfkit")
     except PackageNotFoundError:
@@ -50,110 +50,119 @@ class Candidate:
     """Its name in messages: `tfkit-additive 0.1.0`, or the path of a plugin that is not a distribution."""
     points: tuple[EntryPoint, ...] = ()
     folders: tuple[str, ...] | None = None
-    """The places of its modules; those of any other module if None."""
+    """The folders of its modules; None if Python's path applies."""
 
     def named(self, group: str) -> list[EntryPoint]:
-        """Its entry points in a group."""
+        """Return the entry points of the plugin in a group."""
         return [point for point in self.points if point.group == group]
 
 
 def wanted(
     plugin_dirs: Iterable[Path], ambient: bool, disabled: Collection[str]
 ) -> tuple[list[Candidate], tuple[str, ...]]:
-    """The plugins that were found and are not switched off, see `find_plugins`; and the names of those that are.
+    """Find the plugins that are not switched off, see `find_plugins`; also return the names of switched-off plugins.
 
     Raises SpecError for two of one name: nobody could switch off one of them.
     """
-    found = find_plugins(plugin_dirs, ambient)
-    off = _switched_off([one.name for one in found], disabled)
-    names = tuple(dict.fromkeys(one.name for one in found if canonical(one.name) in off))
-    left = [one for one in found if canonical(one.name) not in off]
+    candidates = find_plugins(plugin_dirs, ambient)
+    off = _switched_off([candidate.name for candidate in candidates], disabled)
+    names = tuple(dict.fromkeys(candidate.name for candidate in candidates if canonical(candidate.name) in off))
+    left = [candidate for candidate in candidates if canonical(candidate.name) not in off]
     _check_names(left)
     return left, names
 
 
-def _check_names(found: Iterable[Candidate]) -> None:
+def _check_names(candidates: Iterable[Candidate]) -> None:
     named: dict[str, list[Candidate]] = {}
-    for one in found:
-        named.setdefault(canonical(one.name), []).append(one)
+    for candidate in candidates:
+        named.setdefault(canonical(candidate.name), []).append(candidate)
     help = "rename one, or move it away"
     problems = [
         Diagnostic(
-            f"there are {len(some)} plugins named `{some[0].name}`",
-            notes=tuple(" ".join(filter(None, [one.version, one.origin])) for one in some),
+            f"there are {len(group)} plugins named `{group[0].name}`",
+            notes=tuple(" ".join(filter(None, [candidate.version, candidate.origin])) for candidate in group),
             help=help,
         )
-        for some in named.values()
-        if len(some) > 1
+        for group in named.values()
+        if len(group) > 1
     ]
     if problems:
         raise SpecError(*problems)
 
 
 def find_plugins(plugin_dirs: Iterable[Path], ambient: bool) -> list[Candidate]:
-    """The plugins in `plugin_dirs`; if `ambient`, after those that are installed and those in TFKIT_PLUGIN_DIR.
+    """Find the plugins in `plugin_dirs`; if `ambient`, also the installed plugins and those in TFKIT_PLUGIN_DIR.
 
-    A later one replaces those of the same name.
+    A later plugin replaces an earlier plugin of the same name.
     """
-    found = _installed() if ambient else []
+    candidates = _installed() if ambient else []
     if ambient:
-        found = _replaced(found, [replace(one, origin=f"{one.origin}, by {PLUGIN_DIR}") for one in _from_environment()])
-    return _replaced(found, _in_folders(plugin_dirs))
+        candidates = _replaced(
+            candidates,
+            [replace(candidate, origin=f"{candidate.origin}, by {PLUGIN_DIR}") for candidate in _from_environment()],
+        )
+    return _replaced(candidates, _in_folders(plugin_dirs))
 
 
-def _replaced(found: Sequence[Candidate], later: Iterable[Candidate]) -> list[Candidate]:
-    before = {canonical(one.name): one for one in found}
-    every = []
-    for one in later:
-        other = before.pop(canonical(one.name), None)
-        if other is not None and other.version != one.version:
+def _replaced(candidates: Sequence[Candidate], later: Iterable[Candidate]) -> list[Candidate]:
+    before = {canonical(candidate.name): candidate for candidate in candidates}
+    kept = []
+    for candidate in later:
+        other = before.pop(canonical(candidate.name), None)
+        if other is not None and other.version != candidate.version:
             place = "installed" if other.origin.startswith(ENTRY_POINT) else other.origin
-            one = replace(one, origin=f"{one.origin} (instead of {other.version}, {place})")
-        every.append(one)
-    return [*before.values(), *every]
+            candidate = replace(candidate, origin=f"{candidate.origin} (instead of {other.version}, {place})")
+        kept.append(candidate)
+    return [*before.values(), *kept]
 
 
 def _from_environment() -> list[Candidate]:
-    """The plugins in the folders of TFKIT_PLUGIN_DIR, which must be absolute: no other folder's code may run."""
-    folders = [Path(one).expanduser() for one in os.environ.get(PLUGIN_DIR, "").split(os.pathsep) if one.strip()]
-    relative = [one for one in folders if not one.is_absolute()]
+    """Find the plugins in the folders of TFKIT_PLUGIN_DIR, which must be absolute: no other code may run."""
+    folders = [
+        Path(folder).expanduser() for folder in os.environ.get(PLUGIN_DIR, "").split(os.pathsep) if folder.strip()
+    ]
+    relative = [folder for folder in folders if not folder.is_absolute()]
     if relative:
         help = "a relative path would run code of whichever folder you are in"
-        raise SpecError(*(Diagnostic(f"{PLUGIN_DIR} takes absolute paths, not `{one}`", help=help) for one in relative))
+        raise SpecError(
+            *(Diagnostic(f"{PLUGIN_DIR} takes absolute paths, not `{folder}`", help=help) for folder in relative)
+        )
     return _in_folders(folders, notes=(f"named in {PLUGIN_DIR}",))
 
 
 def lying_in(folders: Iterable[Path]) -> dict[str, Path]:
-    """The paths of the readable plugins in these folders, by canonical name. No plugin code runs."""
-    found: dict[str, Path] = {}
+    """Return the paths of the readable plugins in these folders, by canonical name. No plugin code runs."""
+    paths: dict[str, Path] = {}
     for folder in folders:
         with suppress(OSError):
             for path in _plugin_paths(folder):
-                found.setdefault(canonical(_candidate(path).name), path)
-    return found
+                paths.setdefault(canonical(_candidate(path).name), path)
+    return paths
 
 
 def canonical(name: str) -> str:
-    """The name as package indexes compare it: in lower case, with `-` for any run of `-`, `_` and `.`."""
+    """Return the name as package indexes compare it: in lower case, with `-` for any run of `-`, `_` and `.`."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def _installed() -> list[Candidate]:
     points: dict[str, list[EntryPoint]] = {}
-    every = entry_points()
-    for point in sorted((one for group in GROUPS for one in every.select(group=group)), key=lambda point: point.name):
+    all_points = entry_points()
+    for point in sorted(
+        (entry for group in GROUPS for entry in all_points.select(group=group)), key=lambda point: point.name
+    ):
         points.setdefault(point.dist.name if point.dist else point.name, []).append(point)
-    found = []
+    candidates = []
     for name, group in sorted(points.items()):
         version = group[0].dist.version if group[0].dist else ""
-        found.append(_distribution(name, version, f"{ENTRY_POINT}{_others(name, version)}", group, None))
-    return found
+        candidates.append(_distribution(name, version, f"{ENTRY_POINT}{_others(name, version)}", group, None))
+    return candidates
 
 
 def _others(name: str, version: str) -> str:
-    """The other versions of a distribution that are installed: Python takes the first in its path."""
-    others = {one.version: one.locate_file("") for one in distributions(name=name) if one.version != version}
-    return "".join(f" (instead of {other}, in {place})" for other, place in others.items())
+    """Name the other installed versions of a distribution: Python takes the first version in its path."""
+    versions = {other.version: other.locate_file("") for other in distributions(name=name) if other.version != version}
+    return "".join(f" (instead of {other}, in {place})" for other, place in versions.items())
 
 
 def _distribution(
@@ -164,8 +173,8 @@ def _distribution(
 
 
 def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> list[Candidate]:
-    """Each plugin once, however many folders lead to it; raises `SpecError` for folders that hold none."""
-    found: dict[Path, Candidate] = {}
+    """Return each plugin once, however many folders lead to it; raise `SpecError` for folders without a plugin."""
+    candidates: dict[Path, Candidate] = {}
     problems = []
     for folder in map(Path, plugin_dirs):
         try:
@@ -173,22 +182,22 @@ def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> lis
         except OSError as error:
             problems.append(Diagnostic(f"plugin folder `{folder}` cannot be read: {error.strerror}", notes=notes))
             continue
-        found |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in found}
+        candidates |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in candidates}
         if not paths:
             what = "holds no plugin" if os.path.exists(folder) else "does not exist"
             problems.append(Diagnostic(f"plugin folder `{folder}` {what}", notes=notes, help=f"it may hold {LAYOUTS}"))
     if problems:
         raise SpecError(*problems)
-    return list(found.values())
+    return list(candidates.values())
 
 
 def _plugin_paths(path: Path) -> list[Path]:
-    """`path` itself if it is a plugin, otherwise the plugins directly below it."""
+    """Return `path` itself if it is a plugin, otherwise the plugins directly below it."""
     if _is_plugin(path):
         return [path]
     inside = sorted(path.iterdir()) if os.path.isdir(path) else []
-    candidates = [one for one in inside if not LEFT_ALONE.fullmatch(one.name)]
-    return [one for one in candidates if _is_plugin(one) or (one / "pyproject.toml").is_file()]
+    candidates = [child for child in inside if not LEFT_ALONE.fullmatch(child.name)]
+    return [child for child in candidates if _is_plugin(child) or (child / "pyproject.toml").is_file()]
 
 
 def _is_plugin(path: Path) -> bool:
@@ -198,7 +207,7 @@ def _is_plugin(path: Path) -> bool:
 
 
 def _names_modules(file: Path) -> bool:
-    """True if the project is a plugin, or cannot be read: loading it will then show why not."""
+    """Return True if the project is a plugin, or cannot be read: loading it then shows the reason."""
     try:
         return file.is_file() and bool(_project(file)[1])
     except (OSError, ValueError, AttributeError):
@@ -206,7 +215,7 @@ def _names_modules(file: Path) -> bool:
 
 
 def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
-    """The project in a pyproject.toml, and its entry points in our groups."""
+    """Read the project in a pyproject.toml, and its entry points in our groups."""
     project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
     groups = project.get("entry-points", {})
     points = [(key, value, group) for group in GROUPS for key, value in groups.get(group, {}).items()]
@@ -217,18 +226,18 @@ def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
 
 
 def _candidate(path: Path) -> Candidate:
-    file, own = path / "pyproject.toml", path.resolve()
+    file, resolved = path / "pyproject.toml", path.resolve()
     if path.is_file() or (not _names_modules(file) and (path / "__init__.py").is_file()):
-        name = own.stem if path.is_file() else own.name
+        name = resolved.stem if path.is_file() else resolved.name
         return Candidate(name, "", str(path), partial(load_file, path), str(path))
     try:
         project, points = _project(file)
         if not points:
             raise ValueError(f"it has no [project.entry-points.{GROUP}]")
     except (OSError, ValueError, AttributeError) as error:
-        return Candidate(own.name, "", str(path), partial(_refuse, file, error), str(path))
-    name, version = str(project.get("name", own.name)), str(project.get("version", ""))
-    folders = tuple(str(one.resolve()) for one in (path / "src", path) if one.is_dir())
+        return Candidate(resolved.name, "", str(path), partial(_refuse, file, error), str(path))
+    name, version = str(project.get("name", resolved.name)), str(project.get("version", ""))
+    folders = tuple(str(folder.resolve()) for folder in (path / "src", path) if folder.is_dir())
     return _distribution(name, version, str(path), points, folders)
 
 
@@ -237,15 +246,15 @@ def _refuse(file: Path, error: Exception) -> Sequence[object]:
 
 
 def _switched_off(names: Sequence[str], disabled: Collection[str]) -> set[str]:
-    """The canonical names of the plugins to leave out; those in `TFKIT_DISABLE` need not exist."""
-    known = {canonical(name) for name in names}
-    unknown = [name for name in disabled if canonical(name) not in known]
+    """Return the canonical names of the plugins to leave out; names in `TFKIT_DISABLE` need not exist."""
+    canonical_names = {canonical(name) for name in names}
+    unknown = [name for name in disabled if canonical(name) not in canonical_names]
     if unknown:
         raise SpecError(*(_unknown_plugin(name, names) for name in unknown))
-    return {canonical(name) for name in [*disabled, *os.environ.get(DISABLE, "").split(",")]} & known
+    return {canonical(name) for name in [*disabled, *os.environ.get(DISABLE, "").split(",")]} & canonical_names
 
 
 def _unknown_plugin(name: str, names: Sequence[str]) -> Diagnostic:
-    known = f"plugins: {listing(names)}" if names else "no plugin was found"
+    note = f"plugins: {listing(names)}" if names else "no plugin was found"
     message = f"cannot switch off plugin `{name}`: there is no plugin of that name"
-    return Diagnostic(message, notes=(known,), help=similar("a plugin", name, names))
+    return Diagnostic(message, notes=(note,), help=similar("a plugin", name, names))

@@ -10,20 +10,20 @@ from pathlib import Path
 
 @cache
 def specs() -> Mapping[str, Mapping[str, str]]:
-    """For each plugin its specs by name, each with the model type that it is the family of, or an empty text."""
+    """Return each plugin's specs by name, each with the model type of its family, or an empty text."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def names() -> list[str]:
-    """The names of all these specs."""
-    return [name for found in specs().values() for name in found]
+    """Return the names of all these specs."""
+    return [name for models in specs().values() for name in models]
 
 
 def plugin_of(name: str) -> str | None:
-    """The plugin that has a spec of that name."""
-    return next((plugin for plugin, found in specs().items() if name in found), None)
+    """Return the plugin that has a spec of that name."""
+    return next((plugin for plugin, models in specs().items() if name in models), None)
 
 
 def plugin_of_family(model_type: str) -> str | None:
-    """The plugin that has the family of a model type."""
-    return next((plugin for plugin, found in specs().items() if model_type in found.values()), None)
+    """Return the plugin that has the family of a model type."""
+    return next((plugin for plugin, models in specs().items() if model_type in models.values()), None)

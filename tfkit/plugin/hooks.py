@@ -50,7 +50,7 @@ class HookCall:
 class Answers(Generic[T]):
     """The values that plugins returned for a hook, each with its plugin's label; a warning for each that failed."""
 
-    given: tuple[tuple[str, T], ...]
+    values: tuple[tuple[str, T], ...]
     faults: tuple[Diagnostic, ...]
 
 
@@ -63,16 +63,16 @@ class Hooks:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
 
-    def add(self, part: object, candidate: Candidate, wanted: str = "tfkit_register(register)") -> list[Diagnostic]:
+    def add(self, part: object, candidate: Candidate, expected: str = "tfkit_register(register)") -> list[Diagnostic]:
         """Add an object with hooks, usually a module; returns an error for each hook that is misspelt.
 
-        Raises NoHookError for one without any; `wanted` is the hook that it then most likely lacks.
+        Raises NoHookError for one without any; `expected` is the hook that it then most likely lacks.
         """
         self._manager.register(part, name=f"{candidate.origin} {candidate.name} {len(self._parts)}")
         callers = self._manager.get_hookcallers(part) or ()
         if not callers:
             what = "does not mark its hook" if any(hasattr(part, hook) for hook in HOOKS) else "defines no hook"
-            raise NoHookError(f"it {what}; write `@tfkit.hookimpl def {wanted}`")
+            raise NoHookError(f"it {what}; write `@tfkit.hookimpl def {expected}`")
         self._parts.append((part, candidate))
         return [
             _misspelt(candidate, caller.name, impl)
@@ -83,28 +83,28 @@ class Hooks:
 
     def remove(self, candidate: Candidate) -> None:
         """Take a plugin out: its hooks are not called any more."""
-        for part, _ in [one for one in self._parts if one[1] is candidate]:
+        for part, _ in [pair for pair in self._parts if pair[1] is candidate]:
             self._manager.unregister(part)
-        self._parts = [one for one in self._parts if one[1] is not candidate]
+        self._parts = [pair for pair in self._parts if pair[1] is not candidate]
 
     def all(self) -> list[tuple[str, str]]:
-        """The hooks that plugins have, each with the label of its plugin."""
+        """Return the hooks of all plugins, each with the label of its plugin."""
         parts = [(part, owner.label) for part, owner in self._parts]
-        return [(one.name, label) for part, label in parts for one in self._manager.get_hookcallers(part) or ()]
+        return [(caller.name, label) for part, label in parts for caller in self._manager.get_hookcallers(part) or ()]
 
     def call(self, hook: str, read: Callable[[Any], T], **arguments: Any) -> Answers[T]:
         """Call a hook of every plugin; `read` makes what is used of a returned value, or raises TypeError."""
-        given, faults = [], []
+        values, faults = [], []
         for candidate in dict.fromkeys(owner for _, owner in self._parts):
             try:
-                given += [(candidate.label, value) for value in self.call_one(candidate, hook, read, **arguments)]
+                values += [(candidate.label, value) for value in self.call_one(candidate, hook, read, **arguments)]
             except HookError as error:
                 faults.append(_fault(candidate, error))
-        return Answers(tuple(given), tuple(faults))
+        return Answers(tuple(values), tuple(faults))
 
     def call_one(self, candidate: Candidate, hook: str, read: Callable[[Any], T], **arguments: Any) -> list[T]:
-        """The values that the parts of one plugin return for a hook; raises HookError."""
-        found = []
+        """Return the values that the parts of one plugin return for a hook; raise HookError if the hook fails."""
+        values = []
         for part in [part for part, owner in self._parts if owner is candidate]:
             for impl in self._implementations(part, hook):
                 try:
@@ -114,17 +114,17 @@ class Hooks:
                     self.calls.append(HookCall(hook, candidate.label, error))
                     raise
                 self.calls.append(HookCall(hook, candidate.label, value))
-                found += [] if value is None else [value]
-        return found
+                values += [] if value is None else [value]
+        return values
 
     def _implementations(self, part: object, hook: str) -> list[pluggy.HookImpl]:
-        callers = [one for one in self._manager.get_hookcallers(part) or () if one.name == hook]
+        callers = [caller for caller in self._manager.get_hookcallers(part) or () if caller.name == hook]
         return [impl for caller in callers for impl in caller.get_hookimpls() if impl.plugin is part]
 
     def _value(self, impl: pluggy.HookImpl, hook: str, read: Callable[[Any], T], arguments: dict[str, Any]) -> T | None:
-        others = self._manager.get_plugins() - {impl.plugin}
+        excluded = self._manager.get_plugins() - {impl.plugin}
         try:
-            (value,) = self._manager.subset_hook_caller(hook, others)(**arguments) or (None,)
+            (value,) = self._manager.subset_hook_caller(hook, excluded)(**arguments) or (None,)
             value = list(value) if isinstance(value, Iterator) else value
         except KeyboardInterrupt:
             raise
@@ -139,7 +139,7 @@ class Hooks:
 
 
 def in_words(error: BaseException) -> str:
-    """The error in one line: `KeyError: 'x'`; of pydantic's advice the first sentence."""
+    """Format the error in one line: `KeyError: 'x'`. Of pydantic's advice, keep the first sentence."""
     text = " ".join(str(error).split())
     if isinstance(error, PydanticUserError):
         text = text.partition(". ")[0]
@@ -147,13 +147,13 @@ def in_words(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """The innermost line outside tfkit's plugin machinery and that of libraries; empty if there is none."""
+    """Return the innermost line outside tfkit's plugin machinery and libraries; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     machinery = [f"{Path(file).parent}{os.sep}" for file in MACHINERY]
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(("<", *machinery))]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    plugin_frames = [frame for frame in frames if not frame.filename.startswith(("<", *machinery))]
+    return f"{plugin_frames[-1].filename}:{plugin_frames[-1].lineno}" if plugin_frames else ""
 
 
 def _place(impl: pluggy.HookImpl) -> str:

@@ -69,7 +69,7 @@ def tfkit_register(register: Register) -> None:
 def tfkit_specs() -> Path | Iterable[Path]:  # type: ignore[empty-body]
     """Return the folder, or several, with the specs of the plugin: files `NAME.yaml`.
 
-    They work by their bare names wherever those of tfkit do, in `extends` too. A spec with a `checkpoint` section
+    They work by their bare names wherever tfkit's specs do, in `extends` too. A spec with a `checkpoint` section
     brings a family: `tfkit import` finds it by its `model_type`.
 
     A distribution, or a project in a plugin folder, does not need this hook. It names a folder inside its package as an
@@ -123,7 +123,7 @@ def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[em
         def tfkit_checks(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
             for path, config in graph.configs(MineConfig):
                 if config.d_ff % 64:
-                    yield tfkit.Diagnostic("widths beside the multiples of 64 are slow", path=f"{path}.d_ff")
+                    yield tfkit.Diagnostic("widths other than multiples of 64 are slow", path=f"{path}.d_ff")
     """
 
 
@@ -140,7 +140,7 @@ def tfkit_properties() -> Iterable[tfkit.Property]:  # type: ignore[empty-body]
         def tfkit_properties() -> list[tfkit.Property]:
             from tfkit_mine.properties import order_of_experts
 
-            return [tfkit.Property("expert-order", "is alike with experts reordered", order_of_experts)]
+            return [tfkit.Property("expert-order", "is unchanged with experts reordered", order_of_experts)]
     """
 
 
@@ -148,7 +148,7 @@ def tfkit_properties() -> Iterable[tfkit.Property]:  # type: ignore[empty-body]
 def tfkit_command() -> click.Command:  # type: ignore[empty-body]
     """Return a command: it runs as `tfkit NAME`.
 
-    The module with this hook, one for each command, is named in an entry point of its own group, and the entry point
+    The module with this hook, one for each command, is named in an entry point of a separate group, and the entry point
     has the name of the command:
 
         [project.entry-points."tfkit.commands"]

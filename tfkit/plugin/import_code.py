@@ -31,7 +31,7 @@ def load_points(points: Iterable[EntryPoint], folders: Sequence[str] | None) -> 
 
 
 def load_file(path: Path) -> Sequence[object]:
-    """Import a file or a package under a name of its own; as with any import, once per process."""
+    """Import a file or a package under a unique name; as with any import, once per process."""
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     name = f"{OWN_NAME}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
@@ -51,7 +51,7 @@ def load_file(path: Path) -> Sequence[object]:
 
 
 def source_of(module: str, folders: Sequence[str] | None) -> Path:
-    """The file of a module, found without running any code; raises ModuleNotFoundError."""
+    """Find the file of a module without running any code; raise ModuleNotFoundError if there is none."""
     top, *parts = module.split(".")
     spec = _found(top, folders)
     if not parts and spec.origin:
@@ -64,7 +64,7 @@ def source_of(module: str, folders: Sequence[str] | None) -> Path:
 
 
 def folder_of(package: str, folders: Sequence[str] | None) -> Path:
-    """The folder that has the dotted name of a package, found without running any code; raises ModuleNotFoundError."""
+    """Find the folder of a package by its dotted name, without running code; raise ModuleNotFoundError if missing."""
     top, *parts = package.split(".")
     spec = _found(top, folders)
     for path in (Path(place, *parts) for place in spec.submodule_search_locations or ()):
@@ -74,7 +74,7 @@ def folder_of(package: str, folders: Sequence[str] | None) -> Path:
 
 
 def _found(name: str, folders: Sequence[str] | None) -> ModuleSpec:
-    """The place of a module at the top; in `folders`, or by the path of Python."""
+    """Find a top-level module in `folders`, or by the path of Python."""
     importlib.invalidate_caches()
     spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
     if spec is None:
@@ -92,7 +92,7 @@ def _check_place(name: str, folders: Sequence[str]) -> None:
 
 
 def _place(spec: Any) -> str:
-    """The file of a module; the folder of a package without `__init__.py`."""
+    """Return the file of a module, or the folder of a package without `__init__.py`."""
     place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
     return str(Path(place).resolve()) if place else "elsewhere"
 
@@ -116,7 +116,7 @@ def _execute(module: ModuleType, path: Path) -> None:
         with _search(()):
             module.__spec__.loader.exec_module(module)
     except ModuleNotFoundError as error:
-        siblings = {path.stem, *(one.stem for one in (path if path.is_dir() else path.parent).iterdir())}
+        siblings = {path.stem, *(file.stem for file in (path if path.is_dir() else path.parent).iterdir())}
         if error.name and error.name.partition(".")[0] in siblings:
             error.add_note("a plugin of several files is a package and writes `from .module import name`")
         raise

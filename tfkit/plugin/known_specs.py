@@ -1,4 +1,4 @@
-"""The specs and families with a bare name: those of tfkit, and those of plugins.
+"""The specs and families with a bare name, from tfkit and from plugins.
 
 A plugin declares a folder of its package as an entry point in the group `tfkit.specs`, which is found without running
 any code; one that cannot returns folders from its hook `tfkit_specs`.
@@ -17,7 +17,7 @@ from tfkit.plugin.discover import BUILT_IN, DISABLE, SPECS, Candidate
 from tfkit.plugin.import_code import folder_of
 
 FAMILIES = "families"
-"""The folder of families, beside specs."""
+"""The folder of families, next to specs."""
 _CHECKPOINT = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 
 
@@ -40,33 +40,33 @@ class KnownSpecs:
     @cached_property
     def by_model_type(self) -> Mapping[str, str]:
         """The first spec of each family, by its model type; it reads all files, once."""
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for name, spec in self.files.items():
             match = _CHECKPOINT.search(spec.path.read_text(encoding="utf-8"))
             if match and match[1] in self.families:
-                found.setdefault(match[1], name)
-        return found
+                names.setdefault(match[1], name)
+        return names
 
 
 def own_specs() -> Path:
-    """The folder of the specs that come with tfkit: inside the package, or beside it in a checkout."""
+    """Return the folder of tfkit's specs: inside the package, or next to it in a checkout."""
     package = Path(__file__).parent.parent
     packed = package / "_specs"
     return packed if packed.is_dir() else package.parent / "specs"
 
 
 def known_specs(folders: Iterable[SpecPath] = (), disabled: Sequence[str] = ()) -> KnownSpecs:
-    """The specs in these folders and in tfkit's own, and families below them; raises SpecError for two of one name."""
-    every = list(dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]))
-    below = [SpecPath(one.path / FAMILIES, one.plugin) for one in every]
-    (files, clashes), (families, more) = _by_name(every, "specs"), _by_name(below, "families")
+    """Return the specs and families in these folders and in tfkit; raise SpecError for two specs of the same name."""
+    spec_paths = list(dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]))
+    below = [SpecPath(folder.path / FAMILIES, folder.plugin) for folder in spec_paths]
+    (files, clashes), (families, more) = _by_name(spec_paths, "specs"), _by_name(below, "families")
     if clashes or more:
         raise SpecError(*clashes, *more)
     return KnownSpecs(files, families, tuple(disabled))
 
 
 def _by_name(folders: Iterable[SpecPath], what: str) -> tuple[dict[str, SpecPath], list[Diagnostic]]:
-    """The files of folders by name, and an error for each two of one name."""
+    """Return the files of folders by name, and an error for each two files of the same name."""
     files: dict[str, SpecPath] = {}
     clashes = []
     for folder in folders:
@@ -79,7 +79,7 @@ def _by_name(folders: Iterable[SpecPath], what: str) -> tuple[dict[str, SpecPath
 
 
 def declared(candidate: Candidate) -> list[SpecPath]:
-    """The folders in a plugin's entry points; raises ImportError where there is none, or it holds no spec."""
+    """Return the folders in a plugin's entry points; raise ImportError if a folder is missing or holds no spec."""
     folders = []
     for point in candidate.named(SPECS):
         path = folder_of(point.value, candidate.folders)
@@ -90,17 +90,17 @@ def declared(candidate: Candidate) -> list[SpecPath]:
 
 
 def spec_folders(plugin: str, returned: object) -> list[SpecPath]:
-    """The folders that a hook `tfkit_specs` returned; raises TypeError for anything else."""
+    """Return the folders that a hook `tfkit_specs` returned; raise TypeError for anything else."""
     paths = [returned] if isinstance(returned, Path) else returned
     if not isinstance(paths, Iterable) or isinstance(paths, str):
         raise TypeError(f"returned {type(returned).__name__}, not the path of a folder")
-    found = list(paths)
-    for path in found:
+    folders = list(paths)
+    for path in folders:
         if not isinstance(path, Path):
             raise TypeError(f"returned {type(path).__name__} among its paths")
         if not any(_specs_in(path)):
             raise TypeError(f"returned {path}, which is not a folder that holds *.yaml")
-    return [SpecPath(path, plugin) for path in found]
+    return [SpecPath(path, plugin) for path in folders]
 
 
 def _specs_in(folder: Path) -> Iterator[Path]:
@@ -109,5 +109,5 @@ def _specs_in(folder: Path) -> Iterator[Path]:
 
 def _clash(what: str, name: str, *both: SpecPath) -> Diagnostic:
     help = f"rename one of the two, or switch one plugin off by its name: {DISABLE}=<name>"
-    notes = tuple(f"{one.plugin}: {one.path}" for one in both)
+    notes = tuple(f"{folder.plugin}: {folder.path}" for folder in both)
     return Diagnostic(f"there are two {what} named `{name}`", notes=notes, help=help)

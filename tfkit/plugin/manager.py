@@ -72,7 +72,7 @@ AnyPlugins: TypeAlias = Annotated[Plugins, "what `tfkit.load_plugins` returned"]
 
 @dataclass(frozen=True)
 class Available:
-    """The plugins that `load_plugins` would load, found without running their code, and their specs beside tfkit's own.
+    """The plugins that `load_plugins` would load, found without running their code, and their specs with tfkit's.
 
     Versions are by canonical name, empty for a plugin without one; `broken` are plugins whose declaration is wrong.
     """
@@ -86,7 +86,7 @@ class Available:
 def load_plugins(
     *, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True, disabled: Collection[str] = ()
 ) -> Plugins:
-    """Load the built-in components, those of installed distributions, and those in folders.
+    """Load the built-in components, the installed plugins, and the plugins in folders.
 
     Loading a plugin runs its code. Only plugins that you installed or named are loaded; a spec never loads one.
 
@@ -94,17 +94,17 @@ def load_plugins(
         plugin_dirs: a folder or several, as `--plugin-dir` takes them.
         entry_points: also load plugins that this call does not name: the installed distributions, and the folders in
             the environment variable `TFKIT_PLUGIN_DIR` (absolute paths, separated as in `PATH`).
-        disabled: names of plugins to leave out, beside those in the environment variable `TFKIT_DISABLE` (separated
+        disabled: names of plugins to leave out, in addition to the environment variable `TFKIT_DISABLE` (separated
             by commas).
 
     Raises:
         SpecError: kinds that are registered twice, two plugins or two specs of one name, misspelt hooks, folders
             without a plugin, and names in `disabled` that no plugin has.
     """
-    found, names = wanted(_paths(plugin_dirs), entry_points, disabled)
+    candidates, names = wanted(_paths(plugin_dirs), entry_points, disabled)
     loader = _Loader()
     loader.load(_built_in())
-    for candidate in found:
+    for candidate in candidates:
         loader.load_or_quarantine(candidate)
     specs = loader.specs(names)
     if loader.problems:
@@ -115,15 +115,15 @@ def load_plugins(
 def available(
     *, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True, disabled: Collection[str] = ()
 ) -> Available:
-    """The plugins that `load_plugins` would load. No plugin code runs; raises SpecError for two specs of one name."""
-    found, off = wanted(_paths(plugin_dirs), entry_points, disabled)
+    """Return the plugins that `load_plugins` would load, without running code; raise SpecError for equal names."""
+    candidates, off = wanted(_paths(plugin_dirs), entry_points, disabled)
     folders, broken = [], []
-    for candidate in found:
+    for candidate in candidates:
         try:
             folders += declared(candidate)
         except ImportError as error:
             broken.append(_broken(candidate, error))
-    versions = {canonical(one.name): one.version for one in found}
+    versions = {canonical(candidate.name): candidate.version for candidate in candidates}
     return Available(versions, known_specs(folders, off), tuple(broken))
 
 
@@ -155,7 +155,7 @@ class _Loader:
 
     def load(self, candidate: Candidate) -> None:
         """Run a plugin's hooks, then add what they brought: all of it, or nothing when one fails."""
-        misspelt = [wrong for part in candidate.load() for wrong in self.hooks.add(part, candidate)]
+        misspelt = [error for part in candidate.load() for error in self.hooks.add(part, candidate)]
         if misspelt:
             self.problems += misspelt
             return
@@ -166,12 +166,12 @@ class _Loader:
 
         self.hooks.call_one(candidate, "tfkit_register", _nothing, register=register)
         read = partial(spec_folders, candidate.label)
-        folders = [one for found in self.hooks.call_one(candidate, "tfkit_specs", read) for one in found]
+        folders = [path for paths in self.hooks.call_one(candidate, "tfkit_specs", read) for path in paths]
         self._add(candidate, configs)
         self._folders += folders
 
     def specs(self, disabled: Sequence[str]) -> KnownSpecs:
-        """The specs in all folders; two of one name are problems."""
+        """Return the specs in all folders; two specs of the same name are problems."""
         try:
             return known_specs(self._folders, disabled)
         except SpecError as error:
@@ -189,13 +189,13 @@ class _Loader:
 
 
 def _nothing(returned: object) -> None:
-    """The reader of `tfkit_register`, which returns nothing."""
+    """Raise TypeError: `tfkit_register` must return nothing."""
     shown = returned.__name__ if isinstance(returned, type) else type(returned).__name__
     raise TypeError(f"returned {shown}, and must return nothing: call `register` with each config")
 
 
 def _built_in() -> Candidate:
-    """The components and formats of tfkit itself. Nothing works without them, so their failures are not caught."""
+    """Return tfkit's components and formats. Nothing works without them, so their failures are not caught."""
     modules = [COMPONENTS, FORMATS]
     return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 

@@ -15,7 +15,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def apart(plugin: str) -> Iterator[None]:
-    """While this lasts, each line for standard output goes to standard error, with the plugin and the place."""
+    """Redirect each line for standard output to standard error, with the plugin and the place."""
     lines = _Lines(plugin)
     with _ONE_AT_A_TIME, redirect_stdout(lines):
         try:
@@ -41,5 +41,5 @@ class _Lines(io.TextIOBase):
             self._show(self._line)
 
     def _show(self, line: str) -> None:
-        own = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
-        print(f"plugin {self._plugin} prints: {line} ({own[-1].filename}:{own[-1].lineno})", file=sys.stderr)
+        frames = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
+        print(f"plugin {self._plugin} prints: {line} ({frames[-1].filename}:{frames[-1].lineno})", file=sys.stderr)

@@ -101,7 +101,7 @@ class _Source:
     def __init__(self, statements: Iterable[_Statement]) -> None:
         self.statements = tuple(statements)
         self.names = frozenset(name for statement in self.statements for name in statement.binds)
-        self.stars = [module for one in self.statements for module, name in one.imports if name == "*"]
+        self.stars = [module for statement in self.statements for module, name in statement.imports if name == "*"]
         imports = [statement for statement in self.statements if statement.is_import]
         self._foreign = frozenset(name for statement in imports if not statement.imports for name in statement.binds)
 
@@ -153,7 +153,7 @@ class _Statement:
     def decorators(self) -> frozenset[str]:
         """The names in the decorators of a definition."""
         parts = getattr(self._node, "decorator_list", ())
-        return frozenset(part.id for one in parts for part in ast.walk(one) if isinstance(part, ast.Name))
+        return frozenset(part.id for decorator in parts for part in ast.walk(decorator) if isinstance(part, ast.Name))
 
     @property
     def effects(self) -> frozenset[str]:
@@ -202,7 +202,9 @@ class _Reader:
         if kind is ast.Name:
             self.uses.add(node.id)  # type: ignore[attr-defined]
         elif kind in _REFERRING:
-            self.imports |= {one for one in _imported(node, self._module) if _is_followed(one[0], self._module)}
+            self.imports |= {
+                imported for imported in _imported(node, self._module) if _is_followed(imported[0], self._module)
+            }
 
 
 def _is_docstring(node: ast.AST) -> bool:
@@ -246,13 +248,13 @@ def _home(name: str) -> str:
 
 def _is_followed(name: str, importer: str) -> bool:
     """Return True if the code of a module counts where another module imports it."""
-    top, own = name.partition(".")[0], importer.partition(".")[0]
+    top, package = name.partition(".")[0], importer.partition(".")[0]
     if top == PACKAGE:
-        return any(name == one or name.startswith(f"{one}.") for one in COMPUTING)
-    if top == own or top not in sys.modules:
-        return top == own
+        return any(name == computing or name.startswith(f"{computing}.") for computing in COMPUTING)
+    if top == package or top not in sys.modules:
+        return top == package
     folder = _folder(top)
-    return folder is not None and folder == _folder(own) and folder.name not in LIBRARIES
+    return folder is not None and folder == _folder(package) and folder.name not in LIBRARIES
 
 
 @cache
@@ -287,7 +289,7 @@ def _file(module: str) -> Path | None:
     if folder is None or folder.name != "__init__.py":
         return None
     files = folder.parent / f"{name}.py", folder.parent / name / "__init__.py"
-    return next((one for one in files if one.is_file()), None)
+    return next((candidate for candidate in files if candidate.is_file()), None)
 
 
 def _is_package(module: str) -> bool:

@@ -50,34 +50,34 @@ class Registry:
         check_config(config)
         new = Registered(config, plugin)
         slot, kind = config.slot, config.kind_name()
-        others = self._slots.setdefault(slot, {})
-        for other in others.values():
+        registered = self._slots.setdefault(slot, {})
+        for other in registered.values():
             if slot_base(other.config) is not slot_base(config):
                 raise _clash(f"slot `{slot}` has two base classes", other, new)
-        if kind in others:
-            raise _clash(f"kind `{kind}` of slot `{slot}` is registered twice", others[kind], new)
-        others[kind] = new
+        if kind in registered:
+            raise _clash(f"kind `{kind}` of slot `{slot}` is registered twice", registered[kind], new)
+        registered[kind] = new
         self._shared = None
 
     def slots(self) -> list[str]:
-        """The slots that some component fills, sorted."""
+        """Return the slots that some component fills, sorted."""
         return sorted(self._slots)
 
     def kinds(self, slot: str, base: type[Component] | None = None) -> dict[str, Registered]:
-        """The components of a slot by kind, sorted; only the subclasses of `base` if it is given."""
-        every = sorted(self._slots.get(slot, {}).items())
-        return {kind: one for kind, one in every if base is None or issubclass(one.config, base)}
+        """Return the components of a slot by kind, sorted; with `base`, only its subclasses."""
+        entries = sorted(self._slots.get(slot, {}).items())
+        return {kind: entry for kind, entry in entries if base is None or issubclass(entry.config, base)}
 
     def find(self, slot: str, kind: str) -> Registered | None:
-        """The component of that kind, or None."""
+        """Return the component of that kind, or None."""
         return self._slots.get(slot, {}).get(kind)
 
     def slots_of(self, kind: str) -> list[str]:
-        """The slots that have such a kind, sorted, as help for a kind in the wrong place."""
+        """Return the slots that have such a kind, sorted, as help for a kind in the wrong place."""
         return [slot for slot in self.slots() if kind in self._slots[slot]]
 
     def shared_names(self) -> frozenset[str]:
-        """The names of all fields that are inherited from the enclosing mappings of a spec."""
+        """Return the names of all fields that are inherited from the enclosing mappings of a spec."""
         if self._shared is None:
             self._shared = self._find_shared()
         return self._shared
@@ -85,14 +85,14 @@ class Registry:
     def _find_shared(self) -> frozenset[str]:
         configs: set[type[Config]] = set()
         for kinds in self._slots.values():
-            for one in kinds.values():
-                _collect(one.config, configs)
+            for entry in kinds.values():
+                _collect(entry.config, configs)
         fields = [item for config in configs for item in config.model_fields.items()]
         return frozenset(name for name, field in fields if marker(field, SharedMarker))
 
 
 def check_config(config: object) -> type[Component]:
-    """The config class itself, proven to fill a slot; raises `TypeError` naming the fault."""
+    """Return the config class if it can fill a slot; raise `TypeError` naming the fault otherwise."""
     if not (isinstance(config, type) and issubclass(config, Component)):
         hint = ": pass the class, not an object" if isinstance(config, Component) else ""
         shown = config.__name__ if isinstance(config, type) else type(config).__name__
@@ -109,7 +109,7 @@ def check_config(config: object) -> type[Component]:
 
 
 def slot_base(config: type[Component]) -> type[Component]:
-    """The base class that declares the slot of `config`; raises `TypeError` unless there is exactly one slot."""
+    """Return the base class that declares the slot of `config`; raise `TypeError` unless there is exactly one slot."""
     bases = [base for base in config.__mro__[1:] if issubclass(base, Component) and "slot" in vars(base)]
     if not bases:
         raise TypeError(f"`{config.__name__}` needs the base class of a slot, such as tfkit.FFNConfig")
@@ -129,8 +129,8 @@ def _check_kind(config: type[Component]) -> None:
     if len(words) != 1 or not isinstance(words[0], str):
         raise TypeError(f"`{config.__name__}.{key}` must be a Literal of one name: {example}")
     if field.default != words[0]:
-        found = "nothing" if field.is_required() else repr(field.default)
-        raise TypeError(f"`{config.__name__}.{key}`: its Literal says {words[0]!r}, its default says {found}")
+        default = "nothing" if field.is_required() else repr(field.default)
+        raise TypeError(f"`{config.__name__}.{key}`: its Literal says {words[0]!r}, its default says {default}")
     if not WORD.fullmatch(words[0]):
         raise TypeError(f"`{config.__name__}.{key}`: {words[0]!r} is not a lower-case word such as `double_gelu`")
 
@@ -146,12 +146,12 @@ def _check_complete(config: type[Component]) -> None:
 
 
 def written_in(cls: type) -> str:
-    """The place of a class's code, for its author: its module, or its file if the module cannot be imported by name."""
+    """Return the place of a class's code: its module, or its file if the module cannot be imported by name."""
     return (_file(cls) if cls.__module__.startswith(OWN_NAME) else None) or cls.__module__
 
 
 def place_of(cls: type) -> str:
-    """The file and line of a class; the name of its module if it was not read from a file."""
+    """Return the file and line of a class; the name of its module if it was not read from a file."""
     try:
         return f"{inspect.getfile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):
@@ -159,11 +159,11 @@ def place_of(cls: type) -> str:
 
 
 def last_line(cls: type, error: BaseException) -> tuple[str, ...]:
-    """The last line, `file:number`, that ran in the folder of a class before an error; empty if none did."""
+    """Return the last line, `file:number`, that ran in a class's folder before an error; empty if there is none."""
     file = _file(cls)
     frames = [] if file is None else traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if Path(one.filename).parent == Path(file or "").parent]
-    return tuple(f"{one.filename}:{one.lineno}" for one in own[-1:])
+    lines = [frame for frame in frames if Path(frame.filename).parent == Path(file or "").parent]
+    return tuple(f"{frame.filename}:{frame.lineno}" for frame in lines[-1:])
 
 
 def _file(cls: type) -> str | None:

@@ -15,19 +15,19 @@ from tfkit.plugin.manager import Plugins
 
 
 def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
-    """One line of help: why the plugin `name` is not among `plugins`, and how to load it.
+    """Explain why the plugin `name` is not among `plugins` and how to load it, in one line of help.
 
     `folders` are the places to look for it.
     """
-    wanted = canonical(name)
-    broken = next((one for one in plugins.broken if canonical(one.name) == wanted), None)
+    canonical_name = canonical(name)
+    broken = next((plugin for plugin in plugins.broken if canonical(plugin.name) == canonical_name), None)
     if broken is not None:
         return f"it is installed and fails: {broken.cause}{f' ({broken.where})' if broken.where else ''}"
     return where_it_is(name, folders, plugins.disabled)
 
 
 def where_it_is(name: str, folders: Iterable[Path], disabled: Iterable[str] = ()) -> str:
-    """The way to load the plugin `name`, which is not loaded.
+    """Explain how to load the plugin `name`, which is not loaded.
 
     `folders` are the places to look for it, `disabled` the names of plugins that were switched off.
     """
@@ -52,5 +52,5 @@ def _is_installed(name: str) -> bool:
 
 
 def _shown(path: Path) -> str:
-    """A path as the command line takes it: pip reads a bare word as the name of a distribution."""
+    """Return a path as the command line takes it: pip reads a bare word as the name of a distribution."""
     return str(path) if path.is_absolute() or str(path).startswith(".") else f"./{path}"

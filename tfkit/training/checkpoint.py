@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from tfkit.nn import part
 
 SEPARATOR = "/"
-"""Between the name of a parameter and that of a tensor of its optimizer state."""
+"""Separator between the name of a parameter and the name of a tensor of its optimizer state."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Record(Protocol):
 
 
 def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of an optimizer by the names of the parameters."""
+    """Return the state tensors of an optimizer by the names of the parameters."""
     return {
         f"{name}{SEPARATOR}{key}": value
         for name, parameter in model.named_parameters()

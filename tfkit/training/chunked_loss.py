@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 PIECES = 8
-"""Enough to make the logits small beside the rest; each chunk adds to the gradient of the whole vocabulary."""
+"""Enough chunks to make the logits small. More cost time: each chunk adds to the gradient of the whole vocabulary."""
 LEAST_LOGITS = 2**25
 """Least logits in a chunk: shorter ones cost time and save little."""
 MOST_ROWS = 4096
@@ -25,7 +25,7 @@ MOST_ROWS = 4096
 
 
 def count_pieces(n_rows: int, vocab_size: int) -> int:
-    """The number of chunks in which to compute that many rows of logits."""
+    """Return the number of chunks in which to compute that many rows of logits."""
     rows = min(max(n_rows // PIECES, LEAST_LOGITS // vocab_size), MOST_ROWS)
     return max(1, -(-n_rows // max(rows, 1)))
 
@@ -36,21 +36,21 @@ class PiecewiseLoss:
     n rows, d width, v vocabulary.
 
     Args:
-        head: [n, d] -> logits [n, v]; computes every row by itself.
-        given: further arguments of the head: weights that belong to other modules.
+        head: [n, d] -> logits [n, v]; computes each row independently.
+        extra: further arguments of the head: weights that belong to other modules.
         options: of `torch.nn.functional.cross_entropy`.
         z: the weight of the square of each row's log-sum-exp.
     """
 
     def __init__(
-        self, head: nn.Module, given: Mapping[str, Tensor], options: Mapping[str, Any], z: float = 0.0
+        self, head: nn.Module, extra: Mapping[str, Tensor], options: Mapping[str, Any], z: float = 0.0
     ) -> None:
-        self.head, self.given, self.options, self.z = head, given, options, z
-        self.own = dict(head.named_parameters())
-        self.weights = [*self.own.values(), *given.values()]
+        self.head, self.extra, self.options, self.z = head, extra, options, z
+        self.parameters = dict(head.named_parameters())
+        self.weights = [*self.parameters.values(), *extra.values()]
 
     def __call__(self, rows: Tensor, targets: Tensor, pieces: int) -> Tensor:
-        """The sum over all rows, float32 or wider; `rows` [n, d], `targets` [n]."""
+        """Return the sum over all rows, in float32 or wider; `rows` [n, d], `targets` [n]."""
         values = [rows, *self.weights]
         learned = [i for i, value in enumerate(values) if value.requires_grad] if torch.is_grad_enabled() else []
         with torch.no_grad():
@@ -60,17 +60,17 @@ class PiecewiseLoss:
         return _WithGradients.apply(total, len(learned), *gradients, *[values[i] for i in learned])
 
     def _walk(self, rows: Tensor, targets: Tensor, pieces: int, learned: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """The loss, and its gradients with respect to the learned ones of rows (0) and weights (from 1 on)."""
+        """Return the loss, and its gradients with respect to the learned values (rows: 0, weights: from 1)."""
         weights = [_leaf(weight, i in learned) for i, weight in enumerate(self.weights, 1)]
-        found = [torch.zeros_like(weights[i - 1], dtype=_wide(weights[i - 1].dtype)) for i in learned if i > 0]
+        gradients = [torch.zeros_like(weights[i - 1], dtype=_wide(weights[i - 1].dtype)) for i in learned if i > 0]
         total = rows.new_zeros((), dtype=_wide(rows.dtype))
         of_rows: list[Tensor] = []
         for start, end in self._ranges(rows, pieces):
             values = [_leaf(rows[start:end], 0 in learned), *weights]
-            loss, of_piece = self._add_piece(found, values, targets[start:end], learned)
+            loss, of_piece = self._add_piece(gradients, values, targets[start:end], learned)
             total = total + loss
             of_rows += of_piece
-        return total, [self._joined(of_rows), *found] if of_rows else found
+        return total, [self._joined(of_rows), *gradients] if of_rows else gradients
 
     def _ranges(self, rows: Tensor, pieces: int) -> Iterable[tuple[int, int]]:
         """Return the first row of each chunk, and the row after its last."""
@@ -82,19 +82,19 @@ class PiecewiseLoss:
         return torch.cat([*of_rows])
 
     def _add_piece(
-        self, found: Sequence[Tensor], values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]
+        self, totals: Sequence[Tensor], values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Add the gradients of the weights in place to `found`; return the loss and the rows' gradient."""
+        """Add the gradients of the weights in place to `totals`; return the loss and the rows' gradient."""
         loss, gradients = self._gradients(values, targets, learned)
-        n = len(gradients) - len(found)
-        for of_all, of_piece in zip(found, gradients[n:], strict=True):
+        n = len(gradients) - len(totals)
+        for of_all, of_piece in zip(totals, gradients[n:], strict=True):
             of_all += of_piece
         return loss, gradients[:n]
 
     def _gradients(
         self, values: Sequence[Tensor], targets: Tensor, learned: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The loss of one chunk, and its gradients with respect to the learned values."""
+        """Return the loss of one chunk, and its gradients with respect to the learned values."""
         if not learned:
             return self._loss(targets, *values), []
         if torch.compiler.is_compiling():  # it cannot trace `autograd.grad`, which takes less memory
@@ -106,11 +106,11 @@ class PiecewiseLoss:
         return loss.detach(), list(torch.autograd.grad(loss, [values[i] for i in learned], materialize_grads=True))
 
     def _loss(self, targets: Tensor, rows: Tensor, *weights: Tensor) -> Tensor:
-        n = len(self.own)
-        own = dict(zip(self.own, weights[:n], strict=True))
+        n = len(self.parameters)
+        parameters = dict(zip(self.parameters, weights[:n], strict=True))
         # Views, because torch's operation counters hook the arguments of a module, and cannot hook leaves here.
-        given = {name: weight.view_as(weight) for name, weight in zip(self.given, weights[n:], strict=True)}
-        logits = functional_call(self.head, own, (rows.view_as(rows),), given)
+        extra = {name: weight.view_as(weight) for name, weight in zip(self.extra, weights[n:], strict=True)}
+        logits = functional_call(self.head, parameters, (rows.view_as(rows),), extra)
         logits = logits.to(_wide(logits.dtype))
         loss = F.cross_entropy(logits, targets, reduction="sum", **self.options)
         if not self.z:
@@ -120,13 +120,16 @@ class PiecewiseLoss:
 
 
 def _leaf(tensor: Tensor, learned: bool) -> Tensor:
-    """A view of the same memory with its own gradient: hooks of a parameter wait for the gradient of all chunks."""
+    """Return a view of the same memory with a separate gradient.
+
+    Hooks of a parameter wait for the gradient of all chunks.
+    """
     alone = tensor.detach()
     return alone if torch.compiler.is_compiling() else alone.requires_grad_(learned)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to add up in: sums over many chunks would lose digits in half precision."""
+    """Return the type to add up in: sums over many chunks would lose digits in half precision."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -143,5 +146,7 @@ class _WithGradients(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError("the loss in chunks has no second derivative: compute the loss from the model's logits")
-        found = [(one * outer).to(dtype) for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
-        return None, None, *[None] * len(found), *found
+        gradients = [
+            (gradient * outer).to(dtype) for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return None, None, *[None] * len(gradients), *gradients

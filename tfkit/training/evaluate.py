@@ -45,7 +45,7 @@ def evaluate(
         run: the run, for its data, batch size and precision.
         splits: the part of each split to read.
         metrics: the metrics to compute.
-        micro_batch: the number of sequences to compute at once; by default that of the run.
+        micro_batch: the number of sequences to compute at once; by default the run's `micro_batch`.
         between: called before each batch; may raise to give up.
         processes: the processes that share the rows of a batch; by default, this process computes all rows.
 
@@ -78,7 +78,7 @@ def _nothing_counts(split: str) -> SpecError:
 
 
 def computing(run: Run, device: torch.device) -> torch.autocast:
-    """The context of a forward of a run: its precision."""
+    """Return the context of a run's forward pass, which sets its precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=run.config.precision == "bfloat16")
 
 
@@ -147,7 +147,7 @@ class _Evaluation:
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Errors of metrics as those of a run."""
+    """Raise the errors of metrics as errors of the run."""
     try:
         yield
     except Invalid as error:
@@ -155,7 +155,7 @@ def _refusing() -> Iterator[None]:
 
 
 def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-    """A batch as arguments of the model, and its targets."""
+    """Return the batch as arguments of the model, and its targets."""
     names = inputs_for(model.meta["graph"], batch.inputs)
     inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
     if batch.documents is not None:

@@ -16,7 +16,7 @@ from tfkit.training.optimizer import parameter_groups
 
 
 def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The parameters, each once, by their settings; groups without parameters are left out.
+    """Group the parameters, each once, by their settings; omit groups without parameters.
 
     Raises `Invalid` for a rule that matches nothing.
     """
@@ -26,30 +26,32 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
             message = f"no trained parameter matches `{rule.match}`"
             raise no_match(f"groups.{number}.match", message, rule.match, list(names.values()))
     matrices = {} if config.rest is None else matrices_of(model)
-    own, others = _settings(model, config), _settings(model, config.rest or config)
-    found: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
+    of_matrices, of_rest = _settings(model, config), _settings(model, config.rest or config)
+    groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
     for parameter, name in names.items():
-        lr, weight_decay = (own if parameter in matrices else others)[parameter]
+        lr, weight_decay = (of_matrices if parameter in matrices else of_rest)[parameter]
         for rule in config.groups:
             if fnmatchcase(name, rule.match):
                 lr = rule.lr if rule.lr is not None else lr
                 weight_decay = rule.weight_decay if rule.weight_decay is not None else weight_decay
-        found.setdefault((parameter in matrices, lr, weight_decay), []).append(parameter)
+        groups.setdefault((parameter in matrices, lr, weight_decay), []).append(parameter)
     return [
-        {"params": some, "lr": lr, "weight_decay": decay}
-        | ({"matrices": [matrices[one] for one in some]} if of else {})
-        for (of, lr, decay), some in found.items()
+        {"params": parameters, "lr": lr, "weight_decay": decay}
+        | ({"matrices": [matrices[parameter] for parameter in parameters]} if of else {})
+        for (of, lr, decay), parameters in groups.items()
     ]
 
 
 def matrices_of(model: fx.GraphModule) -> dict[nn.Parameter, tuple[int, ...]]:
-    """The weights of linear layers inside the model, not of heads or tables, with the rows of each matrix in them."""
+    """Return the weights of linear layers inside the model, except heads and tables, and the rows of each matrix."""
     graph = graph_of(model)
     heads = [model.get_submodule(name) for name in graph.outputs if graph.node(name).output.type == "logits"]
-    tables = [one for one in model.modules() if isinstance(one, nn.Embedding)]
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     spared = {parameter for module in (*heads, *tables) for parameter in module.parameters()}
-    layers = {one.weight: _rows(one) for one in model.modules() if isinstance(one, nn.Linear | StackedLinear)}
-    return {one: layers[one] for one in model.parameters() if one in layers and one not in spared}
+    layers = {
+        module.weight: _rows(module) for module in model.modules() if isinstance(module, nn.Linear | StackedLinear)
+    }
+    return {weight: layers[weight] for weight in model.parameters() if weight in layers and weight not in spared}
 
 
 def _rows(layer: nn.Linear | StackedLinear) -> tuple[int, ...]:
@@ -59,7 +61,7 @@ def _rows(layer: nn.Linear | StackedLinear) -> tuple[int, ...]:
 
 
 def _settings(model: fx.GraphModule, config: OptimizerConfig) -> dict[nn.Parameter, tuple[float, float]]:
-    """The rate and the decay of each parameter, rules aside."""
+    """Return the learning rate and weight decay of each parameter before the rules apply."""
     groups = parameter_groups(model, weight_decay=config.weight_decay)
     return {
         parameter: (config.lr, config.weight_decay if config.decay_all else group["weight_decay"])
@@ -69,10 +71,10 @@ def _settings(model: fx.GraphModule, config: OptimizerConfig) -> dict[nn.Paramet
 
 
 def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> Invalid:
-    """The error of a pattern that matches none of these names."""
+    """Return the error of a pattern that matches no name in `names`."""
     words = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
     parts = [part.strip("*") for part in pattern.split(".") if part.strip("*")]
-    near = next((found for part in parts if part not in words and (found := closest(part, words))), None)
+    near = next((word for part in parts if part not in words and (word := closest(part, words))), None)
     help = (
         f"a component with a similar name exists: `{near}`"
         if near

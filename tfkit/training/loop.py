@@ -92,8 +92,8 @@ class Trainer:
         check_count(self.run, self._processes.count)
         try:
             self.device = self._processes.device(config.machine.device)
-        except ValueError as wrong:
-            raise self.run.error(str(wrong), "machine", "device") from None
+        except ValueError as error:
+            raise self.run.error(str(error), "machine", "device") from None
         self.model = build(self.run.graph, device=self.device, seed=self.seed)
         self.notes = begin(self.model, self.run)
         """Sentences about the weights before the first step, by name."""
@@ -101,8 +101,8 @@ class Trainer:
         with self.run.guarded(config.loss, "`build`", "loss"):
             try:
                 loss = config.loss.build(self.model)
-            except ValueError as wrong:
-                raise self.run.error(str(wrong), "loss") from wrong
+            except ValueError as error:
+                raise self.run.error(str(error), "loss") from error
         self.loss = torch.compile(loss) if config.machine.compile else loss
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
@@ -131,7 +131,7 @@ class Trainer:
     def _train(self) -> str:
         for name, text in self.notes.items() if self.step == 0 else ():
             self.text(name, text)
-        self._tell(lambda one: one.on_start(self))
+        self._tell(lambda observer: observer.on_start(self))
         try:
             while not self.ended:
                 self._check_end()
@@ -140,7 +140,7 @@ class Trainer:
         except _AskedToEndError:
             pass
         self._save()
-        self._tell(lambda one: one.on_end(self))
+        self._tell(lambda observer: observer.on_end(self))
         return self.ended or INTERRUPTED
 
     def _go_on(self) -> None:
@@ -151,8 +151,8 @@ class Trainer:
             self.ended = FINISHED
             return
         self._update()
-        every = self.config.checkpoint.every
-        if every and self.step % every == 0 and self.step < self.steps:
+        interval = self.config.checkpoint.every
+        if interval and self.step % interval == 0 and self.step < self.steps:
             self._save()
 
     # ---- one step ----
@@ -172,20 +172,20 @@ class Trainer:
         self.optimizer.step()
         self.step = step
         numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
-        self._report(numbers, lambda one, line: one.on_step(self, line))
+        self._report(numbers, lambda observer, line: observer.on_step(self, line))
 
     def batch(self, step: int) -> Batch:
-        """The examples of a step: the part of this process."""
+        """Return the examples of a step that this process trains on."""
         examples, sequences = len(self._examples), self.config.batch.sequences
         indices = indices_of(self.config.data.order, self.seed, step, sequences=sequences, examples=examples)
         return self._examples.batch(self._processes.rows(indices))
 
     def _gradients(self, batch: Batch, step: int) -> Tensor:
-        """The loss of a step, whose gradients are then there; where memory runs out, of fewer sequences at once."""
+        """Compute the loss of a step and its gradients; use fewer sequences at once if memory runs out."""
         return self.micro_batch.fit(partial(self._summed, batch, step))
 
     def _summed(self, batch: Batch, step: int, size: int) -> Tensor:
-        """The loss of a step, and its gradients, from micro-batches of `size` sequences.
+        """Return the loss of a step, and add up its gradients, from micro-batches of `size` sequences.
 
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
@@ -236,7 +236,7 @@ class Trainer:
             between=self._check_end,
             processes=self._processes,
         )
-        self._report(numbers, lambda one, line: one.on_eval(self, line))
+        self._report(numbers, lambda observer, line: observer.on_eval(self, line))
 
     def _check_end(self) -> None:
         """Raise if the process is to end: before an evaluation, which would then be made twice."""
@@ -245,14 +245,14 @@ class Trainer:
             raise _AskedToEndError
 
     def _save(self) -> None:
-        """Write a checkpoint, unless it would replace one with weights that are finite by one without."""
+        """Write a checkpoint. Raise an error if a weight is not finite: the last checkpoint then stays."""
         if cause := self._processes.agreed(broken_weight(self.model)):
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
             raise self._diverged(message, "the last checkpoint stays")
         model = self._processes.whole_model(self.model)
         state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
         if model is not None:
-            states = tuple(one.state() for one in self._callbacks)
+            states = tuple(callback.state() for callback in self._callbacks)
             self.record.save(Checkpoint(self.step, model, state, states, self.ended, self.skipped))
 
     def _restore(self) -> None:
@@ -289,9 +289,11 @@ class Trainer:
             raise Invalid("", f"the value of `{name}` must be a number; got {quoted(str(value))}") from error
 
     def _reserved(self) -> set[str]:
-        """The names of numbers that the loop itself writes."""
+        """Return the names of numbers that the loop itself writes."""
         config = self.config.eval
-        metrics = {f"{split}.{one.kind_name()}" for split in config.splits for one in config.metrics} if config else ()
+        metrics = (
+            {f"{split}.{metric.kind_name()}" for split in config.splits for metric in config.metrics} if config else ()
+        )
         return {"step", "loss", "lr", "grad_norm", *metrics}
 
     def text(self, name: str, text: str) -> None:
@@ -316,8 +318,8 @@ class Trainer:
         for number, callback in enumerate(self._callbacks):
             try:
                 event(callback)
-            except Invalid as wrong:
-                raise self.run.refused(wrong, "callbacks", str(number)) from wrong
+            except Invalid as error:
+                raise self.run.refused(error, "callbacks", str(number)) from error
         for watcher in self._watchers:  # after the callbacks, to show what they log
             event(watcher)
         self.ended = self._processes.agreed(self.ended)

@@ -33,14 +33,14 @@ class Read(NamedTuple):
     Attributes:
         hidden: the input of the head: [b, t, width], or [b, width] if it reads one vector per sequence.
         mask: its padding mask, [b, t], if there is one.
-        tokens: those of the same positions, [b, t], if there are any.
-        given: further arguments of the head.
+        tokens: the tokens at the same positions, [b, t], if there are any.
+        extra: further arguments of the head.
     """
 
     hidden: Tensor
     mask: Tensor | None
     tokens: Tensor | None
-    given: Mapping[str, Any]
+    extra: Mapping[str, Any]
 
 
 class Loss(nn.Module):
@@ -63,7 +63,7 @@ class Loss(nn.Module):
     b batch, t length.
 
     Args:
-        model: one that `tfkit.build` returned; it returns logits, from a head that computes every position by itself.
+        model: the result of `tfkit.build`; it returns logits, from a head that computes each position independently.
         ignore_index: the target of positions that do not count.
         label_smoothing: the share of every target that is spread evenly over the vocabulary.
         z_loss: the weight of log(Z)^2, added for each position that counts, where Z is the sum of the exponentials of
@@ -104,7 +104,7 @@ class Loss(nn.Module):
         keep_once(model)
 
     def forward(self, inputs: Inputs, targets: Tensor | None = None) -> Tensor:
-        """The loss, a scalar.
+        """Return the loss, a scalar.
 
         Args:
             inputs: tokens [b, t]; or all inputs of the model, by name, such as `source`, `target` and `target_mask`.
@@ -130,16 +130,16 @@ class Loss(nn.Module):
             raise explained(error, self.model, args, named)  # noqa: B904  it has its cause
 
     def of(self, read: Read, targets: Tensor | None = None) -> Tensor:
-        """The loss of a `Read`; targets and errors as of `forward`."""
-        hidden, mask, tokens, given = read
+        """Return the loss of a `Read`; targets and errors as in `forward`."""
+        hidden, mask, tokens, extra = read
         targets = self._targets(tokens, mask) if targets is None else _checked_targets(targets)
         if targets.shape != hidden.shape[:-1]:
-            wanted, found = tuple(hidden.shape[:-1]), tuple(targets.shape)
-            raise ValueError(f"targets are {found}, but the head reads {wanted} positions")
+            positions, shape = tuple(hidden.shape[:-1]), tuple(targets.shape)
+            raise ValueError(f"targets are {shape}, but the head reads {positions} positions")
         if mask is not None:
             targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        head = self.in_pieces(self._head(), given, options, self.z_loss)
+        head = self.in_pieces(self._head(), extra, options, self.z_loss)
         rows = hidden.flatten(0, -2)
         try:
             total = head(rows, targets.flatten().long(), self._count_chunks(rows))
@@ -153,13 +153,13 @@ class Loss(nn.Module):
         rows = read.hidden.flatten(0, -2)
         chunks = rows.tensor_split(self._count_chunks(rows))
         head = self._head()
-        return (head(chunk, **read.given) for chunk in chunks)
+        return (head(chunk, **read.extra) for chunk in chunks)
 
     def _count_chunks(self, rows: Tensor) -> int:
         return self.pieces or count_pieces(rows.size(0), self._ends.vocab_size)
 
     def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
-        """The inputs as arguments of the model, by position and by name; raises TypeError if they do not fit."""
+        """Return the inputs as arguments of the model, by position and by name; raise TypeError if they do not fit."""
         if isinstance(inputs, Tensor) and len(self._required) == 1:
             return (inputs,), {}
         if isinstance(inputs, Mapping) and all(name in self._names for name in inputs):
@@ -167,7 +167,7 @@ class Loss(nn.Module):
         raise TypeError(self._misfit(inputs))
 
     def _misfit(self, inputs: object) -> str:
-        """The reason why inputs are not the model's, with the call that was meant."""
+        """Explain why the model cannot take the inputs, and suggest the intended call."""
         call = f"loss({{{', '.join(f'{name!r}: {name}' for name in self._required)}}})"
         if isinstance(inputs, Tensor):
             return f"the model reads {listing(self._required)}: give them by name, `{call}`"
@@ -185,7 +185,7 @@ class Loss(nn.Module):
         return head
 
     def _targets(self, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The next token of each position, where that one may read it; the last one has none."""
+        """Return the next token of each position that may attend to it; the last position has no target."""
         if tokens is None:
             raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
         if tokens.size(1) < 2:
@@ -198,15 +198,15 @@ class Loss(nn.Module):
 
 
 def _tokens(mask: Tensor) -> Tensor:
-    """True where there is a token, [b, t]: in a mask of pairs, one that may read itself."""
+    """Return True for each position with a token, [b, t]; in a mask of pairs, for each that may attend to itself."""
     return mask if mask.dim() == 2 else mask.diagonal(dim1=1, dim2=2)
 
 
 def _checked_targets(targets: object) -> Tensor:
-    """The targets; raises TypeError if they cannot be ids."""
+    """Return the targets; raise TypeError if they cannot be ids."""
     if not isinstance(targets, Tensor) or targets.dtype.is_floating_point or targets.dtype.is_complex:
-        found = str(targets.dtype) if isinstance(targets, Tensor) else shown(targets)
-        raise TypeError(f"targets are a tensor of ids, whole numbers, not {found}")
+        received = str(targets.dtype) if isinstance(targets, Tensor) else shown(targets)
+        raise TypeError(f"targets are a tensor of ids, whole numbers, not {received}")
     return targets
 
 
@@ -222,8 +222,8 @@ def loss(
     reduction: Reduction = "mean",
     pieces: Pieces | None = None,
 ) -> Tensor:
-    """`Loss(model, ...)(inputs, targets)` for a single step; to compile or distribute it, make a `Loss`."""
-    made = Loss(
+    """Compute `Loss(model, ...)(inputs, targets)` for a single step. Make a `Loss` to compile or distribute it."""
+    module = Loss(
         model,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
@@ -231,5 +231,5 @@ def loss(
         reduction=reduction,
         pieces=pieces,
     )
-    value: Tensor = made(inputs, targets)
+    value: Tensor = module(inputs, targets)
     return value

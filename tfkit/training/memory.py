@@ -17,7 +17,7 @@ OF_THE_CPU = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator
 
 
 def peak(device: torch.device) -> int:
-    """The largest number of bytes in use so far: of tensors on a GPU, of the whole process on the CPU."""
+    """Return the largest number of bytes in use so far: of tensors on a GPU, of the process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource  # not on Windows

@@ -20,9 +20,9 @@ FUSED = ("cpu", "cuda", "mps", "xpu")
 
 @checked
 def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict[str, Any]]:
-    """The parameters of a model in two groups for an optimizer, each once: those that decay, then the others.
+    """Return two parameter groups for an optimizer: parameters that decay, then all others.
 
-    Matrices decay; norms, biases, embedding tables, including those of positions, and all other vectors do not. A
+    Matrices decay; norms, biases, embedding tables, including position tables, and all other vectors do not. A
     matrix that is also an embedding table, as with a tied head, is a table. Frozen parameters are included: without a
     gradient they stay as they are.
 
@@ -31,28 +31,30 @@ def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict
         weight_decay: the decay of the first group.
     """
     spared = {parameter for module in _spared(model) for parameter in module.parameters()}
-    spared |= {one.bias for one in model.modules() if isinstance(one, StackedLinear) and one.bias is not None}
+    spared |= {
+        module.bias for module in model.modules() if isinstance(module, StackedLinear) and module.bias is not None
+    }
     decaying: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    constant: list[nn.Parameter] = []
     for parameter in model.parameters():
-        (decaying if parameter.dim() > 1 and parameter not in spared else others).append(parameter)
-    return [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        (decaying if parameter.dim() > 1 and parameter not in spared else constant).append(parameter)
+    return [{"params": decaying, "weight_decay": weight_decay}, {"params": constant, "weight_decay": 0.0}]
 
 
 def _spared(model: nn.Module) -> Iterator[nn.Module]:
-    """Embedding tables, and weights in a slot `norm`, even if they are not vectors."""
+    """Yield the modules whose parameters never decay: embedding tables, and components in a `norm` slot."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             yield module
         if isinstance(module, fx.GraphModule):
             components = module.meta.get("components", {})
             norms = {path for path, config in components.items() if config.slot == "norm"}
-            yield from (one for path, one in module.named_modules() if path in norms)
+            yield from (component for path, component in module.named_modules() if path in norms)
 
 
 @checked
 def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: Any) -> torch.optim.AdamW:
-    """AdamW on the `parameter_groups` of a model, in one fused kernel on devices that have one.
+    """Build AdamW on the `parameter_groups` of a model, with a fused kernel on devices that have it.
 
     Args:
         model: see `parameter_groups`.
@@ -64,15 +66,15 @@ def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: An
         TypeError: torch has no such argument.
         ValueError: torch refuses the value of one, or the model has no parameters.
     """
-    known = [name for name in inspect.signature(torch.optim.AdamW).parameters if name not in ("params", "weight_decay")]
+    names = [name for name in inspect.signature(torch.optim.AdamW).parameters if name not in ("params", "weight_decay")]
     for name in options:
-        if name not in known:
-            raise TypeError(unknown_argument("adamw", name, [*known, "weight_decay"]))
-    fused = all(one.device.type in FUSED and one.is_floating_point() for one in model.parameters())
+        if name not in names:
+            raise TypeError(unknown_argument("adamw", name, [*names, "weight_decay"]))
+    fused = all(parameter.device.type in FUSED and parameter.is_floating_point() for parameter in model.parameters())
     groups = parameter_groups(model, weight_decay=weight_decay)
     if not any(group["params"] for group in groups):
         raise ValueError("there is nothing to train: the module has no parameters")
     try:
         return torch.optim.AdamW(groups, **{"lr": lr, "fused": fused or None} | options)
-    except (TypeError, ValueError, RuntimeError) as wrong:
-        raise ValueError(f"torch.optim.AdamW refuses its arguments: {wrong}") from wrong
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"torch.optim.AdamW refuses its arguments: {error}") from error

@@ -15,33 +15,38 @@ from tfkit.component import Ids, Order
 
 
 def mix(seed: int, stream: str, *keys: int) -> int:
-    """A seed for torch, from 0 to 2**63 - 1, independent for each stream and key."""
+    """Return a seed for torch, from 0 to 2**63 - 1, independent for each stream and key."""
     text = "/".join([str(seed), stream, *map(str, keys)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def generator(seed: int, stream: str, *keys: int) -> np.random.Generator:
-    """A generator that is independent for each stream and key."""
+    """Return a random generator that is independent for each stream and key."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(mix(seed, stream, *keys))))
 
 
 def indices_of(order: Order, seed: int, step: int, *, sequences: int, examples: int) -> Ids:
-    """The examples of a step, the first of which is 1."""
+    """Return the indices of the examples of a step; the first step is 1."""
     if order == "sampled":
         return generator(seed, "data", step).integers(0, examples, size=sequences)
     places = np.arange((step - 1) * sequences, step * sequences)
     if order == "sequential":
         return places % examples
     passes, within = np.divmod(places, examples)
-    return np.concatenate([_shuffled(seed, int(one), examples)[within[passes == one]] for one in np.unique(passes)])
+    return np.concatenate(
+        [_shuffled(seed, int(number), examples)[within[passes == number]] for number in np.unique(passes)]
+    )
 
 
 def indices_to_evaluate(split: str, number: int, *, sequences: int, examples: int) -> Ids:
-    """The examples of batch `number` of an evaluation: the same for all runs, so that they can be compared."""
+    """Return the examples of batch `number` of an evaluation.
+
+    They are the same for all runs, which makes runs comparable.
+    """
     return generator(0, f"evaluation/{split}", number).integers(0, examples, size=sequences)
 
 
 @lru_cache(maxsize=2)
 def _shuffled(seed: int, number: int, examples: int) -> Ids:
-    """The order of all examples in one pass."""
+    """Return the order of all examples in one pass."""
     return generator(seed, "data", number).permutation(examples)

@@ -64,8 +64,8 @@ class Together(Processes):
             sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
     def rows(self, indices: Ids) -> Ids:
-        own = len(indices) // self.count
-        return indices[self.rank * own : (self.rank + 1) * own]
+        count = len(indices) // self.count
+        return indices[self.rank * count : (self.rank + 1) * count]
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.clone()
@@ -75,12 +75,12 @@ class Together(Processes):
     def agreed(self, reason: str | None) -> str | None:
         if not self.sum(torch.tensor(int(reason is not None), device="cpu")):
             return None
-        return next(one for one in self._from_all(reason) if one is not None)
+        return next(answer for answer in self._from_all(reason) if answer is not None)
 
     def check_equal(self, value: str, what: str) -> None:
-        others = [str(rank) for rank, other in enumerate(self._from_all(value)) if other != value]
-        if others:
-            raise SpecError(Diagnostic(f"process {self.rank} differs from {', '.join(others)}: it {what}"))
+        ranks = [str(rank) for rank, other in enumerate(self._from_all(value)) if other != value]
+        if ranks:
+            raise SpecError(Diagnostic(f"process {self.rank} differs from {', '.join(ranks)}: it {what}"))
 
     def total(self, sums: Sequence[Any]) -> list[Any]:
         return [reduce(operator.add, parts) for parts in zip(*self._from_all(sums), strict=True)]
@@ -89,34 +89,34 @@ class Together(Processes):
         state = self.gathered(model.state_dict())
         if self.rank:
             return None
-        found = build(graph_of(model), device="meta")
-        found.load_state_dict(state, assign=True)
-        return found
+        copy = build(graph_of(model), device="meta")
+        copy.load_state_dict(state, assign=True)
+        return copy
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        found = {}
+        copies = {}
         for name, tensor in tensors.items():
             gathered = whole(tensor)  # all processes take part in it
             if self.rank == 0:
-                found[name] = gathered.to("cpu", copy=True)  # alone: what was gathered has padding
-        return found
+                copies[name] = gathered.to("cpu", copy=True)  # alone: what was gathered has padding
+        return copies
 
     def _from_all(self, value: T) -> list[T]:
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
 
 def _layers(model: fx.GraphModule) -> Iterator[nn.Module]:
-    """The layers of all stacks. One that runs several times in a row stays in the root group."""
+    """Yield the layers of all stacks. A layer that runs several times in a row stays in the root group."""
     for node in graph_of(model).nodes:
         if node.stack is not None and node.stack.repeats == 1:
             yield from (model.get_submodule(f"{node.name}.layers.{number}") for number in range(len(node.stack.layers)))
 
 
 def _checksum(model: nn.Module) -> str:
-    """A text that is equal for equal weights, on every machine: the sum of the bits of each parameter."""
-    return " ".join(str(one.detach().view(torch.int32).sum().item()) for one in model.parameters())
+    """Return a text that is equal for equal weights, on every machine: the sum of the bits of each parameter."""
+    return " ".join(str(parameter.detach().view(torch.int32).sum().item()) for parameter in model.parameters())
 
 
 # ---- the beginning and the end ----
@@ -124,7 +124,7 @@ def _checksum(model: nn.Module) -> str:
 
 @contextmanager
 def together() -> Iterator[Together]:
-    """Within, the processes that `torchrun` started can speak to each other, and the first to fail speaks for all.
+    """Connect the processes that `torchrun` started; the first process that fails reports the error for all.
 
     The others end in silence: what they would say is the same, or that the first one is gone.
     """
@@ -158,7 +158,7 @@ def _connected() -> tuple[Any, int, int]:
 
 
 def _is_first(store: Any) -> bool:
-    """True in the process that asks first; in all of them if the launcher is gone."""
+    """Return True in the process that asks first; in all processes if the launcher is gone."""
     try:
         return store.add("failed", 1) == 1
     except dist.DistError:
@@ -166,5 +166,5 @@ def _is_first(store: Any) -> bool:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """True for the errors of a connection; those of gloo have no type of their own."""
+    """Return True for the errors of a connection; gloo has no separate type for them."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

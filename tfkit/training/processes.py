@@ -25,7 +25,7 @@ class Processes:
     """The number of processes."""
 
     def device(self, name: str) -> torch.device:
-        """The device of this process; raises ValueError if it has none of that name."""
+        """Return the device of this process; raise ValueError if there is no device of that name."""
         return device_of(name)
 
     def spread(self, model: fx.GraphModule, shard: int | None) -> None:
@@ -35,30 +35,30 @@ class Processes:
         """
 
     def rows(self, indices: Ids) -> Ids:
-        """The examples of this process among those of a step."""
+        """Return the examples of this process among the examples of a step."""
         return indices
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum of a number of each process."""
+        """Return the sum of a number over all processes."""
         return value
 
     def agreed(self, reason: str | None) -> str | None:
-        """The first reason that a process has, for all of them."""
+        """Return the first reason that any process has, in all processes."""
         return reason
 
     def check_equal(self, value: str, what: str) -> None:
         """Raise SpecError, which says `what` others have, unless all processes have the same value."""
 
     def total(self, sums: Sequence[Any]) -> list[Any]:
-        """The sums of all processes, each added with `+`."""
+        """Return the sums of all processes, added with `+`."""
         return list(sums)
 
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
-        """The model with all values of its parameters; None in processes that do not write."""
+        """Return the model with all values of its parameters; None in processes that do not write."""
         return model
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """All values of tensors; none in processes that do not write."""
+        """Return all values of the tensors; none in processes that do not write."""
         return tensors
 
 

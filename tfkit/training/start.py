@@ -1,4 +1,4 @@
-"""The weights that a run begins with: those of a checkpoint, whole or in part, and those that stay as they are."""
+"""Initial weights of a run: loading all or part of a checkpoint, and freezing parameters."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
     if config is not None:
         try:
             done["weights"] = _fill(model, config)
-        except Invalid as wrong:
-            raise run.refused(wrong, "weights") from wrong
-        except SpecError as wrong:
-            raise run.file.placed(wrong, "weights") from wrong
+        except Invalid as error:
+            raise run.refused(error, "weights") from error
+        except SpecError as error:
+            raise run.file.placed(error, "weights") from error
     if run.config.freeze:
         try:
             done["frozen"] = listing(_collapsed(freeze(model, run.config.freeze)), 24)
-        except Invalid as wrong:
-            raise run.refused(wrong) from wrong
+        except Invalid as error:
+            raise run.refused(error) from error
     return done
 
 
@@ -75,29 +75,29 @@ def _fill(model: fx.GraphModule, config: WeightsConfig) -> str:
         if not config.allow_change:
             _check_meaning(checkpoint, model, path)
         read.load(checkpoint, model.state_dict())
-    said = [f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"]
+    parts = [f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"]
     left = sorted(weights.left_out(name for name in checkpoint.names if name not in unused))
-    said += [f"left out: {listing(_collapsed(left), 24)}"] if left else []
-    said += [f"missing: {listing(_collapsed(missing), 24)}"] if missing else []
-    said += [f"unused: {listing(_collapsed(unused), 24)}"] if unused else []
-    return "; ".join(said)
+    parts += [f"left out: {listing(_collapsed(left), 24)}"] if left else []
+    parts += [f"missing: {listing(_collapsed(missing), 24)}"] if missing else []
+    parts += [f"unused: {listing(_collapsed(unused), 24)}"] if unused else []
+    return "; ".join(parts)
 
 
 def _in_part(
     weights: WeightMap, names: Collection[str], config: WeightsConfig
 ) -> tuple[WeightMap, list[str], list[str]]:
-    """The map of what is read; the model's names that are allowed to be missing, the file's that may stay unused."""
+    """Return the map of the tensors to load, the model's allowed missing names, and the file's allowed unused names."""
     links: list[Link] = []
     left_out: list[Link] = []
     for link in weights.links:
         (left_out if all(_matches(name, config.missing) for name in link.model) else links).append(link)
     taken = {name for link in links for name in link.file}
-    others = [name for name in names if name not in taken]
-    unused = [name for name in others if _matches(name, config.unused)]
-    own = _own(weights.links)
+    unread = [name for name in names if name not in taken]
+    unused = [name for name in unread if _matches(name, config.unused)]
+    names_of_model = _own(weights.links)
     surplus = "no tensor that the model does not read matches"
-    _check_matches("missing", config.missing, own, names, "no weight of the model matches")
-    _check_matches("unused", config.unused, others, set(own) - set(names), surplus)
+    _check_matches("missing", config.missing, names_of_model, names, "no weight of the model matches")
+    _check_matches("unused", config.unused, unread, set(names_of_model) - set(names), surplus)
     ignored = {**weights.ignored, **dict.fromkeys(unused, "left out by the run")}
     # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
     separate = {name for link in left_out for name in link.file}
@@ -114,17 +114,21 @@ def _own(links: Sequence[Link]) -> list[str]:
 def _check(weights: WeightMap, model: fx.GraphModule, checkpoint: Checkpoint, path: Path) -> None:
     try:
         check(weights, model.state_dict(), checkpoint.names, path)
-    except SpecError as wrong:
-        notes = [line for one in wrong.diagnostics for line in (f"{one.message}:", *(f"  {n}" for n in one.notes))]
+    except SpecError as error:
+        notes = [
+            line
+            for diagnostic in error.diagnostics
+            for line in (f"{diagnostic.message}:", *(f"  {n}" for n in diagnostic.notes))
+        ]
         message = f"the weights in {quoted(str(shortest(path)))} do not fit the model"
-        raise SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW)) from wrong
+        raise SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW)) from error
 
 
 def _check_meaning(checkpoint: Checkpoint, model: fx.GraphModule, path: Path) -> None:
     try:
         check_meaning(checkpoint, graph_of(model), path)
-    except SpecError as wrong:
-        raise SpecError(*(replace(one, help=CHANGE) for one in wrong.diagnostics)) from wrong
+    except SpecError as error:
+        raise SpecError(*(replace(diagnostic, help=CHANGE) for diagnostic in error.diagnostics)) from error
 
 
 def _check_matches(
@@ -145,5 +149,5 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _collapsed(names: Sequence[str]) -> list[str]:
-    """Names, those of alike layers once."""
+    """Return the names, with equal layers of a stack listed once."""
     return [name for name, _ in collapsed(dict.fromkeys(names))]

@@ -39,7 +39,7 @@ AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "_Fabric
 
 
 def trained(model: nn.Module) -> fx.GraphModule:
-    """The model that a loss is computed for; raises ValueError if the loss is what must be wrapped."""
+    """Return the built model inside `model`. Raise ValueError if `model` is a wrapper that belongs around the loss."""
     name = type(model).__name__
     if name in AROUND:
         help = f"give it the model, and give `{name}` the loss" if name != "Loss" else "give it the model"
@@ -48,7 +48,7 @@ def trained(model: nn.Module) -> fx.GraphModule:
 
 
 def find_ends(model: fx.GraphModule) -> Ends:
-    """The ends of a model's graph; raises ValueError if a loss of single rows cannot be computed."""
+    """Return the ends of a model's graph; raise ValueError if the loss of single rows cannot be computed."""
     graph = graph_of(model)
     if len(graph.outputs) > 1:
         raise ValueError(
@@ -65,7 +65,7 @@ def find_ends(model: fx.GraphModule) -> Ends:
 
 
 def _read(head: Node) -> str:
-    """The wire that feeds the head its rows; raises ValueError unless it computes each of them by itself."""
+    """Return the wire that feeds the head; raise ValueError unless the head computes each row independently."""
     read = [field for field in head.wires if wire_of(head, field).value == "output"]
     if len(read) != 1 or not isinstance(head.wires[read[0]], str):
         raise ValueError(f"`{head.name}` reads {listing(read)}, but a loss in chunks needs a head with one input")
@@ -88,7 +88,7 @@ def _predicted(graph: Graph) -> str | None:
 
 
 def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
-    """The forward of a model up to its head, as a function of the model; raises ValueError if the head is missing."""
+    """Write the forward of a model up to its head, as a function of the model; raise ValueError if there is no head."""
     graph, copies = fx.Graph(), cast(dict[fx.Node, fx.Node], {})
     head = graph.graph_copy(model.graph, copies)
     if not isinstance(head, fx.Node) or (head.op, head.target) != ("call_module", ends.head):

@@ -58,5 +58,5 @@ class Sums:
 
 
 def _digits(numbers: Ids, count: int) -> Ids:
-    """The decimal digits of numbers, padded with zeros, [b, count]."""
+    """Return the decimal digits of numbers, padded with zeros, [b, count]."""
     return numbers[:, None] // 10 ** np.arange(count)[::-1] % 10

@@ -93,12 +93,12 @@ class Problems:
         self._factors = np.where(random.random((2, count)) < DECIMAL, random.random((2, count)), math.nan)
 
     def rows(self, numbers: Ids) -> Ids:
-        """The ids of problems, [n, 36]."""
+        """Return the ids of problems, [n, 36]."""
         text = "".join(map(self.text, numbers.tolist()))
         return _CODES[np.frombuffer(text.encode(), dtype=np.uint8)].reshape(-1, WIDTH)
 
     def text(self, number: int) -> str:
-        """The characters of a problem."""
+        """Return the characters of a problem."""
         left, right = (_operand(int(self._numbers[i, number]), float(self._factors[i, number])) for i in range(2))
         operator = OPERATORS[self._operators[number]]
         answer = f"{_answer(left, operator, right):0>{DIGITS}}"

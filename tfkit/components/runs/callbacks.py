@@ -43,8 +43,8 @@ class Samples(Callback):
             raise Invalid("", "`samples` needs text: the data has no tokenizer")
         try:
             self._prompt = list(tokenizer.encode(self._config.prompt))
-        except ValueError as wrong:
-            raise Invalid("prompt", f"the prompt has characters that the data has not: {wrong}") from wrong
+        except ValueError as error:
+            raise Invalid("prompt", f"the prompt has characters that the data has not: {error}") from error
         self._decode = tokenizer.decode
         self._written(training)  # what cannot be written is an error now, not later
 
@@ -54,16 +54,16 @@ class Samples(Callback):
 
     def _written(self, training: Training) -> str:
         try:
-            made = tfkit.generate(
+            generated = tfkit.generate(
                 training.model,
                 [self._prompt],
                 max_new_tokens=self._config.tokens,
                 temperature=self._config.temperature,
                 seed=training.step,
             )
-        except ValueError as wrong:
-            raise Invalid("tokens", f"no sample can be written: {wrong}") from wrong
-        return self._config.prompt + self._decode(made.rows()[0])
+        except ValueError as error:
+            raise Invalid("tokens", f"no sample can be written: {error}") from error
+        return self._config.prompt + self._decode(generated.rows()[0])
 
 
 class SpikesConfig(CallbackConfig):

@@ -1,4 +1,4 @@
-"""Numbers of what a model writes by itself, token after token; and of the best constant, to compare them with."""
+"""Metrics of the answers that a model generates, token after token; and of the best constant, for comparison."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DecodedExactMatch(DecodedAccuracy):
 
 
 def _start(targets: Tensor, *, least: int) -> int:
-    """The place of the first target; raises `Invalid` unless all answers end their examples and begin at one place.
+    """Return the position where all answers start; raise `Invalid` unless every answer ends its example.
 
     Before `least` there is a question.
     """

@@ -45,7 +45,7 @@ class MaskedConfig(OverConfig):
 
 
 class Hidden:
-    """Examples with some of their tokens hidden: those of a first choice, then of a second, and so on."""
+    """Examples with some of their tokens hidden: all examples with a first choice, then with a second, and so on."""
 
     def __init__(self, of: Examples, share: float, choices: int, *, mask: int) -> None:
         self._of, self._share, self._choices, self._mask = of, share, choices, mask
@@ -67,7 +67,7 @@ class Hidden:
 
 
 def _behind(targets: Ids) -> NDArray[np.bool_]:
-    """The positions behind the last token: no target at them, at the one before, or after."""
+    """Mark the positions after the last token: there is no target at them, at the position before, or after."""
     counted = np.maximum.accumulate((targets != IGNORED)[:, ::-1], axis=1)[:, ::-1]
     behind = np.zeros(targets.shape, dtype=bool)
     behind[:, 1:] = ~counted[:, :-1]

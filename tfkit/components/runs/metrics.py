@@ -33,8 +33,8 @@ class BitsPerByteConfig(MetricConfig):
             raise Invalid("", "`bits_per_byte` needs text: the data has no tokenizer")
         try:
             return CrossEntropy(torch.tensor(tokenizer.byte_counts(), device="cpu"))
-        except ValueError as wrong:
-            raise Invalid("", f"`bits_per_byte` cannot count the bytes of the tokenizer: {wrong}") from wrong
+        except ValueError as error:
+            raise Invalid("", f"`bits_per_byte` cannot count the bytes of the tokenizer: {error}") from error
 
 
 class AccuracyConfig(MetricConfig):

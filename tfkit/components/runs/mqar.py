@@ -66,7 +66,7 @@ class Recall:
         return Batch({"tokens": tokens}, targets)
 
     def _draw(self, number: int) -> tuple[Ids, Ids]:
-        """The tokens and targets of an example."""
+        """Draw the tokens and targets of an example."""
         random, pairs, half = generator(number), self._config.pairs, self._config.symbols // 2
         keys = 1 + random.choice(half - 1, pairs, replace=False)
         values = half + random.choice(self._config.symbols - half, pairs, replace=False)

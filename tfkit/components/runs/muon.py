@@ -33,7 +33,7 @@ class MuonConfig(OptimizerConfig):
     """original: the rate times sqrt(max(1, rows / columns)); match_rms_adamw: times 0.2 sqrt(max(rows, columns))."""
 
     def check(self) -> None:
-        """Refuse rules of `others`: names are looked up in one place."""
+        """Raise `Invalid` if `others` has rules: names are looked up in one place."""
         super().check()
         if self.others.groups:
             raise Invalid("others.groups", "`others` has no rules of its own", help="give them as `optimizer.groups`")
@@ -45,8 +45,8 @@ class MuonConfig(OptimizerConfig):
         return self.others
 
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        own = [group for group in groups if "matrices" in group]
-        if not own:
+        matrix_groups = [group for group in groups if "matrices" in group]
+        if not matrix_groups:
             raise Invalid("", "the model has no matrices inside, which `muon` is for")
         options = {
             "momentum": self.momentum,
@@ -54,32 +54,32 @@ class MuonConfig(OptimizerConfig):
             "ns_steps": self.iterations,
             "adjust_lr_fn": self.scale,
         }
-        return Muon(own, self.others.build([group for group in groups if "matrices" not in group]), options)
+        return Muon(matrix_groups, self.others.build([group for group in groups if "matrices" not in group]), options)
 
 
 class Muon(torch.optim.Optimizer):
-    """torch's Muon on every matrix by itself, beside an optimizer of other parameters.
+    """torch's Muon on each matrix separately, and another optimizer for all other parameters.
 
     The state of a parameter is the momentum of all matrices in it. Where several processes have parts of a parameter,
     each gathers it, computes the whole update, and keeps its part.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], others: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], rest: torch.optim.Optimizer, options: dict[str, Any]) -> None:
         super().__init__(groups, {})
-        self._own, self._others, self._options = self.param_groups, others, options
-        self.param_groups = [*self._own, *others.param_groups]
-        self.state = others.state
-        for parameter in (one for group in self._own for one in group["params"]):
+        self._groups, self._rest, self._options = self.param_groups, rest, options
+        self.param_groups = [*self._groups, *rest.param_groups]
+        self.state = rest.state
+        for parameter in (weight for group in self._groups for weight in group["params"]):
             self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters."""
-        for group in self._own:
+        for group in self._groups:
             for parameter, rows in zip(group["params"], group["matrices"], strict=True):
                 if parameter.grad is not None:
                     self._update(parameter, rows, group)
-        self._others.step()
+        self._rest.step()
 
     def _update(self, parameter: Tensor, rows: tuple[int, ...], group: dict[str, Any]) -> None:
         """Update the matrices in a parameter."""
@@ -87,13 +87,13 @@ class Muon(torch.optim.Optimizer):
         weight, momentum, gradient = map(whole, (*stored, parameter.grad))
         matrices = list(map(nn.Parameter, _split(weight, rows)))
         muon = torch.optim.Muon(matrices, lr=group["lr"], weight_decay=group["weight_decay"], **self._options)
-        for matrix, own, former in zip(matrices, _split(gradient, rows), _split(momentum, rows), strict=True):
-            matrix.grad, muon.state[matrix]["momentum_buffer"] = own, former
+        for matrix, gradient_part, former in zip(matrices, _split(gradient, rows), _split(momentum, rows), strict=True):
+            matrix.grad, muon.state[matrix]["momentum_buffer"] = gradient_part, former
         muon.step()
-        for one, updated in zip(stored, (weight, momentum), strict=True):
-            one.copy_(part(updated, one))  # onto itself, it does nothing
+        for tensor, updated in zip(stored, (weight, momentum), strict=True):
+            tensor.copy_(part(updated, tensor))  # onto itself, it does nothing
 
 
 def _split(tensor: Tensor, rows: tuple[int, ...]) -> list[Tensor]:
-    """Views of the matrices in a tensor [..., rows, columns]."""
+    """Return views of the matrices in a tensor [..., rows, columns]."""
     return list(tensor.flatten(0, -2).split(rows))

@@ -29,7 +29,7 @@ class AdamConfig(_Moments):
 
 
 class AdamWConfig(_Moments):
-    """AdamW (https://arxiv.org/abs/1711.05101): a step for each weight by its own scale, and decay beside it."""
+    """AdamW (https://arxiv.org/abs/1711.05101): a step for each weight by its own scale, and a separate decay."""
 
     kind: Literal["adamw"] = "adamw"
 

@@ -50,8 +50,8 @@ class OverConfig(DataConfig):
     def build(self, length: int | None) -> Data:
         try:
             of = self._of.build(length)
-        except Invalid as wrong:
-            raise Invalid(f"of.{wrong.field}", wrong.message, notes=wrong.notes, help=wrong.help) from wrong
+        except Invalid as error:
+            raise Invalid(f"of.{error.field}", error.message, notes=error.notes, help=error.help) from error
         inputs = of.examples("train", self.order).batch(np.zeros(1, dtype=np.int64)).inputs
         if len(inputs) > 1:
             message = f"`{self.kind_name()}` changes one input, but the data has {', '.join(inputs)}"
@@ -60,7 +60,7 @@ class OverConfig(DataConfig):
 
     @abstractmethod
     def over(self, of: Data) -> Data:
-        """The changed data; raises `Invalid` for data that cannot be changed so."""
+        """Return the changed data; raise `Invalid` for data that cannot be changed in this way."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class RowsData:
 
 
 def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
-    """The range of each split among `size` examples; raises `Invalid` if one is empty."""
+    """Return the range of each split among `size` examples; raise `Invalid` if a range is empty."""
     ends = config.ends(size)
     empty = next((name for name, (start, end) in ends.items() if start == end), None)
     if empty is not None:
@@ -40,7 +40,7 @@ def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
 
 
 def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
-    """Rows in which the target of each token is the next one; if `counted`, only that many at the end count."""
+    """Build rows in which the target of each token is the next token; if `counted`, only that many at the end count."""
     targets = rows[:, 1:].copy()
     if counted is not None:
         targets[:, :-counted] = IGNORED
@@ -48,5 +48,5 @@ def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
 
 
 def generator(*key: int) -> np.random.Generator:
-    """A generator of a data kind's own numbers, independent for each key; they do not depend on the seed of a run."""
+    """Return a random generator for a data kind, independent for each key and of the seed of a run."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))

@@ -22,7 +22,7 @@ SHIPPED = "tinyshakespeare"
 class TextConfig(DataConfig):
     """Text in windows of `length` tokens; the target of each token is the next one.
 
-    The files are read in the order of the list, those of a pattern by name, and follow each other without anything
+    The files are read in the order of the list, the files of a pattern by name, and follow each other without anything
     between them. Splits are ranges of the text, in their order.
     """
 
@@ -38,7 +38,7 @@ class TextConfig(DataConfig):
         return True
 
     def located(self, folder: Path) -> Self:
-        files = tuple(_located(one, folder) for one in self._names())
+        files = tuple(_located(name, folder) for name in self._names())
         return self.model_copy(update={"files": files, "tokenizer": self.tokenizer.located(folder)})
 
     def build(self, length: int | None) -> StreamData:
@@ -48,8 +48,8 @@ class TextConfig(DataConfig):
             raise Invalid("files", "the text is empty")
         try:
             tokenizer = self.tokenizer.build(text)
-        except Invalid as wrong:
-            raise Invalid(f"tokenizer.{wrong.field}", wrong.message, help=wrong.help) from wrong
+        except Invalid as error:
+            raise Invalid(f"tokenizer.{error.field}", error.message, help=error.help) from error
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
         parts = {name: tokens[start:end] for name, (start, end) in self.ends(len(tokens)).items()}
         content = hashlib.sha256(text.encode() + tokens.astype("<i8").tobytes()).hexdigest()
@@ -64,7 +64,7 @@ def _located(name: str, folder: Path) -> str:
 
 
 def _content(name: str) -> str:
-    """The text of a file, or of all files that a pattern matches."""
+    """Read the text of a file, or of all files that a pattern matches."""
     if name == SHIPPED:
         packed = (resources.files("tfkit") / "data" / f"{SHIPPED}.txt.gz").read_bytes()
         return gzip.decompress(packed).decode()
@@ -87,7 +87,7 @@ def _neighbors(path: Path) -> list[str]:
 
 
 def shown(name: str) -> str:
-    """A path as errors show it: relative if it is below the current folder."""
+    """Return a path as errors show it: relative if it is below the current folder."""
     relative = os.path.relpath(name)
     return name if relative.startswith(os.pardir) else relative
 

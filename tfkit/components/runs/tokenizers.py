@@ -43,12 +43,12 @@ class FileConfig(TokenizerConfig):
     def build(self, text: str) -> Tokenizer:
         try:
             return tfkit.FileTokenizer.read(Path(shown(self.path)))
-        except SpecError as wrong:
-            raise Invalid("path", wrong.diagnostics[0].message, help="train one: tfkit tokenizer") from wrong
+        except SpecError as error:
+            raise Invalid("path", error.diagnostics[0].message, help="train one: tfkit tokenizer") from error
 
 
 def id_of(text: str, data: Data, field: str) -> int:
-    """The id of a text that is one token; raises `Invalid` about a field if it is not."""
+    """Return the id of a text that is one token; raise `Invalid` about a field if it is not."""
     try:
         ids = [] if data.tokenizer is None else data.tokenizer.encode(text)
     except ValueError:

@@ -58,13 +58,13 @@ class TokensConfig(DataConfig):
         return (self.files,) if isinstance(self.files, str) else self.files
 
     def _moved(self, files: Joined, end: int) -> int:
-        """The end of a split, or of the document that lies across it."""
+        """Return the end of a split, moved to the end of the document that lies across it."""
         if self.separator is None or end == 0:
             return end
         for start in range(end - 1, len(files), CHUNK):
-            found = np.flatnonzero(files[np.arange(start, min(start + CHUNK, len(files)))] == self.separator)
-            if len(found):
-                return int(start + found[0] + 1)
+            places = np.flatnonzero(files[np.arange(start, min(start + CHUNK, len(files)))] == self.separator)
+            if len(places):
+                return int(start + places[0] + 1)
         return len(files)
 
 
@@ -128,7 +128,7 @@ class Joined:
 
 
 def _mapped(name: str) -> TokenFile:
-    """The ids of a file, mapped into memory."""
+    """Map the ids of a file into memory."""
     try:
         status = os.stat(name)
         ids: object = np.load(name, mmap_mode="r", allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Places that numbers are shown in, beside the run's own `metrics.jsonl`."""
+"""Places that show the numbers of a run, in addition to `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TensorBoardConfig(TrackerConfig):
 
 
 class TensorBoard:
-    """Event files; those of steps that are made again are hidden."""
+    """Event files. Events of steps that are run again are hidden."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -16,10 +16,10 @@ class Stream(Protocol):
     """Tokens in a row, as an array of them or something that computes or reads them."""
 
     def __len__(self) -> int:
-        """Their number."""
+        """Return the number of tokens."""
 
     def __getitem__(self, places: Ids) -> Ids:
-        """The tokens at these places."""
+        """Return the tokens at these places."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class StreamData:
     def __post_init__(self) -> None:
         for name, part in self.parts.items():
             if len(part) <= self.length:
-                wanted = f"too few for one window of {self.length:,} and a target"
-                raise Invalid("split", f"split `{name}` has {len(part):,} tokens, {wanted}")
+                reason = f"too few for one window of {self.length:,} and a target"
+                raise Invalid("split", f"split `{name}` has {len(part):,} tokens, {reason}")
 
     @property
     def splits(self) -> list[str]:
@@ -50,8 +50,8 @@ class StreamData:
 class Windows:
     """Windows of tokens, one at each multiple of `stride`.
 
-    With a stride of 1 all are complete; with that of their length, they cover the stream, and targets behind its end do
-    not count.
+    With a stride of 1 all windows are complete. With a stride of `length`, they cover the stream, and targets
+    behind its end do not count.
     """
 
     def __init__(self, tokens: Stream, length: int, *, stride: int) -> None:

@@ -40,7 +40,7 @@ def properties_of(plugins: Plugins) -> Known:
     answers = plugins.hooks.call("tfkit_properties", _properties)
     owners = {prop.name: "tfkit" for prop in PROPERTIES}
     properties = [*PROPERTIES]
-    for plugin, returned in answers.given:
+    for plugin, returned in answers.values:
         for prop in returned:
             if prop.name in owners:
                 notes = (f"from {owners[prop.name]}", f"from {plugin}")

@@ -16,7 +16,7 @@ def warnings_of(graph: Graph, plugins: Plugins) -> list[Diagnostic]:
     If a check fails, the failure is a warning.
     """
     answers = plugins.hooks.call("tfkit_checks", _diagnostics, graph=graph)
-    diagnostics = [_placed(diagnostic, graph, plugin) for plugin, results in answers.given for diagnostic in results]
+    diagnostics = [_placed(diagnostic, graph, plugin) for plugin, results in answers.values for diagnostic in results]
     return [*diagnostics, *answers.faults]
 
 

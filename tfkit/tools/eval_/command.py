@@ -46,16 +46,22 @@ def eval_(
 
     if weights is not None and len(runs) > 1:
         raise click.UsageError("--weights are those of one run")
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for name in runs:
         run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)
         path = weights_of(name, weights)
         with stages() as stage:
             stage(f"evaluating {name}")
-            found[name] = evaluate_run(run, path, reader.plugins, split, metric, allow_change=allow_change)
+            results[name] = evaluate_run(run, path, reader.plugins, split, metric, allow_change=allow_change)
     if json:
-        print_json(found)
+        print_json(results)
         return
-    names = list(dict.fromkeys(one for numbers in found.values() for one in numbers))
-    rows = [(one, *(f"{numbers[one]:.4f}" if one in numbers else "-" for numbers in found.values())) for one in names]
-    show(table(["", *found], rows, right=found))
+    names = list(dict.fromkeys(metric_name for numbers in results.values() for metric_name in numbers))
+    rows = [
+        (
+            metric_name,
+            *(f"{numbers[metric_name]:.4f}" if metric_name in numbers else "-" for numbers in results.values()),
+        )
+        for metric_name in names
+    ]
+    show(table(["", *results], rows, right=results))

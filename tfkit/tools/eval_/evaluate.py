@@ -31,12 +31,12 @@ def evaluate(
     allow_change: bool = False,
     sets: Sets = (),
 ) -> dict[str, float]:
-    """The metrics of trained weights, on all of each split: every token once, in the same order.
+    """Compute the metrics of trained weights on each split in full: every token once, in the same order.
 
     Args:
         run: the folder of a run, whose latest checkpoint is evaluated; or a run, with `weights`.
         splits: names of splits; all but `train` unless given.
-        metrics: kinds of metrics, such as `bits_per_byte`; those of the run unless given.
+        metrics: kinds of metrics, such as `bits_per_byte`; by default the metrics of the run.
         weights: safetensors, a file or a folder.
         allow_change: accept weights whose file states that they belong to a model with other values.
         sets: changes of the run, as `tfkit.load` takes them.
@@ -48,16 +48,16 @@ def evaluate(
         SpecError: the run or its weights cannot be read or do not fit, or a split or a metric is unknown.
     """
     plugins = load_plugins()
-    given = None if weights is None else Path(weights)
+    file = None if weights is None else Path(weights)
     loaded = load_run(run, plugins, sets=as_changes(sets), count=flops_of_step)
-    path = weights_of(run, given)
+    path = weights_of(run, file)
     return evaluate_run(loaded, path, plugins, tuple(splits), tuple(metrics), allow_change=allow_change)
 
 
-def weights_of(name: AnyPath, given: Path | None) -> Path:
-    """The weights to evaluate: those given, or those in the folder of a run; raises SpecError if there are none."""
-    if given is not None:
-        return given
+def weights_of(name: AnyPath, weights: Path | None) -> Path:
+    """Return the file to evaluate: `weights`, or the weights in a run's folder; raise SpecError if there are none."""
+    if weights is not None:
+        return weights
     if not has_weights(Path(name)):
         raise SpecError(Diagnostic(f"`{name}` has no weights to evaluate", help="give them with --weights"))
     return model_folder(Path(name)) / WEIGHTS
@@ -66,19 +66,19 @@ def weights_of(name: AnyPath, given: Path | None) -> Path:
 def evaluate_run(
     run: Run, weights: Path, plugins: Plugins, splits: tuple[str, ...], metrics: tuple[str, ...], *, allow_change: bool
 ) -> dict[str, float]:
-    """See `evaluate`."""
-    known = list(run.data.splits)
-    for one in splits:
-        if one not in known:
-            raise SpecError(Diagnostic(f"there is no split `{one}`", notes=(f"splits: {', '.join(known)}",)))
-    chosen = splits or tuple(one for one in known if one != "train") or ("train",)
+    """Compute the metrics of a loaded run; see `evaluate`."""
+    available = list(run.data.splits)
+    for name in splits:
+        if name not in available:
+            raise SpecError(Diagnostic(f"there is no split `{name}`", notes=(f"splits: {', '.join(available)}",)))
+    chosen = splits or tuple(name for name in available if name != "train") or ("train",)
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
-    whole = {one: SplitConfig(batches="all") for one in chosen}
+    whole = {name: SplitConfig(batches="all") for name in chosen}
     return numbers_of(model, run, whole, _metrics(plugins, run, metrics))
 
 
 def _metrics(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[MetricConfig, ...]:
-    """The metrics of these kinds; those of the run, or the loss, unless given."""
+    """Return the metrics of these kinds; by default the metrics of the run, else the loss."""
     if not names and run.config.eval is not None:
         return run.config.eval.metrics
     kinds = plugins.registry.kinds("metric")

@@ -142,7 +142,7 @@ def read_json(path: Path, schema: TypeAdapter[T]) -> T:
 
 
 def _cause(error: ValidationError) -> str:
-    """The first error of a schema, as a description."""
+    """Describe the first error of a schema."""
     first = error.errors(include_url=False)[0]
     name = quoted(".".join(map(str, first["loc"]))) if first["loc"] else "it"
     if first["type"] == "missing":
@@ -179,7 +179,7 @@ def _tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
 
 
 def _described(tensors: Mapping[str, Tensor | TensorInfo]) -> dict[str, str]:
-    """The type and shape of each tensor, as a text."""
+    """Describe the type and shape of each tensor in one text."""
     return {name: f"{name_of(tensor.dtype)} {list(tensor.shape)}" for name, tensor in tensors.items()}
 
 

@@ -108,8 +108,8 @@ def shown_kind(name: str) -> str:
 
 def _last(facts: Facts) -> Code | None:
     """Return the code of the newest process; None if the record has none."""
-    found = codes(facts)
-    return found[-1] if found else None
+    records = codes(facts)
+    return records[-1] if records else None
 
 
 def _has_result(facts: Facts, folder: Path) -> bool:

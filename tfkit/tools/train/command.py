@@ -89,8 +89,8 @@ def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
     from tfkit.tools.train.floors import floors
     from tfkit.tools.train.plan import plan
 
-    found, least = plan(run), floors(run, plugins)
-    print_json({**vars(found), "floors": least}) if json else _show_plan(found, least)
+    planned, least = plan(run), floors(run, plugins)
+    print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
 
 
 def _train(
@@ -98,19 +98,19 @@ def _train(
     name: str,
     output: Path | None,
     stop_after: int | None,
-    others: Processes | None,
+    launched: Processes | None,
     *,
     allow_change: bool,
     json: bool,
 ) -> None:
-    """Train in this process, beside others if there are any."""
-    run = _loaded(reader, name, quiet=others is not None and others.rank > 0)
+    """Train in this process, with any other processes of the launch."""
+    run = _loaded(reader, name, quiet=launched is not None and launched.rank > 0)
 
     from tfkit.tools.train.code import code_of, digest_of
     from tfkit.tools.train.train import folder_of, follow_run, train_run
     from tfkit.training.processes import Processes
 
-    folder, processes = output or folder_of(name, run), others or Processes()
+    folder, processes = output or folder_of(name, run), launched or Processes()
     processes.check_equal(run.digest, "reads a run of another meaning: its file, its data or its versions")
     if processes.count > 1:
         processes.check_equal(digest_of(code_of(run)), "has other code: of tfkit, or of a plugin")
@@ -131,25 +131,25 @@ def _train(
     _show(trained, run, json=json)
 
 
-def _show(found: Trained, run: Run, *, json: bool) -> None:
+def _show(trained: Trained, run: Run, *, json: bool) -> None:
     """Print the result: as a table, or as JSON."""
     from tfkit.console.output import print_json, show, table
     from tfkit.tools.train.utilisation import known_device, utilisation
 
-    numbers, speed = found.history.latest, found.tokens_per_second
+    numbers, speed = trained.history.latest, trained.tokens_per_second
     mfu = utilisation(run, speed, known_device(run)) if speed else None
     if json:
-        result = {"folder": str(found.folder), "step": found.step, "ended": found.ended}
+        result = {"folder": str(trained.folder), "step": trained.step, "ended": trained.ended}
         print_json({**result, "numbers": numbers, "tokens_per_second": speed, "mfu": mfu})
         return
-    if not found.made and found.ended != "interrupted":
-        click.echo(f"the run in {found.folder} is complete: {found.ended} after step {found.step:,}")
+    if not trained.made and trained.ended != "interrupted":
+        click.echo(f"the run in {trained.folder} is complete: {trained.ended} after step {trained.step:,}")
         return
-    rows = [("step", f"{found.step:,}"), ("ended", found.ended)]
+    rows = [("step", f"{trained.step:,}"), ("ended", trained.ended)]
     rows += [(name, f"{number:.4g}") for name, number in numbers.items()]
     rows += [("tokens/s", f"{speed:,.0f}")] if speed else []
     rows += [("MFU, causal", f"{mfu.causal:.1%}"), ("MFU, full", f"{mfu.full:.1%}")] if mfu else []
-    show(table([str(found.folder), ""], rows, right=[""]))
+    show(table([str(trained.folder), ""], rows, right=[""]))
 
 
 def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:

@@ -16,7 +16,10 @@ from tfkit.plugin.manager import Plugins
 
 
 def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
-    """The values that decide the last digits of a run beside its meaning: equal ones promise equal bits."""
+    """Return the values, other than the meaning, on which the last digits of a run depend.
+
+    Equal values guarantee equal bits.
+    """
     machine = run.config.machine
     return {
         "torch": torch.__version__,
@@ -31,12 +34,12 @@ def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
 
 
 def environment(plugins: Plugins) -> dict[str, Any]:
-    """Versions, and the commit of the current folder."""
+    """Return the versions in use, and the commit of the current folder."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "tfkit": own_version(),
-        "plugins": {one.name: one.version for one in plugins.loaded if one.origin != BUILT_IN},
+        "plugins": {plugin.name: plugin.version for plugin in plugins.loaded if plugin.origin != BUILT_IN},
         "git": _commit(Path()),
     }
 
@@ -51,7 +54,7 @@ def _device(name: str) -> str:
 
 
 def _commit(folder: Path) -> str | None:
-    """The commit of a folder, with `+changes` if files differ from it; None outside of git."""
+    """Return the commit of a folder, with `+changes` if files differ from it; None outside of git."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return commit + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")

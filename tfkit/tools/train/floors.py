@@ -18,8 +18,8 @@ MOST, AT_ONCE = 10_000, 500
 
 
 def floors(run: Run, plugins: Plugins) -> dict[str, float]:
-    """The floors of each split whose examples are questions with answers, as `test.constant_accuracy`."""
-    found: dict[str, float] = {}
+    """Return the floors of each split whose examples are questions with answers, as `test.constant_accuracy`."""
+    values: dict[str, float] = {}
     kinds = plugins.registry.kinds("metric")
     for split in run.data.splits:
         examples = run.data.examples(split, "sequential")
@@ -33,12 +33,12 @@ def floors(run: Run, plugins: Plugins) -> dict[str, float]:
             starts = range(0, len(numbers), AT_ONCE)
             batches = (torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).targets) for start in starts)
             sums = reduce(operator.add, (metric.sums(targets, targets) for targets in batches))
-            found[f"{split}.{name}"] = metric.compute(sums)
-    return found
+            values[f"{split}.{name}"] = metric.compute(sums)
+    return values
 
 
 def _has_answers(batch: Batch) -> bool:
-    """True if every example ends in an answer, all of them at one place, behind a question or beside one."""
+    """Return True if every example ends with an answer, and all answers start at the same position."""
     counted = batch.targets != IGNORED
     start = int(counted[0].argmax())
     asked = start > 0 or len(batch.inputs) > 1

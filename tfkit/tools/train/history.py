@@ -37,7 +37,7 @@ class History:
 
 
 def history(folder: Path) -> History:
-    """The history of the run in a folder."""
+    """Read the history of the run in a folder."""
     curves: dict[str, list[tuple[int, float]]] = {}
     texts = []
     for noted in lines(folder):

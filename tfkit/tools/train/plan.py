@@ -21,9 +21,9 @@ class Plan:
     """The size of a run.
 
     Attributes:
-        name: that of the run.
+        name: the name of the run.
         digest: the digest of its meaning.
-        parameters: those of the model.
+        parameters: the number of parameters of the model.
         steps: updates.
         tokens: positions that are read in all.
         passes: passes over the training split, each position once.
@@ -48,35 +48,38 @@ class Plan:
 
 
 def plan(run: Run, device: Device | None = None) -> Plan:
-    """The size of a run, with its least time on a device: its own unless given. Nothing is computed but its costs."""
+    """Return the size of a run, with its least time on a device, by default the run's device.
+
+    Only the costs are computed.
+    """
     config = run.config
     micro = config.micro_batch
     parts = config.batch.sequences / micro
-    found = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=_states(run))
-    one = found.total
+    costs = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=_states(run))
+    total = costs.total
     windows = run.data.examples("train", "sequential")
     return Plan(
         name=config.name,
         digest=run.digest,
-        parameters=one.parameters,
+        parameters=total.parameters,
         steps=run.steps,
         tokens=run.steps * run.tokens_of_step,
         passes=run.steps * config.batch.sequences / len(windows),
-        flops=round(run.steps * parts * (one.flops_forward + one.flops_backward)),
-        flops_of_evaluations=round(_evaluated(run) / micro * one.flops_forward),
-        memory=found.peak,
-        seconds=_seconds(run, parts, found, device or known_device(run)),
+        flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
+        flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
+        memory=costs.peak,
+        seconds=_seconds(run, parts, costs, device or known_device(run)),
         rates=tuple((step, config.optimizer.lr * config.schedule.factor(step, run.steps)) for step in _points(run)),
     )
 
 
 def _points(run: Run) -> list[int]:
-    """Steps from the first to the last."""
+    """Return steps from the first to the last."""
     return sorted({1 + (run.steps - 1) * point // (POINTS - 1) for point in range(POINTS)})
 
 
 def _evaluated(run: Run) -> int:
-    """The number of examples that all evaluations of a run read."""
+    """Return the number of examples that all evaluations of a run read."""
     config = run.config.eval
     if config is None:
         return 0
@@ -90,18 +93,18 @@ def _evaluated(run: Run) -> int:
 
 
 def _states(run: Run) -> Optimizer:
-    """The states of the optimizer as `cost` knows them: those of AdamW for one that it does not."""
+    """Return the optimizer's states as `cost` names them; AdamW's states for an unknown optimizer."""
     optimizer = run.config.optimizer
     if optimizer.kind_name() != "sgd":
         return "adamw"
     return "sgd_momentum" if optimizer.material().get("momentum") else "sgd"
 
 
-def _seconds(run: Run, parts: float, found: Cost, device: Device | None) -> float | None:
-    """The least time of all steps on a device whose limits are known."""
+def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> float | None:
+    """Return the least time of all steps on a device whose limits are known."""
     if device is None:
         return None
     precision, micro = run.config.precision, run.config.micro_batch
     if precision != "float32":
-        found = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
-    return run.steps * parts * found.floor(device).seconds
+        costs = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
+    return run.steps * parts * costs.floor(device).seconds

@@ -21,7 +21,7 @@ LOOP = ("loss", "lr", "grad_norm")
 
 
 class Watch(Callback):
-    """Counts the time of steps, without that of evaluations and checkpoints; shows progress unless `quiet`."""
+    """Counts the time of steps, without the time of evaluations and checkpoints; shows progress unless `quiet`."""
 
     def __init__(self, tokens_of_step: int, *, quiet: bool) -> None:
         self.first = self.last = 0
@@ -66,7 +66,9 @@ class Watch(Callback):
         self._since = time.perf_counter()
         self.numbers |= numbers
         if not self._quiet:
-            for line in _lines(f"step {training.step:>7,}", [f"{name} {one:.4f}" for name, one in numbers.items()]):
+            for line in _lines(
+                f"step {training.step:>7,}", [f"{name} {number:.4f}" for name, number in numbers.items()]
+            ):
                 self._say(line)
 
     def on_end(self, training: Training) -> None:
@@ -86,7 +88,7 @@ class Watch(Callback):
 
 
 def _lines(head: str, parts: Iterable[str]) -> Iterator[str]:
-    """The parts behind the head, those that do not fit into the width of the text below the first ones."""
+    """Break the parts after the head into lines. Parts that exceed the width are indented below the first part."""
     line = head
     for part in parts:
         if len(line) + 2 + len(part) > WIDTH and len(line) > len(head):

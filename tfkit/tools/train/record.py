@@ -97,14 +97,14 @@ class RunFolder:
         """Digest of the lines of `metrics.jsonl`."""
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
-        """The contents of `run.json`, read or new; raises SpecError for another run."""
-        found = facts_of(self.folder, self._run)
-        if found is None:
+        """Read the contents of `run.json`, or create them; raise SpecError for another run."""
+        facts = facts_of(self.folder, self._run)
+        if facts is None:
             write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
             return Facts(self._run.digest, self._run.meaning.values, bits, environment, [])
-        changed = [name for name in bits if found.bits.get(name) != bits[name]]
-        self.notes = [f"{name}: {found.bits.get(name)} -> {bits[name]}" for name in changed]
-        return Facts(self._run.digest, self._run.meaning.values, bits, environment, found.sessions, found.ended)
+        changed = [name for name in bits if facts.bits.get(name) != bits[name]]
+        self.notes = [f"{name}: {facts.bits.get(name)} -> {bits[name]}" for name in changed]
+        return Facts(self._run.digest, self._run.meaning.values, bits, environment, facts.sessions, facts.ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
         """Note a new process; `code` is what `tfkit.tools.train.code.session_code` returns."""
@@ -269,23 +269,23 @@ def read_facts(folder: Path) -> Facts | None:
 
 
 def facts_of(folder: Path, run: Run) -> Facts | None:
-    """The contents of `run.json`; None if there is none. Raises SpecError if the folder is that of another run."""
-    found = read_facts(folder)
-    differences = run.meaning.differences(found.meaning) if found else []
-    if found and differences:
-        raise _another(folder, differences, found.meaning, run.meaning.values)
-    return found
+    """Read `run.json`; return None if there is none. Raise SpecError if the folder belongs to another run."""
+    facts = read_facts(folder)
+    differences = run.meaning.differences(facts.meaning) if facts else []
+    if facts and differences:
+        raise _another(folder, differences, facts.meaning, run.meaning.values)
+    return facts
 
 
 def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
-    """The folder whose name a digest gives; that of the former digest if it is there."""
+    """Return the folder named by the run's digest, or by its former digest if that folder exists."""
     former = name(run.meaning.former_digest)
     return former if os.path.exists(former) else name(run.digest)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder of a run, for this process alone, made if there is none; raises SpecError for any other folder."""
+    """Create and lock the folder of a run for this process; raise SpecError for any other folder."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _check_folder(folder)
@@ -308,14 +308,14 @@ def _check_folder(folder: Path) -> None:
     """Raise SpecError if a folder holds other things than a run, begun or not."""
     if os.path.lexists(folder / FACTS):
         return
-    others = [one for one in sorted(os.listdir(folder)) if one not in (RUN, LOCK) and not one.startswith(".")]
-    if others:
-        message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(others[:4])}"
+    names = [name for name in sorted(os.listdir(folder)) if name not in (RUN, LOCK) and not name.startswith(".")]
+    if names:
+        message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(names[:4])}"
         raise SpecError(Diagnostic(message, help="name a new folder with -o"))
 
 
 def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
-    """The error of a folder with a run of another meaning, with the differences."""
+    """Return the error of a folder with a run of another meaning, with the differences."""
     message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
     if CONTENT in names:
         names.remove(CONTENT)

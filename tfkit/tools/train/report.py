@@ -24,68 +24,68 @@ pre.text { white-space: pre-wrap; border-left: 3px solid var(--line); padding-le
 """
 
 
-def report(run: Run, facts: Facts, found: History) -> str:
-    """A self-contained page: it loads nothing, runs no script, and follows light and dark."""
+def report(run: Run, facts: Facts, numbers: History) -> str:
+    """Render a self-contained page: it loads nothing, runs no script, and follows light and dark."""
     config, last = run.config, facts.sessions[-1]
     sections: list[tuple[str, str, Sequence[Child]]] = [
-        ("numbers", "Numbers", list(_numbers(found))),
-        ("texts", "Texts", list(_texts(found))),
+        ("numbers", "Numbers", list(_numbers(numbers))),
+        ("texts", "Texts", list(_texts(numbers))),
         ("model", "Model", [tag("div", inline(draw(run.graph)), class_="picture")]),
         ("run", "The run", [tag("pre", render_run(config, run.graph.spec.model))]),
         ("origin", "Where it comes from", list(_origin(run, facts))),
     ]
-    lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest(found)]
+    lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest(numbers)]
     header = tag("header", tag("h1", config.name), *(tag("p", line, class_="setting") for line in lines if line))
-    body = tag("main", *(section(*one) for one in sections))
+    body = tag("main", *(section(*parts) for parts in sections))
     return page(f"{config.name}: run", header, body, style=charts.STYLE + STYLE)
 
 
-def _latest(found: History) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in found.latest.items() if name not in (RATE, NORM))
+def _latest(numbers: History) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.latest.items() if name not in (RATE, NORM))
 
 
-def _numbers(found: History) -> Iterator[Child]:
-    """A chart for each kind of number, with a line for each split."""
-    order = ["loss", *sorted({_kind(name) for name in found.curves} - {"loss", RATE, NORM}), RATE, NORM]
-    by_kind = {kind: list(names) for kind, names in groupby(sorted(found.curves, key=_kind), _kind)}
+def _numbers(recorded: History) -> Iterator[Child]:
+    """Yield a chart for each kind of number, with a line for each split."""
+    order = ["loss", *sorted({_kind(name) for name in recorded.curves} - {"loss", RATE, NORM}), RATE, NORM]
+    by_kind = {kind: list(names) for kind, names in groupby(sorted(recorded.curves, key=_kind), _kind)}
     for kind in order:
         names = by_kind.get(kind, [])
-        lines = [Line(index, _binned(found.curves[name])) for index, name in enumerate(names)]
+        lines = [Line(index, _binned(recorded.curves[name])) for index, name in enumerate(names)]
         if any(len(line.points) > 1 for line in lines):
             legend = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
             yield tag("h3", kind)
             yield curves(lines, words=f"{kind} over the steps", height=charts.HEIGHT if kind == "loss" else 180.0)
             yield tag("ul", *legend, class_="legend") if len(names) > 1 else None
-    if any(len(points) > MOST_POINTS for points in found.curves.values()):
+    if any(len(points) > MOST_POINTS for points in recorded.curves.values()):
         yield remark("Lines are means of neighbouring steps, in a band from the least to the largest of them.")
 
 
 def _kind(name: str) -> str:
-    """The number of a split, without the split."""
+    """Return the name of a split's number without the split."""
     return name.rpartition(".")[2]
 
 
 def _binned(points: Points) -> list[tuple[int, list[float]]]:
-    """Points to draw: the values of neighbouring steps together where there are many."""
+    """Return the points to draw; where there are many, each holds the values of neighbouring steps."""
     width = -(-len(points) // MOST_POINTS)
     groups = [points[start : start + width] for start in range(0, len(points), width)]
     return [(group[-1][0], [value for _, value in group]) for group in groups]
 
 
-def _texts(found: History) -> Iterator[Child]:
-    """The last notes: samples, spikes, steps left out."""
-    for step, name, text in found.texts[-LAST_TEXTS:]:
+def _texts(recorded: History) -> Iterator[Child]:
+    """Yield the last notes: samples, spikes, steps left out."""
+    for step, name, text in recorded.texts[-LAST_TEXTS:]:
         yield tag("h3", f"{name}, step {step:,}")
         yield tag("pre", text, class_="text")
 
 
 def _origin(run: Run, facts: Facts) -> Iterator[Child]:
-    """The environment, and each process that trained."""
+    """Yield the environment, and each process that trained."""
     yield terms({"run": run.file.file, "meaning": facts.digest, **facts.environment, **facts.bits})
-    yield tag("ul", *(tag("li", _session(one)) for one in facts.sessions), class_="notes")
+    yield tag("ul", *(tag("li", _session(entry)) for entry in facts.sessions), class_="notes")
 
 
-def _session(one: dict[str, object]) -> str:
-    seconds = one.get("seconds")
+def _session(entry: dict[str, object]) -> str:
+    seconds = entry.get("seconds")
     time = f", {seconds:,.0f} s" if isinstance(seconds, float) else ""
-    return f"{one['began']}: {one['command']}: {one['ended'] or 'did not end'}{time}"
+    return f"{entry['began']}: {entry['command']}: {entry['ended'] or 'did not end'}{time}"

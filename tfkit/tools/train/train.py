@@ -74,7 +74,7 @@ def train(
         run: the path of its file, the name of one that comes with tfkit, the folder of a run, or a mapping with the
             keys and values of its YAML.
         output: the run's folder; `runs/NAME-HASH` unless given.
-        sets: changes, as `tfkit.load` takes them; those of the model begin with `model.`.
+        sets: changes, as `tfkit.load` takes them; changes of the model begin with `model.`.
         stop_after: end after this step; another call continues.
         allow_change: continue a run although the code of its kinds, or of the training loop, has changed.
         quiet: show no progress.
@@ -97,7 +97,7 @@ def train(
 
 
 def folder_of(name: AnyRun, run: Run) -> Path:
-    """The folder of a run that is not given one: that which it was read from, or one by its meaning."""
+    """Return the default folder of a run: the folder that it was read from, else a folder named by its digest."""
     if isinstance(name, str | os.PathLike) and os.path.isfile(Path(name) / RUN):
         return Path(name)
     return named_by_meaning(run, lambda digest: Path("runs") / f"{run.config.name}-{digest[:8]}")
@@ -114,7 +114,7 @@ def train_run(
     quiet: bool = False,
     processes: Processes | None = None,
 ) -> Trained:
-    """Train in this process, beside others if there are any, and write the folder; `command` is noted there."""
+    """Train in this process, with any other processes of the launch, and write the folder, including `command`."""
     processes = processes or Processes()
     with locked(folder):
         record = RunFolder(folder, run, bits_of(run, processes.count), environment(plugins))
@@ -175,7 +175,7 @@ def _report(record: RunFolder, run: Run) -> History:
 
 
 def follow_run(run: Run, folder: Path, processes: Processes, *, until: int | None = None) -> None:
-    """Train beside the process that writes the folder, unless it finds the run complete."""
+    """Train along with the process that writes the folder, unless that process reports the run as complete."""
     if processes.agreed(None) is None:
         with asked_to_end() as asked:
             Trainer(run, Follower(folder, run), until=until, asked_to_end=asked, processes=processes).train()

@@ -25,7 +25,7 @@ class Utilisation:
 
 
 def known_device(run: Run) -> Device | None:
-    """The device of a run; None if its limits are not known."""
+    """Return the device of a run; None if its limits are not known."""
     name = run.config.machine.device
     if not name.startswith("cuda") or not torch.cuda.is_available():
         return None
@@ -34,7 +34,7 @@ def known_device(run: Run) -> Device | None:
 
 
 def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Utilisation | None:
-    """The utilisation of a device at that speed; None where the device is not known."""
+    """Return the utilisation of a device at that speed; None if the device is not known."""
     if device is None:
         return None
     precision = run.config.precision
