@@ -131,7 +131,7 @@ def litgpt(python: str, shape: Shape) -> Iterator[tuple[Worker, Tensor]]:
 
 
 def prompt_of(shape: Shape) -> Tensor:
-    """The prompt for all contenders."""
+    """Return the prompt for all contenders."""
     return torch.randint(shape.vocab_size, (shape.batch, PROMPT), generator=torch.Generator().manual_seed(0))
 
 
@@ -165,7 +165,7 @@ def race(
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table, tokens per second and share of the limit, the goal."""
+    """Print a table, tokens per second and fraction of the limit, and the goal."""
     turns, batch = found["seconds"], found["batch"]
     print(f"\n{found['shape'].rpartition(',')[0]}, batch {batch}, {found['bytes'] / 1e6:.0f} MB a token")
     print(compare_speeds(turns))

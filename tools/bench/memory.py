@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def step(name: str) -> dict[str, float]:
-    """One training step of one contender: seconds, and megabytes of tensors beside the weights."""
+    """Run a training step of a contender: seconds, and megabytes of tensors in addition to the weights."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = tfkit.build("llama3_8b", sets=SETS, device=device, dtype=dtype, recompute=name.endswith("recompute"))
@@ -88,7 +88,7 @@ def next_token_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
 
 
 def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds, and the most bytes that were allocated beside the earlier ones."""
+    """Measure seconds, and the peak bytes in addition to what was allocated before."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     took = seconds(run, "cuda")
