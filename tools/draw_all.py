@@ -27,7 +27,7 @@ dashed ones tied tables. Only the first model of each type is shown.
 
 
 def main() -> None:
-    """Write the pictures of the docs, those of all specs, and the page that shows the latter."""
+    """Write the pictures of the docs, the pictures of all specs, and the page that shows all specs."""
     plugins = load_plugins()
     for path in DOCS.glob("*.svg"):
         write(draw(*(load(name, plugins=plugins) for name in specs_of(path))), path)

@@ -1,4 +1,4 @@
-"""Compare every number of every spec that comes with tfkit with those of another checkout: `same_numbers.py ../before`.
+"""Compare every number of every spec that comes with tfkit between two checkouts: `same_numbers.py ../before`.
 
 Each spec is built tiny, with the same seed, by both. Compared to the last bit are the names and values of the state
 dict, outputs without and with padding, gradients, and tokens decoded with a cache. The other checkout needs a `.venv`.

@@ -3,7 +3,7 @@
     python tools/bench/build_time.py [--rounds 7] [--litgpt-python PATH] [--json]
 
 Every figure is CPU time of a fresh process on one thread. The contenders take turns, round by round; compare figures of
-one run only. litgpt 0.5 needs an older huggingface-hub than transformers 5: give it an interpreter of its own.
+one run only. litgpt 0.5 needs an older huggingface-hub than transformers 5: give it a separate interpreter.
 """
 
 from __future__ import annotations

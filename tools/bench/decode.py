@@ -6,7 +6,7 @@
 One thread, float32; on a GPU bfloat16. All contenders have the same weights, read the same prompt and must write the
 same tokens. They take turns; the figure is the CPU time of a token, without the prompt, on a GPU the time between two
 CUDA events. `loop` is the shortest loop around a forward, `generate` the library's own function; `prepared` has its
-weights laid out by `tfkit.prepare_decoding`. transformers uses its default cache; litgpt is a process of its own, on a
+weights laid out by `tfkit.prepare_decoding`. transformers uses its default cache; litgpt is a separate process, on a
 CPU, with Llama shapes (it has no learned positions).
 
 A token must read every weight and the caches once: the share of the limit is the time in which this machine reads that
@@ -49,7 +49,7 @@ Contender = Callable[[int], Tensor]
 
 
 class Tfkit:
-    """A `CachedModel` in a loop of its own, and `tfkit.generate`."""
+    """A `CachedModel` in a separate loop, and `tfkit.generate`."""
 
     def __init__(self, model: fx.GraphModule, prompt: Tensor, length: int, *, compile: bool) -> None:
         self.cached = tfkit.CachedModel(model.eval(), length=length, compile=compile)

@@ -37,7 +37,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one contender over that of another, paired by round."""
+    """The ratio of a figure between two contenders, paired by round."""
 
     median: float
     low: float
@@ -148,7 +148,7 @@ def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_
 def compare_speeds(times: Mapping[str, Sequence[float]]) -> str:
     """Format a table in milliseconds: the speed of the first contender relative to each of the others.
 
-    `best` is the ratio of the two minima, `median` and `spread` those of single rounds.
+    `best` is the ratio of the two minima, `median` and `spread` describe single rounds.
     """
     first, ours = next(iter(times.items()))
     lines = [f"  {'ms':20}{'best':>9}{'median':>9}   speed of {first} relative to this: best, median (spread)"]

@@ -1,10 +1,10 @@
-"""Memory and time of a training step with a vocabulary of 128,256: the loss in chunks compared with that of all logits.
+"""Memory and time of a training step with a vocabulary of 128,256: the loss in chunks, or of all logits.
 
     python tools/bench/memory.py [--rounds 3] [--json]
 
 A Llama of 4 layers of width 512 with the vocabulary of Llama 3; forward and backward of 4 x 512 tokens, next-token
 loss, with and without computing the layers twice. Every step runs in a fresh process, the contenders take turns.
-`tensors` is the most memory that the step had allocated at once, beside the weights; `process` is the memory that the
+`tensors` is the most memory that the step had allocated at once, minus the weights; `process` is the memory that the
 system gave the process. On the CPU: float32, one thread, CPU time; on a GPU: bfloat16 and its own clock.
 """
 

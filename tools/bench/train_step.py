@@ -3,7 +3,7 @@
     python tools/bench/train_step.py [--shape gpt2] [--rounds 20] [--compile] [--operators] [--json]
                                      [--python litgpt=../peers/bin/python ...]
 
-Each contender is a process of its own, in another environment if `--python` names one. They take turns, a step each,
+Each contender is a separate process, in another environment if `--python` names one. They take turns, a step each,
 on one thread; the figure is CPU time, on a GPU the time between two CUDA events. All begin with the same weights, and
 must give the same logits. With `--compile`: tfkit and the hand-written model, each compiled whole or not at all.
 """
