@@ -64,11 +64,11 @@ class Builder:
         return module
 
 
-def _built(config: Component, make: Builder, /, *args: Any, **given: Any) -> Any:
+def _built(config: Component, make: Builder, /, *args: Any, **options: Any) -> Any:
     """Return the result of `build`. Raise RuntimeError if `build` changes the dtype of the modules built after it."""
     dtype = torch.get_default_dtype()
     try:
-        return config.build(make, *args, **given)  # type: ignore[attr-defined]
+        return config.build(make, *args, **options)  # type: ignore[attr-defined]
     finally:
         if torch.get_default_dtype() != dtype:
             torch.set_default_dtype(dtype)

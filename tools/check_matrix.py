@@ -25,7 +25,7 @@ HEAD = "| bug | in | breaks |\n|---|---|---|\n"
 
 
 def broken(bug: Bug) -> list[str]:
-    """The properties that a bug breaks, the one that it is planted for first."""
+    """Return the properties that a bug breaks, starting with the property that it is planted for."""
     checked, patches = subject(bug.model), [patch.object(*one) for one in bug.patches]
     for one in patches:
         one.start()
@@ -39,7 +39,7 @@ def broken(bug: Bug) -> list[str]:
 
 
 def row(bug: Bug) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     where = bug.where
     if "#" in where:
         repository, _, number = where.partition("#")

@@ -27,7 +27,7 @@ dashed ones tied tables. Only the first model of each type is shown.
 
 
 def main() -> None:
-    """Write the pictures of the docs, those of all specs, and the page that shows the latter."""
+    """Write the pictures of the docs, the pictures of all specs, and the page that shows all specs."""
     plugins = load_plugins()
     for path in DOCS.glob("*.svg"):
         write(draw(*(load(name, plugins=plugins) for name in specs_of(path))), path)
@@ -39,12 +39,12 @@ def main() -> None:
 
 
 def specs_of(path: Path) -> list[str]:
-    """The names of the one or two specs that a picture shows: `gpt2-llama3_8b.svg` shows two."""
+    """Return the names of the one or two specs that a picture shows: `gpt2-llama3_8b.svg` shows two."""
     return path.stem.split("-")
 
 
 def page(specs: Sequence[Shipped]) -> str:
-    """The page that shows the pictures, by kind and model type."""
+    """Build the page that shows the pictures, by kind and model type."""
     parts = [HEAD]
     kinds = {"decoder": "Decoders", "encoder": "Encoders", "encoder-decoder": "Encoders with decoders"}
     for kind, title in kinds.items():
@@ -54,13 +54,13 @@ def page(specs: Sequence[Shipped]) -> str:
 
 
 def _families(specs: Sequence[Shipped]) -> Iterator[str]:
-    """The first spec of each model type as a picture, the others as links."""
+    """Yield the first spec of each model type as a picture, the others as links."""
     families: dict[str, list[Shipped]] = {}
     for spec in specs:
         families.setdefault(spec.model_type or spec.name, []).append(spec)
-    for name, (first, *others) in families.items():
+    for name, (first, *rest) in families.items():
         yield f"### {name}\n"
-        links = [f"[{one.name}]({one.name}.svg)" for one in others]
+        links = [f"[{spec.name}]({spec.name}.svg)" for spec in rest]
         if links:
             yield f"Also: {', '.join(links)}\n"
         size = f", {short(first.parameters)}" if first.parameters else ""

@@ -46,7 +46,7 @@ EVERY = [*CASES, *HEADS, *(f"{name}{VARIED}" for name in FIRST.values())]
 
 
 def proved(name: str) -> tuple[Kind, str, Outcome, str]:
-    """The kind of a case, its type, and its outcome with the reason."""
+    """Return the kind of a case, its type, and its outcome with the reason."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     case = {**CASES, **HEADS}[name.removesuffix(VARIED)]
@@ -57,7 +57,7 @@ def proved(name: str) -> tuple[Kind, str, Outcome, str]:
 
 
 def row(kind: Kind, found: Sequence[tuple[str, Outcome, str]]) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     refused = defaultdict(set)
     for model_type, verdict, why in found:
         if verdict != "passed":

@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
 def keep(run: Path, facts: Facts) -> None:
     """Write the record of a run without the steps between its evaluations, and without names of this machine."""
     environment = {name: value for name, value in facts.environment.items() if name != "system"}
-    sessions = [{**one, "command": f"tfkit train {run.name}"} for one in facts.sessions]
+    sessions = [{**session, "command": f"tfkit train {run.name}"} for session in facts.sessions]
     kept = {**vars(facts), "environment": environment, "sessions": sessions}
     evaluations = [line for line in lines(run) if "lr" not in line]
     with written_folder(KEPT / run.name) as target:

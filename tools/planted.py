@@ -65,13 +65,13 @@ def write(path: Path, text: str) -> None:
 
 
 def read_bugs(path: Path = BUGS) -> list[Bug]:
-    """All bugs of the list, in its order."""
+    """Read all bugs of the list, in its order."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return [Bug(one["bug"], one["file"], one["old"], one["new"], tuple(one["tests"])) for one in entries]
+    return [Bug(entry["bug"], entry["file"], entry["old"], entry["new"], tuple(entry["tests"])) for entry in entries]
 
 
 def copy_of(tree: Path, folder: Path) -> Path:
-    """A copy of what git knows of a working tree, and of its new files."""
+    """Copy the tracked files of a working tree, and its new files."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout
     for name in filter(None, names.split("\0")):
@@ -82,21 +82,21 @@ def copy_of(tree: Path, folder: Path) -> Path:
 
 
 def first_failure(tree: Path, tests: Sequence[str], workers: int) -> str | None:
-    """The first test that fails in a tree, of all quick tests if none are named; None where all pass.
+    """Return the first test that fails in a tree, of all quick tests if none are named; None if all pass.
 
     Runs in a fork of this process, which has imported torch once for all bugs, and nothing of tfkit.
     """
     arguments = ["-x", "-q", "-rfE", "--tb=no", "--color=no", "-p", "no:cacheprovider"]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that transformers has imported
     arguments += list(tests) or ["-n", str(workers), "--dist", "worksteal"]
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         child = os.fork()
         if child == 0:
             paths = [str(tree), *map(str, sorted(tree.glob("plugins/*/src")))]
             status = CRASHED
             try:
-                os.dup2(said.fileno(), 1)
-                os.dup2(said.fileno(), 2)
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
                 os.chdir(tree)
                 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
                 sys.path[:0] = paths
@@ -104,20 +104,20 @@ def first_failure(tree: Path, tests: Sequence[str], workers: int) -> str | None:
             finally:  # what this process has open belongs to its parent
                 os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        said.seek(0)
-        failed = FAILED.search(said.read())
+        output.seek(0)
+        failed = FAILED.search(output.read())
     if status == pytest.ExitCode.OK:
         return None
     return failed[1] if failed else f"(pytest ended with {status})"
 
 
 def told_by(tree: Path, bug: Bug, *, hinted: bool, workers: int) -> str | None:
-    """The test that notices a bug in a scratch tree; None where none does."""
+    """Return the test that notices a bug in a scratch tree; None if no test does."""
     before = bug.plant(tree)
     try:
         there = [test for test in bug.tests if (tree / test.partition("::")[0]).exists()]
-        found = first_failure(tree, there, workers) if there else None
-        return found if found or hinted else first_failure(tree, (), workers)
+        failure = first_failure(tree, there, workers) if there else None
+        return failure if failure or hinted else first_failure(tree, (), workers)
     finally:
         write(tree / bug.file, before)
 
@@ -141,31 +141,31 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only whether each bug can still be planted")
     parser.add_argument("--at", type=Path, default=ROOT, help="the working tree that is copied")
     parser.add_argument("--workers", type=int, default=2, help="for the runs of all quick tests")
-    given = parser.parse_args()
-    bugs = [bug for bug in read_bugs() if not given.only or given.only in f"{bug.words} {bug.file}"]
-    if not given.at.is_dir():
-        parser.error(f"--at {given.at}: there is no such folder")
+    options = parser.parse_args()
+    bugs = [bug for bug in read_bugs() if not options.only or options.only in f"{bug.words} {bug.file}"]
+    if not options.at.is_dir():
+        parser.error(f"--at {options.at}: there is no such folder")
     if not bugs:
-        parser.error(f"--only {given.only}: no bug has this in its words or file")
-    if given.check:
-        return int(check(given.at, bugs) > 0)
-    told: dict[str, str] = {}
+        parser.error(f"--only {options.only}: no bug has this in its words or file")
+    if options.check:
+        return int(check(options.at, bugs) > 0)
+    caught: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
-        tree = copy_of(given.at.resolve(), Path(folder))
+        tree = copy_of(options.at.resolve(), Path(folder))
         for number, bug in enumerate(bugs, 1):
             try:
-                test = told_by(tree, bug, hinted=given.hinted, workers=given.workers)
+                test = told_by(tree, bug, hinted=options.hinted, workers=options.workers)
             except ValueError as stale:
                 test, verdict = str(stale), "stale"
             else:
                 verdict = "caught" if test else "MISSED"
-                told |= {bug.words: test} if test else {}
+                caught |= {bug.words: test} if test else {}
             print(f"{number:3} {verdict}  {bug.words}\n           {test or '-'}", flush=True)
         # Without parameters, in whose names the numbers of a bug may stand.
-        tests = sorted({test.partition("[")[0] for test in told.values() if not test.startswith("(")})
+        tests = sorted({test.partition("[")[0] for test in caught.values() if not test.startswith("(")})
         red = first_failure(tree, tests, 1) if tests else None
-    print(f"\n{len(told)} of {len(bugs)} caught" + (f"; but {red} is red without a bug" if red else ""))
-    return int(len(told) < len(bugs) or red is not None)
+    print(f"\n{len(caught)} of {len(bugs)} caught" + (f"; but {red} is red without a bug" if red else ""))
+    return int(len(caught) < len(bugs) or red is not None)
 
 
 if __name__ == "__main__":

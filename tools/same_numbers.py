@@ -1,4 +1,4 @@
-"""Compare every number of every spec that comes with tfkit with those of another checkout: `same_numbers.py ../before`.
+"""Compare every number of every spec that comes with tfkit between two checkouts: `same_numbers.py ../before`.
 
 Each spec is built tiny, with the same seed, by both. Compared to the last bit are the names and values of the state
 dict, outputs without and with padding, gradients, and tokens decoded with a cache. The other checkout needs a `.venv`.
@@ -35,11 +35,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
     parser.add_argument("specs", nargs="*", help="names of specs; all unless given")
-    options, known = parser.parse_args(), list(available().specs.files)
-    python, names = options.checkout.resolve() / ".venv/bin/python", options.specs or known
+    options, shipped = parser.parse_args(), list(available().specs.files)
+    python, names = options.checkout.resolve() / ".venv/bin/python", options.specs or shipped
     if not python.exists():
         parser.error(f"{options.checkout} is not a checkout with a .venv")
-    if unknown := sorted({*names} - {*known}):
+    if unknown := sorted({*names} - {*shipped}):
         parser.error(f"there is no spec named {', '.join(unknown)}")
     specs = json.dumps({name: _small(name) for name in names})
     before, after = (_digests(one, specs) for one in (str(python), sys.executable))
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _small(name: str) -> tuple[list[str], str | None]:
-    """The changes that make a spec tiny, and the input that comes in pieces when it is decoded."""
+    """Return the changes that make a spec tiny, and the input that is fed incrementally when decoding."""
     sys.path.insert(0, str(ROOT))
     from tests.small_specs import reductions
     from tfkit.graph.decode_split import split_if_decodable
@@ -62,11 +62,11 @@ def _small(name: str) -> tuple[list[str], str | None]:
 
 
 def _digests(python: str, specs: str) -> dict[str, Digests]:
-    """The numbers of that Python's checkout: this file is its script, so that both sides do the same."""
+    """Compute the digests with another checkout's Python: it runs this file, so both sides do the same."""
     command = [python, __file__, "--digests"]
     done = subprocess.run(command, input=specs, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Digests] = json.loads(done.stdout)
-    return found
+    digests: dict[str, Digests] = json.loads(done.stdout)
+    return digests
 
 
 def _differing(before: Digests, after: Digests) -> list[str]:
@@ -77,11 +77,11 @@ def worker() -> None:
     """Read changes and input by spec, and print digests by spec."""
     torch.set_num_threads(1)
     specs: Mapping[str, tuple[Sequence[str], str | None]] = json.load(sys.stdin)
-    json.dump({name: dict(numbers(name, *one)) for name, one in specs.items()}, sys.stdout)
+    json.dump({name: dict(numbers(name, *arguments)) for name, arguments in specs.items()}, sys.stdout)
 
 
 def numbers(name: str, sets: Sequence[str], pieces: str | None) -> Iterator[tuple[str, str]]:
-    """Digests of all that a small model computes, by what it is."""
+    """Yield digests of everything that a small model computes, by name."""
     graph = tfkit.load(name, sets=sets)
     model = tfkit.build(graph).eval()
     state = model.state_dict()
@@ -95,8 +95,8 @@ def numbers(name: str, sets: Sequence[str], pieces: str | None) -> Iterator[tupl
 
 
 def _inputs(model: nn.Module, graph: Any, padding: Any) -> dict[str, Tensor]:
-    given = example_inputs(graph, batch=2, length=LENGTH, padding=padding)
-    return {name: given[name] for name in inputs_of(model) if name in given}
+    examples = example_inputs(graph, batch=2, length=LENGTH, padding=padding)
+    return {name: examples[name] for name in inputs_of(model) if name in examples}
 
 
 def _gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ def _gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _decoded(model: Any, inputs: dict[str, Tensor], pieces: str) -> list[Tensor]:
-    """The logits of three tokens of the input that comes in pieces, and of three more one by one."""
+    """Return the logits of three tokens of the incremental input, and of three more tokens step by step."""
     cached = tfkit.CachedModel(model, length=LENGTH)
     tokens = inputs.pop(pieces)
     cached.start(len(tokens), **inputs)
@@ -126,10 +126,10 @@ def _add(digest: Any, value: Any) -> None:
         digest.update(f"{value.dtype} {list(value.shape)}".encode())
         digest.update(value.detach().contiguous().numpy().tobytes())
     elif isinstance(value, Mapping):
-        _add(digest, [one for pair in value.items() for one in pair])
+        _add(digest, [item for pair in value.items() for item in pair])
     elif isinstance(value, list | tuple):
-        for one in value:
-            _add(digest, one)
+        for item in value:
+            _add(digest, item)
     else:
         digest.update(repr(value).encode())
 

@@ -60,7 +60,7 @@ class Reading(Protocol):
         """Set the variant of each layer of a stack."""
 
     def variants(self, stack: str) -> dict[str, Any]:
-        """The changes of each variant that layers of a stack have or may get."""
+        """Return the changes of each variant that layers of a stack have or may get."""
 
     def listed(self, stack: str) -> bool:
         """Return True if the file has a list of the stack's layers."""
@@ -135,7 +135,7 @@ class FieldConfig(Component, ABC):
         """Write the field that says what the spec has; raises `Invalid` if no value of it does."""
 
     def write_unread(self, name: str, file: Writing) -> None:
-        """Called in place of `write` where other fields leave it without a meaning."""
+        """Replace `write` for a field that other fields make meaningless."""
 
 
 def case_of(value: object) -> str:

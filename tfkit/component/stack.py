@@ -87,7 +87,7 @@ class Step:
     """A sublayer of a layer, with its norms and its addition to the residual stream."""
 
     name: str
-    """Its module in the layer; its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`, those of
+    """Its module in the layer; its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`, its
     learned factors `NAME_residual_scale` and `NAME_residual_scale_onto`."""
     config: Component
     """Its attention, its FFN, or a component of another slot."""
@@ -175,7 +175,7 @@ class Layers:
     """The layers of a stack, and their arrangement."""
 
     layers: tuple[Layer, ...]
-    """The layers with weights of their own, in order."""
+    """The layers with separate weights, in order."""
     repeats: int = 1
     """The number of times in a row that each of them runs."""
     final_norm: NormConfig | None = None

@@ -30,7 +30,7 @@ class DecoderConfig(StackConfig):
         return self.prefix
 
     def check(self) -> None:
-        """Refuse a decoder that looks ahead, and a prefix beside a memory."""
+        """Refuse a decoder that looks ahead, and a prefix combined with a memory."""
         super().check()
         for path, layer in self.distinct():
             mask = layer.attention.mask if layer.attention else None

@@ -65,7 +65,7 @@ class LMHeadConfig(BlockConfig):
     """Dense layer, activation and norm before the output matrix, as in masked language models."""
     d_embed: Dim | None = None
     """Width of the output matrix, if it is narrower than d_model: the transform's dense layer projects to it, or else a
-    projection of its own."""
+    separate projection."""
     project_bias: bool = True
     """If true, that projection has a bias."""
     scale: PositiveFloat | None = None

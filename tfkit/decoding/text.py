@@ -91,7 +91,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; those beyond the vocabulary become the sign for unknown characters."""
+        """Decode ids to text. Ids beyond the vocabulary become the sign for unknown characters."""
         return b"".join(bytes([i]) if i < self.vocab_size else UNKNOWN.encode() for i in ids).decode(errors="replace")
 
     def special(self, text: str) -> int | None:

@@ -65,8 +65,8 @@ class Run:
         assert self.count is not None, "a run in FLOPs, read by something that cannot count them"
         try:
             return math.ceil(config.flops / self.count(self.graph, config.batch.sequences, data.length))
-        except SpecError as wrong:
-            raise self.file.placed(wrong, "flops") from wrong
+        except SpecError as error:
+            raise self.file.placed(error, "flops") from error
 
     @property
     def tokens_of_step(self) -> int:
@@ -76,12 +76,12 @@ class Run:
     @cached_property
     def meaning(self) -> RunMeaning:
         """The values that decide its numbers: its own, the model's, and the digests of the files that it reads."""
-        others: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
+        values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         if self.config.weights is not None:
-            others[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
+            values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
         for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
-            others[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
-        return RunMeaning(self.config, self.graph.spec.model, others)
+            values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
+        return RunMeaning(self.config, self.graph.spec.model, values)
 
     @property
     def digest(self) -> str:
@@ -91,10 +91,10 @@ class Run:
     def _weights_content(self, config: WeightsConfig) -> str:
         try:
             return content_of(Path(config.path))
-        except SpecError as wrong:
+        except SpecError as error:
             help = "train a model first, or name other weights: --set weights=DIR"
-            wrong = SpecError(*(replace(one, help=help) for one in wrong.diagnostics))
-            raise self.file.placed(wrong, "weights") from wrong
+            error = SpecError(*(replace(diagnostic, help=help) for diagnostic in error.diagnostics))
+            raise self.file.placed(error, "weights") from error
 
     def _content(self, path: tuple[str, ...], value: str) -> str:
         try:
@@ -103,16 +103,16 @@ class Run:
             raise self.file.placed(error, *path) from error
 
     def error(self, message: str, *path: str, help: str | None = None) -> SpecError:
-        """An error about a value of the run."""
+        """Build an error about a value of the run."""
         return SpecError(Diagnostic(message, self.file.place(path), ".".join(path), help=help))
 
     def guarded(self, config: Component, method: str, *path: str) -> AbstractContextManager[None]:
         """Turn an exception of a method of a kind into its error at a place of the run."""
         return guarded(fault_in(type(config), path, self.file.provenance), method)
 
-    def refused(self, wrong: Invalid, *path: str) -> SpecError:
-        """The error of a kind at a place of the run."""
-        return SpecError(refused(wrong, path, self.file.provenance))
+    def refused(self, error: Invalid, *path: str) -> SpecError:
+        """Build the error of a kind at a location in the run."""
+        return SpecError(refused(error, path, self.file.provenance))
 
 
 def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None) -> Run:
@@ -121,7 +121,7 @@ def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: 
 
 
 def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
-    """The run of a file that was read; raises SpecError if its parts do not fit together.
+    """Check that the parts of a run fit together, and return the run. Raise SpecError if they do not.
 
     `count` is for a run whose length is given in FLOPs.
     """
@@ -131,28 +131,28 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
     _check_model(run)
     try:
         run.config.schedule.check_steps(run.steps)
-    except Invalid as wrong:
-        raise run.refused(wrong, "schedule") from wrong
+    except Invalid as error:
+        raise run.refused(error, "schedule") from error
     return run
 
 
 def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
-    """The input of the model for each input of the data; raises `Invalid` if they do not fit."""
+    """Return the input of the model for each input of the data. Raise `Invalid` if they do not fit."""
     required = [name for name, signal in graph.inputs.items() if not signal.optional]
-    given = list(names)
-    if len(given) == len(required) == 1:
-        return {given[0]: required[0]}
-    if not set(required) <= set(given) <= set(graph.inputs):
-        message = f"the data gives {', '.join(given)}, but the inputs of the model are {', '.join(graph.inputs)}"
+    data_inputs = list(names)
+    if len(data_inputs) == len(required) == 1:
+        return {data_inputs[0]: required[0]}
+    if not set(required) <= set(data_inputs) <= set(graph.inputs):
+        message = f"the data gives {', '.join(data_inputs)}, but the inputs of the model are {', '.join(graph.inputs)}"
         raise Invalid("", message)
-    return {name: name for name in given}
+    return {name: name for name in data_inputs}
 
 
 def mask_of(graph: Graph, names: Iterable[str]) -> str:
-    """The mask of pairs that keeps the documents in a row of the only input apart; raises `Invalid` without one."""
-    deaf, (name, *others) = deaf_to_pairs(graph), names
+    """Return the pairwise mask that separates the documents in a row. Raise `Invalid` without such a mask."""
+    deaf, (name, *more) = deaf_to_pairs(graph), names
     mask = graph.inputs[name].mask
-    if others or mask is None:
+    if more or mask is None:
         raise Invalid("", "the documents of a row are kept apart for models with one input, of any length")
     if deaf is not None:
         message = f"the documents of a row would mix: `{deaf}` of the model cannot keep them apart"
@@ -168,8 +168,8 @@ def _check_model(run: Run) -> None:
         inputs = inputs_for(graph, first.inputs)
         if first.documents is not None:
             mask_of(graph, inputs.values())
-    except Invalid as wrong:
-        raise run.refused(wrong, "data") from wrong
+    except Invalid as error:
+        raise run.refused(error, "data") from error
     for name in inputs.values():
         rows = rows_of(graph, name)
         if rows is not None and rows < data.vocab_size:  # published tables often have more rows than tokens

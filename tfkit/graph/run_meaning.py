@@ -27,7 +27,7 @@ LABELS = frozenset({"name", "description", "source", "requires", "parameters", "
 
 @dataclass(frozen=True)
 class RunMeaning:
-    """The values of a run and of its model; `others` are those that no field has, such as digests of files."""
+    """The values of a run and of its model; `others` are values without a field, such as digests of files."""
 
     run: RunSpec
     model: ModelSpec
@@ -49,10 +49,10 @@ class RunMeaning:
         return _digest(self.values)
 
     def differences(self, before: Mapping[str, Value]) -> list[str]:
-        """The paths at which values of a folder differ; one that it lacks had no field yet, and means its default."""
-        here, given = self.values, dict(_flat(self._given, ""))
-        changed = [one for one, value in before.items() if one not in here or here[one] != value]
-        return [*changed, *(one for one in given if one not in before)]
+        """Return the paths whose values differ from a folder. A path that the folder lacks has its default."""
+        here, set_values = self.values, dict(_flat(self._given, ""))
+        changed = [path for path, value in before.items() if path not in here or here[path] != value]
+        return [*changed, *(path for path in set_values if path not in before)]
 
     @cached_property
     def _given(self) -> Mapping[str, Any]:
@@ -61,8 +61,8 @@ class RunMeaning:
     def _nested(self, *, whole: bool) -> dict[str, Any]:
         run = _Plain(material=True, whole=whole).entries(self.run)
         model = _Plain(material=False, whole=whole).entries(self.model)
-        without = {name: one for name, one in model.items() if name not in LABELS}
-        return {**{name: one for name, one in run.items() if name not in ENDS}, "model": without, **self.others}
+        without = {name: value for name, value in model.items() if name not in LABELS}
+        return {**{name: value for name, value in run.items() if name not in ENDS}, "model": without, **self.others}
 
 
 @dataclass(frozen=True)
@@ -73,24 +73,24 @@ class _Plain:
     whole: bool
 
     def entries(self, config: Config) -> dict[str, Any]:
-        """The values of a config by name, and its kind."""
+        """Return the values of a config by name, and its kind."""
         values, fields = config.material() if self.material else dict(config), type(config).model_fields
-        plain = {name: self.value(one) for name, one in values.items()}
+        plain = {name: self.value(value) for name, value in values.items()}
         if not self.whole:
-            usual = {name for name, one in plain.items() if name in fields and self._usual(fields[name], one)}
-            plain = {name: one for name, one in plain.items() if name not in usual}
+            usual = {name for name, value in plain.items() if name in fields and self._usual(fields[name], value)}
+            plain = {name: value for name, value in plain.items() if name not in usual}
         return plain | ({str(config.word_key): config.kind_name()} if isinstance(config, Component) else {})
 
     def value(self, value: Any) -> Any:
-        """A value, with those inside it."""
+        """Convert a value, and the values inside it."""
         if isinstance(value, Config):
             return self.entries(value)
         if isinstance(value, Mapping):
-            return {name: self.value(one) for name, one in value.items()}
-        return [self.value(one) for one in value] if isinstance(value, tuple | list) else value
+            return {name: self.value(entry) for name, entry in value.items()}
+        return [self.value(entry) for entry in value] if isinstance(value, tuple | list) else value
 
     def _usual(self, field: FieldInfo, plain: Any) -> bool:
-        """True if the plain value of a field is its default; of a slot, the default kind as it is."""
+        """Return True if the plain value of a field is its default; of a slot, the unchanged default kind."""
         kind, shape = extra(field, "default_kind"), shape_of(field.annotation)
         if kind is not None and shape is not None:
             usual = {str(shape.config.word_key): kind}
@@ -101,11 +101,11 @@ class _Plain:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Value]]:
-    """Each value by its path; an empty list or mapping is left out."""
+    """Yield each value with its path. Empty lists and mappings yield nothing."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, one in parts:
-            yield from _flat(one, f"{path}.{name}" if path else str(name))
+        for name, entry in parts:
+            yield from _flat(entry, f"{path}.{name}" if path else str(name))
     else:
         yield path, value
 

@@ -73,7 +73,10 @@ def named_at(span: Span, key: str) -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        placed = (one if one.span else replace(one, span=span, path=key) for one in error.diagnostics)
+        placed = (
+            diagnostic if diagnostic.span else replace(diagnostic, span=span, path=key)
+            for diagnostic in error.diagnostics
+        )
         raise SpecError(*placed) from error
 
 

@@ -1,7 +1,7 @@
 """A family: the tensors and the fields of config.json of all models of one `model_type`.
 
-`families/llama.yaml` beside the specs is one; a spec names it, `checkpoint: llama`, or has one in place. A family may
-extend another: entries replace those of the same name, and null removes one.
+An example is `families/llama.yaml` among the specs. A spec names a family, `checkpoint: llama`, or contains one. A
+family may extend another: an entry replaces the entry of the same name, and null removes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
 ABOUT_FIELDS = ("defaults", "when")
 """The sections that say more about fields."""
 EXPANDED = ("extra", "fields", "defaults", "when")
-"""The sections whose names expand, with the text beside them."""
+"""The sections whose names expand, together with their values."""
 _END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
 """The end of a class that says which head it has."""
 _ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
@@ -41,7 +41,7 @@ class FamilyConfig(Config):
     """The tensors and fields of the models of one type, as their published files have them."""
 
     model_type: str
-    """The type, as config.json has it; that of a family in a file is the file's name unless given."""
+    """The type, as in config.json; by default, the name of the family's file."""
     architecture: str
     """The class in transformers that implements the graph."""
     prefix: str = ""
@@ -63,7 +63,7 @@ class FamilyConfig(Config):
     """The value of a field that config.json omits, as its class in transformers has it: without one, a field is
     required. A list repeats."""
     when: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Fields that have a meaning only beside certain values of other fields."""
+    """Fields that have a meaning only with certain values of other fields."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes of layer variants that the fields name and the family's first spec does not have."""
     heads: dict[str, Any] = Field(default_factory=dict)
@@ -90,8 +90,8 @@ class FamilyConfig(Config):
             for text in rule.expressions:
                 try:
                     Expression.parse(text, self.fields)
-                except Invalid as wrong:
-                    raise Invalid(f"fields.{name}.at", str(wrong), notes=wrong.notes, help=wrong.help) from None
+                except Invalid as error:
+                    raise Invalid(f"fields.{name}.at", str(error), notes=error.notes, help=error.help) from None
 
     def _check_tensors(self) -> None:
         for name, entry in self.tensors.items():
@@ -103,7 +103,7 @@ class FamilyConfig(Config):
                 raise Invalid(f"extra.{name}", "neither text nor a number", help=help)
 
     def in_file(self, name: str) -> str:
-        """A name of this family as it appears in the file."""
+        """Return a name of this family as it appears in the file."""
         return self.prefix + name[1:] if name.startswith(".") else name
 
     @property
@@ -112,32 +112,32 @@ class FamilyConfig(Config):
         return {self.architecture: None} | {class_of(head, self.architecture): head for head in self.heads}
 
     def removes(self, path: str) -> bool:
-        """True if a path leads into a node of the family's first spec that its head leaves out."""
+        """Return True if a path leads into a node of the family's first spec that its head removes."""
         nodes = self.spec.get("graph")
         name = path.partition(".")[0]
         return isinstance(nodes, dict) and name in nodes and nodes[name] is None
 
     def listing(self, stack: str) -> str | None:
-        """The field that lists the types of a stack's layers, if there is one."""
+        """Return the field that lists the types of a stack's layers, if the family has such a field."""
         return next((name for name, rule in self.fields.items() if rule.lists == stack), None)
 
     def field_of(self, path: str) -> str | None:
-        """The field that gives the value at a path of the spec, if there is one."""
+        """Return the field that gives the value at a path of the spec, if the family has such a field."""
         texts = [(name, text) for name, rule in self.fields.items() for text in rule.expressions]
         return next((name for name, text in texts if Expression.parse(text, self.fields).path == path), None)
 
     @property
     def copies(self) -> dict[str, str]:
         """Tensors of the file that repeat another one, and the name of that one."""
-        others = [*self.zeros, *self.computed]
+        computed = [*self.zeros, *self.computed]
         texts = {self.in_file(name): self.in_file(text) for name, text in self._marked("=").items()}
-        return {name: text for name, text in texts.items() if name not in others}
+        return {name: text for name, text in texts.items() if name not in computed}
 
     @property
     def zeros(self) -> dict[str, str | None]:
         """Tensors of the file that are zero; with a value of the spec that gives one a place, if it is true."""
         texts = {self.in_file(name): _ZERO.fullmatch(text) for name, text in self._marked("=").items()}
-        places = {name: found["path"] for name, found in texts.items() if found is not None}
+        places = {name: match["path"] for name, match in texts.items() if match is not None}
         return {name: None if path is None or self.removes(path) else path for name, path in places.items()}
 
     @property
@@ -153,7 +153,7 @@ class FamilyConfig(Config):
     @property
     def constants(self) -> dict[str, float]:
         """Single numbers in the file that are the same in all models of the family."""
-        return {self.in_file(name): one for name, one in self.extra.items() if not isinstance(one, str)}
+        return {self.in_file(name): value for name, value in self.extra.items() if not isinstance(value, str)}
 
     @property
     def ignored(self) -> dict[str, str]:
@@ -162,18 +162,18 @@ class FamilyConfig(Config):
         return {self.in_file(name): text for name, text in texts.items() if not text.startswith(("=", "->"))}
 
     def _marked(self, mark: str) -> dict[str, str]:
-        """The entries of `extra` that begin with a mark, and the rest of each."""
+        """Return the entries of `extra` that begin with a mark, without the mark."""
         texts = {name: text for name, text in self.extra.items() if isinstance(text, str) and text.startswith(mark)}
         return {name: text.removeprefix(mark).strip() for name, text in texts.items()}
 
 
 def class_of(head: str, architecture: str) -> str:
-    """The class of an entry of `heads`: the two begin alike."""
+    """Return the class of an entry of `heads`: it has the same beginning as `architecture`."""
     return _END.sub("", architecture) + head
 
 
 def merged(base: Mapping | None, patch: Mapping) -> Mapping:
-    """A family changed by the text of another one that extends it; nulls stay, for `without_nulls`."""
+    """Merge a family with the text of a family that extends it. Nulls stay, for `without_nulls`."""
     patch = _with_names_expanded(patch)
     if base is None:
         return patch
@@ -193,7 +193,7 @@ def merged(base: Mapping | None, patch: Mapping) -> Mapping:
 
 
 def with_type(root: Mapping, name: str) -> Mapping:
-    """The text of a file of that name, with the model type that it is for."""
+    """Add the model type, the name of the file, unless the text states it."""
     if "model_type" in root.items:
         return root
     type = Scalar(name, root.span, quoted=True)
@@ -201,45 +201,47 @@ def with_type(root: Mapping, name: str) -> Mapping:
 
 
 def without_nulls(root: Mapping) -> Mapping:
-    """A family without the entries that are null."""
+    """Remove the entries that are null from a family."""
     sections = [(name, node) for name in ENTRIES if isinstance(node := root.items.get(name), Mapping)]
     entries = {name: without(node, _nulls(node)) for name, node in sections}
     return Mapping({**root.items, **entries}, root.keys, root.span)
 
 
 def with_kinds(root: Mapping, registry: Registry) -> Mapping:
-    """A family in which each rule for a field names its kind."""
+    """Name the kind in each rule for a field."""
     fields = root.items.get("fields")
     if not isinstance(fields, Mapping):
         return root
     kinds = registry.kinds(FieldConfig.slot)
-    rules = {name: _with_kind(name, one, kinds) for name, one in fields.items.items()}
+    rules = {name: _with_kind(name, rule, kinds) for name, rule in fields.items.items()}
     return Mapping({**root.items, "fields": Mapping(rules, fields.keys, fields.span)}, root.keys, root.span)
 
 
 def _nulls(node: Node | None) -> set[str]:
-    """The names of the entries that are null."""
-    return {name for name, one in node.items.items() if is_null(one)} if isinstance(node, Mapping) else set()
+    """Return the names of the entries that are null."""
+    return {name for name, entry in node.items.items() if is_null(entry)} if isinstance(node, Mapping) else set()
 
 
 def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
-    """A rule as the mapping of its kind: `unused`, the path of a value, or the kind that its keys name."""
+    """Write a rule as the mapping of its kind: `unused`, the path of a value, or the kind that its keys name."""
     if isinstance(node, Scalar) and node.value == "unused":
         return _rule("unused", {}, {}, node.span)
     if not isinstance(node, Mapping):
         return _rule("value", {"at": node}, {"at": node.span}, node.span)
-    found = [key for key in node.items if key in kinds]
-    if "at" in node.items and found in ([], ["cases"]):
-        found = ["value"]
+    kinds_named = [key for key in node.items if key in kinds]
+    if "at" in node.items and kinds_named in ([], ["cases"]):
+        kinds_named = ["value"]
     if (older := next((key for key in OLDER if key in node.items), None)) is not None:
         message, path = f"{quoted(older)} is of an older tfkit", f"checkpoint.fields.{name}.{older}"
         raise SpecError(Diagnostic(message, node.keys[older], path, help=f"write {OLDER[older]}"))
-    if len(found) != 1:
-        message = f"{quoted(name)} names {f'several kinds: {listing(found)}' if found else 'none of the kinds'}"
+    if len(kinds_named) != 1:
+        message = (
+            f"{quoted(name)} names {f'several kinds: {listing(kinds_named)}' if kinds_named else 'none of the kinds'}"
+        )
         notes = (f"kinds: {listing(sorted(kinds), 20)}",)
         help = "write the path of a value of the spec, or a mapping with the name of one kind: `{only: false}`"
         raise SpecError(Diagnostic(message, node.span, f"checkpoint.fields.{name}", notes, help))
-    return _rule(found[0], dict(node.items), dict(node.keys), node.span)
+    return _rule(kinds_named[0], dict(node.items), dict(node.keys), node.span)
 
 
 def _rule(kind: str, items: dict[str, Node], keys: dict[str, Span], span: Span) -> Mapping:
@@ -247,28 +249,28 @@ def _rule(kind: str, items: dict[str, Node], keys: dict[str, Span], span: Span) 
 
 
 def _with_names_expanded(root: Mapping) -> Mapping:
-    """A family's text with an entry for each name that `[encoder decoder]` stands for."""
+    """Replace each name such as `[encoder decoder]` in a family's text by the names that it stands for."""
     items = dict(root.items)
     for section in EXPANDED:
         node = items.get(section)
         if isinstance(node, Mapping):
             entries = [_expanded_entry(node, key, section) for key in node.items]
-            found = {name: one for entry in entries for name, one in entry.items.items()}
+            expanded_items = {name: value for entry in entries for name, value in entry.items.items()}
             keys = {name: span for entry in entries for name, span in entry.keys.items()}
-            items[section] = Mapping(found, keys, node.span)
+            items[section] = Mapping(expanded_items, keys, node.span)
     return Mapping(items, root.keys, root.span)
 
 
 def _expanded_entry(node: Mapping, key: str, section: str) -> Mapping:
     try:
         return _of(Mapping({key: node.items[key]}, {key: node.keys[key]}, node.span), 0, 1)
-    except Invalid as wrong:
+    except Invalid as error:
         path = f"checkpoint.{section}.{key}"
-        raise SpecError(Diagnostic(str(wrong), node.keys[key], path, help=wrong.help)) from None
+        raise SpecError(Diagnostic(str(error), node.keys[key], path, help=error.help)) from None
 
 
 def _of(node: Mapping, index: int, n: int) -> Mapping:
-    """A mapping as it stands for one of `n` names: of the words in brackets those in its place; of one name, all."""
+    """Return a mapping for name `index` of `n`, with its words in brackets; for a single name, with all words."""
     items: dict[str, Node] = {}
     keys: dict[str, Span] = {}
     for key, value in node.items.items():
@@ -283,7 +285,7 @@ def _value_of(node: Node, index: int, n: int) -> Node:
     if isinstance(node, Mapping):
         return _of(node, index, n)
     if isinstance(node, Sequence):
-        return Sequence(tuple(_value_of(one, index, n) for one in node.items), node.span)
+        return Sequence(tuple(_value_of(item, index, n) for item in node.items), node.span)
     if not isinstance(node.value, str) or "[" not in node.value:
         return node
     if n > 1:

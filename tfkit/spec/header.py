@@ -77,18 +77,18 @@ class Header(NamedTuple):
 
 
 def shown(path: Path) -> str:
-    """A path as errors name it."""
+    """Return a path as errors print it."""
     return quoted(str(path), 200)
 
 
 def unreadable(path: Path, error: Exception) -> SpecError:
-    """The error for a file that the system cannot read."""
+    """Build the error for a file that the system cannot read."""
     cause = (getattr(error, "strerror", None) or " ".join(str(error).split())).removesuffix(".")
     return SpecError(Diagnostic(f"cannot read {shown(path)}: {cause}"))
 
 
 def stamp(path: Path) -> Stamp:
-    """The stamp of a file as it is now; OSError if there is none."""
+    """Return the current stamp of a file. Raise OSError if the file does not exist."""
     return _stamp(os.stat(path))
 
 
@@ -99,22 +99,22 @@ def read_header(path: Path) -> Header:
         SpecError: the file cannot be read, is of another kind, or its header does not describe its data exactly.
     """
     with open_regular(path) as file:
-        known = _stamp(os.fstat(file.fileno()))
+        stamp_read = _stamp(os.fstat(file.fileno()))
         try:
             start = file.read(8)
             length = int.from_bytes(start, "little")
             refuse_foreign(path, shown(path), start if length > MAX_HEADER else b"")
-            raw = file.read(_checked_length(length, known.size))
+            raw = file.read(_checked_length(length, stamp_read.size))
             header = parse_object(raw)
             metadata = _metadata(header)
-            entries = _entries(header, 8 + length, known.size - 8 - length)
+            entries = _entries(header, 8 + length, stamp_read.size - 8 - length)
         except OSError as error:
             raise unreadable(path, error) from error
         except Malformed as error:
             raise SpecError(
                 Diagnostic(f"{shown(path)} is not a valid safetensors file: {error}", help=AGAIN)
             ) from error
-    return Header(entries, metadata, known)
+    return Header(entries, metadata, stamp_read)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -134,7 +134,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
-    """The JSON object in a text, parsed in memory bounded by its limits, unless `max_values` is None.
+    """Parse the JSON object in a text, in memory bounded by its limits unless `max_values` is None.
 
     Raises:
         Malformed: it is not one; or it has a key twice, too many values, or too deep ones.
@@ -173,16 +173,16 @@ def _checked_length(length: int, size: int) -> int:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise Malformed(f"its JSON has the key {quoted(key)} twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _metadata(header: dict[str, Any]) -> dict[str, str]:
-    """The texts of a header, which are removed from it."""
+    """Remove the texts of a header and return them."""
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise Malformed("its `__metadata__` is not an object of texts")
@@ -190,7 +190,7 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
 
 
 def _entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
-    """The tensors in the order of their data, which begins at byte `begin` of the file and has `size` bytes."""
+    """Return the tensors in the order of their data, which begins at byte `begin` and has `size` bytes."""
     entries: dict[str, Entry] = {}
     for name, fields in header.items():
         try:

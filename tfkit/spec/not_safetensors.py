@@ -52,9 +52,9 @@ def refuse_foreign(path: Path, shown: str, start: bytes) -> None:
         shown: the path as the error names it.
         start: its first eight bytes, if they cannot be the length of a header: 640 begins as a pickle does.
     """
-    found = next((kind for known, kind in _STARTS.items() if start.startswith(known)), None)
+    match = next((kind for prefix, kind in _STARTS.items() if start.startswith(prefix)), None)
     suffix = path.suffix.lower()
-    if found is None and suffix in PICKLES:
-        found = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
-    if found is not None:
-        raise SpecError(Diagnostic(f"{shown} {found[0]}", help=found[1]))
+    if match is None and suffix in PICKLES:
+        match = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
+    if match is not None:
+        raise SpecError(Diagnostic(f"{shown} {match[0]}", help=match[1]))

@@ -1,4 +1,4 @@
-"""From the `checkpoint` of a spec to the text of its family, merged over those that it extends."""
+"""From the `checkpoint` of a spec to the text of its family, merged over the families that it extends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar
 
 HEADS = "heads"
-"""The folder of the heads that many families share, beside specs."""
+"""The folder, among the specs, of the heads that many families share."""
 
 
 OLDER = {
@@ -28,30 +28,30 @@ OLDER = {
 """Keys of a family in an older tfkit, and the form of their entries today."""
 
 
-def in_place(root: Mapping, known: KnownSpecs) -> Mapping:
-    """The tree of a spec that needs no file of a family without a bare name: all of it takes the place of its path."""
+def in_place(root: Mapping, specs: KnownSpecs) -> Mapping:
+    """Replace the path of a family in a spec by the family's text. The names of known families stay."""
     node = root.items.get("checkpoint")
     word = node.items.get("extends") if isinstance(node, Mapping) else node
-    if node is None or word is None or is_null(word) or (isinstance(word, Scalar) and word.value in known.families):
+    if node is None or word is None or is_null(word) or (isinstance(word, Scalar) and word.value in specs.families):
         return root
-    return Mapping({**root.items, "checkpoint": family_of(node, known)}, root.keys, root.span)
+    return Mapping({**root.items, "checkpoint": family_of(node, specs)}, root.keys, root.span)
 
 
-def family_of(node: Node, known: KnownSpecs, read: Read = source.read) -> Mapping:
-    """The text of a family, given by a name or in place, with all that it extends; `read` reads one file.
+def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mapping:
+    """Read a family, given by name or inline, and everything that it extends; `read` reads a file.
 
     Raises SpecError if there is no such family.
     """
     if not isinstance(node, Mapping):
         node = Mapping({"extends": node}, {"extends": node.span}, node.span)
     if (older := next((key for key in OLDER if key in node.items), None)) is not None:
-        raise SpecError(_of_an_older_tfkit(node, older, known))
+        raise SpecError(_of_an_older_tfkit(node, older, specs))
     texts, chain = [node], list[Path]()
     while (word := texts[-1].items.get("extends")) is not None:
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
             help = "write `checkpoint: llama`, or a path: `checkpoint: ./my_family.yaml`"
             raise SpecError(Diagnostic("a family is named by one word or path", word.span, "checkpoint", help=help))
-        path = find_family(word.value, known, word.span)
+        path = find_family(word.value, specs, word.span)
         if path in chain:
             message = f"a family cannot extend itself: {quoted(str(shortest(path)))}"
             raise SpecError(Diagnostic(message, word.span, "checkpoint.extends"))
@@ -63,10 +63,10 @@ def family_of(node: Node, known: KnownSpecs, read: Read = source.read) -> Mappin
     return without_nulls(reduce(merged, (without(text, {"extends"}) for text in reversed(texts)), base))
 
 
-def _of_an_older_tfkit(node: Mapping, key: str, known: KnownSpecs) -> Diagnostic:
-    """The error of a section with a key of an older tfkit, and the line that takes its place if its family is known."""
+def _of_an_older_tfkit(node: Mapping, key: str, specs: KnownSpecs) -> Diagnostic:
+    """Build the error of a section with a key of an older tfkit, and suggest a replacement."""
     word = node.items.get("model_type", node.items.get("extends"))
-    if isinstance(word, Scalar) and word.value in known.families:
+    if isinstance(word, Scalar) and word.value in specs.families:
         help = f"name the family instead, `checkpoint: {word.value}`; or write its entries as {OLDER[key]}"
     else:
         help = f"write its entries as {OLDER[key]}: specs/README.md shows how"
@@ -75,33 +75,33 @@ def _of_an_older_tfkit(node: Mapping, key: str, known: KnownSpecs) -> Diagnostic
 
 
 def with_head(root: Mapping) -> Mapping:
-    """A family changed by the head that it names; raises SpecError if there is no such head."""
-    name, heads, own = (root.items.get(key) for key in ("head", "heads", "architecture"))
-    if not isinstance(name, Scalar) or not isinstance(own, Scalar):
+    """Apply the head that a family names. Raise SpecError if the family has no such head."""
+    name, heads, architecture = (root.items.get(key) for key in ("head", "heads", "architecture"))
+    if not isinstance(name, Scalar) or not isinstance(architecture, Scalar):
         return root
-    known = heads if isinstance(heads, Mapping) else Mapping({}, {}, root.span)
-    if name.value not in known.items:
-        near = closest(str(name.value), known.items)
+    available = heads if isinstance(heads, Mapping) else Mapping({}, {}, root.span)
+    if name.value not in available.items:
+        near = closest(str(name.value), available.items)
         message = f"the family has no head {quoted(str(name.value))}"
-        notes = (f"heads: {listing(known.items, 20) or 'none'}",)
+        notes = (f"heads: {listing(available.items, 20) or 'none'}",)
         help = f"a similar one is {quoted(near)}" if near else "without `head`, the family has its own"
         raise SpecError(Diagnostic(message, name.span, "checkpoint.head", notes, help))
-    cls = Scalar(class_of(str(name.value), str(own.value)), name.span, quoted=True)
-    there = Mapping({"architecture": cls}, {"architecture": name.span}, name.span)
-    texts = _head_texts(str(name.value), known, name.span)
-    return without_nulls(reduce(merged, (*texts, there), root))
+    cls = Scalar(class_of(str(name.value), str(architecture.value)), name.span, quoted=True)
+    class_patch = Mapping({"architecture": cls}, {"architecture": name.span}, name.span)
+    texts = _head_texts(str(name.value), available, name.span)
+    return without_nulls(reduce(merged, (*texts, class_patch), root))
 
 
-def _head_texts(name: str, known: Mapping, span: Span, chain: tuple[str, ...] = ()) -> list[Mapping]:
-    """The changes that make a head, those that it extends first: another one of the family, or a shared one."""
+def _head_texts(name: str, available: Mapping, span: Span, chain: tuple[str, ...] = ()) -> list[Mapping]:
+    """Return the changes that define a head, after the changes of the heads that it extends."""
     shared = {file.stem: file for file in sorted((own_specs() / HEADS).glob("*.yaml"))}
     if name in chain:
         raise SpecError(Diagnostic(f"a head cannot extend itself: {quoted(name)}", span, "checkpoint.heads"))
-    if name not in known.items and name not in shared:
-        notes = (f"shared: {listing(shared, 20)}", f"of the family: {listing(known.items, 20)}")
+    if name not in available.items and name not in shared:
+        notes = (f"shared: {listing(shared, 20)}", f"of the family: {listing(available.items, 20)}")
         message = f"there is no head {quoted(name)} to extend"
         raise SpecError(Diagnostic(message, span, "checkpoint.heads", notes))
-    node = known.items[name] if name in known.items else source.read(shared[name])
-    own = [without(node, {"extends"})] if isinstance(node, Mapping) else []
+    node = available.items[name] if name in available.items else source.read(shared[name])
+    changes = [without(node, {"extends"})] if isinstance(node, Mapping) else []
     word = node.items.get("extends") if isinstance(node, Mapping) else node
-    return own if word is None else [*_head_texts(str(plain(word)), known, word.span, (*chain, name)), *own]
+    return changes if word is None else [*_head_texts(str(plain(word)), available, word.span, (*chain, name)), *changes]

@@ -50,30 +50,30 @@ class RunFile:
     """Warnings."""
 
     def place(self, path: tuple[str, ...]) -> Span | None:
-        """The place of a value of the run."""
+        """Return the location of a value of the run."""
         return self.provenance.span(path)
 
-    def placed(self, wrong: SpecError, *path: str) -> SpecError:
-        """An error with the place of a value of the run."""
+    def placed(self, error: SpecError, *path: str) -> SpecError:
+        """Return an error with the location of a value of the run."""
         span = self.place(path)
-        return SpecError(*(replace(one, span=span, path=".".join(path)) for one in wrong.diagnostics))
+        return SpecError(*(replace(diagnostic, span=span, path=".".join(path)) for diagnostic in error.diagnostics))
 
 
 def shipped_runs() -> list[str]:
-    """The names of the runs that come with tfkit."""
+    """Return the names of the runs that come with tfkit."""
     return sorted(path.stem for path in (own_specs() / "runs").glob("*.yaml"))
 
 
 def find_run(
-    name: str | os.PathLike[str], *, beside: Path | None = None, span: Span | None = None, key: str = "extends"
+    name: str | os.PathLike[str], *, folder: Path | None = None, span: Span | None = None, key: str = "extends"
 ) -> Path:
-    """The file of a run, by its path, by the folder that it was trained in, or by the name of one of tfkit's own.
+    """Return the file of a run, named by its path, the folder that it was trained in, or the name of a shipped run.
 
-    Relative paths start from the folder `beside`; `key` is the one whose value is the name, at `span`. Raises SpecError
+    Relative paths start from `folder`. `key` is the key whose value is the name, at `span`. Raises SpecError
     if there is no such file.
     """
     text = os.fspath(name)
-    path = (beside or Path()) / text
+    path = (folder or Path()) / text
     if os.path.isfile(path / RUN):
         return path / RUN
     if text.endswith(SUFFIXES) and (span is None or os.path.exists(path)):
@@ -117,15 +117,15 @@ class RunText:
         return cls(_changed(root, list(sets), plugins), root.span.source.name)
 
     def assigned(self, change: Change, plugins: Plugins) -> RunText:
-        """The run with a value assigned, as by `--set`."""
+        """Return the run with a value assigned, as by `--set`."""
         return replace(self, root=_assigned(self.root, change, plugins))
 
     def merged(self, patch: Mapping, folder: Path, plugins: Plugins) -> RunText:
-        """The run under another one that extends it; paths in that one start at a folder."""
+        """Return the run changed by a run that extends it. Paths in the extending run start at `folder`."""
         return replace(self, root=_runs(plugins.specs).merge(self.root, patch, folder))
 
     def of_length(self, number: Scalar, *, of: Literal["steps", "tokens"]) -> RunText:
-        """The run with another length, in steps or tokens."""
+        """Return the run with another length, in steps or tokens."""
         root = without(self.root, ENDS)
         return replace(self, root=Mapping({**root.items, of: number}, {**root.keys, of: number.span}, root.span))
 
@@ -133,17 +133,17 @@ class RunText:
 # ---- the model inside a run ----
 
 
-def _runs(known: KnownSpecs) -> Language:
-    """The language of runs."""
+def _runs(specs: KnownSpecs) -> Language:
+    """Build the language of runs."""
 
-    def find(name: str, beside: Path, span: Span) -> Path:
-        return find_run(name, beside=beside, span=span)
+    def find(name: str, folder: Path, span: Span) -> Path:
+        return find_run(name, folder=folder, span=span)
 
     def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
-        own = {key: _listed(node) if key in LISTS else node for key, node in patch.items.items()}
-        patch = Mapping(own, patch.keys, patch.span)
+        listed = {key: _listed(node) if key in LISTS else node for key, node in patch.items.items()}
+        patch = Mapping(listed, patch.keys, patch.span)
         under = None if base is None else base.items.get(MODEL)
-        model = _merged_model(under, patch.items.get(MODEL), folder, known)
+        model = _merged_model(under, patch.items.get(MODEL), folder, specs)
         merged = patch if base is None else extended(without(base, {MODEL, *_ended(patch)}), without(patch, {MODEL}))
         keys = {**(base.keys if base else {}), **patch.keys}
         return merged if model is None else _with_model(merged, model, keys[MODEL])
@@ -152,25 +152,25 @@ def _runs(known: KnownSpecs) -> Language:
 
 
 def _ended(patch: Mapping) -> frozenset[str]:
-    """The ends of a run that another end replaces: all of them, if a patch has one."""
+    """Return the keys of the base that a length in the patch replaces: all of `ENDS`, or none."""
     has_one = any(name in ENDS and not is_null(node) for name, node in patch.items.items())
     return ENDS if has_one else frozenset()
 
 
-def _merged_model(under: Node | None, model: Node | None, folder: Path, known: KnownSpecs) -> Node | None:
-    """The model of a run over that of its base: one that is a name, or extends another, replaces it."""
+def _merged_model(under: Node | None, model: Node | None, folder: Path, specs: KnownSpecs) -> Node | None:
+    """Merge a model over the model of the base. A name, or a model that extends another, replaces it."""
     if isinstance(model, Mapping) and "extends" not in model.items and isinstance(under, Mapping):
         return extended(without(under, {"parameters"}), model)
-    return under if model is None else _model(model, folder, known)
+    return under if model is None else _model(model, folder, specs)
 
 
 def _with_model(root: Mapping, model: Node, key: Span) -> Mapping:
     return Mapping({**root.items, MODEL: model}, {**root.keys, MODEL: key}, root.span)
 
 
-def _model(node: Node, folder: Path, known: KnownSpecs) -> Node:
-    """The tree of the spec that `model:` names or holds."""
-    language = models(known)
+def _model(node: Node, folder: Path, specs: KnownSpecs) -> Node:
+    """Return the tree of the spec that `model:` names or holds."""
+    language = models(specs)
     if isinstance(node, Scalar) and isinstance(node.value, str):
         return read_named(node, MODEL, folder, language)
     if isinstance(node, Mapping):
@@ -180,29 +180,29 @@ def _model(node: Node, folder: Path, known: KnownSpecs) -> Node:
 
 
 def _listed(node: Node) -> Node:
-    """One kind where a list of them belongs, as a list."""
+    """Wrap a single kind in a list."""
     return node if isinstance(node, ListNode) or node == Scalar(None, node.span) else ListNode((node,), node.span)
 
 
 def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> Mapping:
-    """A run changed by all `--set` arguments; raises SpecError with the errors of all of them."""
+    """Apply all `--set` arguments to a run. Raise SpecError with the errors of all arguments."""
     errors: list[Diagnostic] = []
     for argument in sets:
         try:
             root = _assigned(root, change_of(argument), plugins)
-        except SpecError as wrong:
-            errors += wrong.diagnostics
+        except SpecError as error:
+            errors += error.diagnostics
     if errors:
         raise SpecError(*errors)
     return root
 
 
 def _assigned(root: Mapping, change: Change, plugins: Plugins) -> Mapping:
-    """A run with a value assigned, its own or one of its model."""
+    """Assign a value of the run, or of its model."""
     name, model = change.steps[0][0], root.items.get(MODEL)
     if name == MODEL and len(change.steps) > 1 and isinstance(model, Mapping):
-        known = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-        changed = put(without(model, {"parameters"}), change.inside(), known, what="model")
+        names = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
+        changed = put(without(model, {"parameters"}), change.inside(), names, what="model")
         return _with_model(root, changed, root.keys[MODEL])
     if name in ENDS and not is_null(change.value):
         root = without(root, ENDS - {name})
@@ -217,14 +217,14 @@ def _assigned(root: Mapping, change: Change, plugins: Plugins) -> Mapping:
 # ---- values ----
 
 
-def resolve_run(text: RunText, plugins: Plugins, *, known: dict[str, Data] | None = None) -> RunFile:
-    """Resolve a run; `known` is data that was read before, and gets what is read now. Raises SpecError."""
+def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | None = None) -> RunFile:
+    """Resolve a run. `loaded` is the data that was read before; newly read data is added to it. Raises SpecError."""
     root, model = text.root, text.root.items.get(MODEL)
-    own = without(root, {MODEL})
+    settings = without(root, {MODEL})
     scope: dict[str, Given] = {}
-    scope |= {name: Given(node, (name,), scope) for name, node in own.items.items() if isinstance(node, Scalar)}
+    scope |= {name: Given(node, (name,), scope) for name, node in settings.items.items() if isinstance(node, Scalar)}
     resolver = Resolver(plugins)
-    config = resolver.config(RunSpec, own, (), scope)
+    config = resolver.config(RunSpec, settings, (), scope)
     errors = resolver.diagnostics
     if not isinstance(model, Mapping):
         help = "write `model: gpt2`, a path, or a mapping"
@@ -232,46 +232,48 @@ def resolve_run(text: RunText, plugins: Plugins, *, known: dict[str, Data] | Non
     if errors:
         raise SpecError(*errors)
     provenance = resolver.provenance
-    config, data = _data(config, provenance, {} if known is None else known)
+    config, data = _data(config, provenance, {} if loaded is None else loaded)
     with of_model():
         spec = resolve_spec(model_of(text, data), plugins, file=text.file)
     return RunFile(config, spec, data, provenance, text.file, spec.notes)
 
 
 def model_of(text: RunText, data: Data) -> Mapping:
-    """The model of a run as a spec of its own, with the name of the run and the vocabulary of its data."""
-    own, model = text.root, text.root.items[MODEL]
+    """Return the model of a run as a spec, with the name of the run and the vocabulary of its data."""
+    run, model = text.root, text.root.items[MODEL]
     assert isinstance(model, Mapping)
-    named = {key: own.items[key] for key in ("tfkit", "name") if key not in model.items}
-    model = Mapping({**named, **model.items}, {**own.keys, **model.keys}, model.span)
+    named = {key: run.items[key] for key in ("tfkit", "name") if key not in model.items}
+    model = Mapping({**named, **model.items}, {**run.keys, **model.keys}, model.span)
     return _with_vocabulary(model, data)
 
 
 @contextmanager
 def of_model() -> Iterator[None]:
-    """Errors of a run's model have paths that begin with `model.`, as `--set` takes them."""
+    """Prefix the paths of a model's errors with `model.`, as `--set` takes them."""
     try:
         yield
-    except SpecError as wrong:
-        raise SpecError(*(replace(one, path=f"{MODEL}.{one.path}".rstrip(".")) for one in wrong.diagnostics)) from wrong
+    except SpecError as error:
+        raise SpecError(
+            *(replace(diagnostic, path=f"{MODEL}.{diagnostic.path}".rstrip(".")) for diagnostic in error.diagnostics)
+        ) from error
 
 
-def _data(config: RunSpec, provenance: Provenance, known: dict[str, Data]) -> tuple[RunSpec, Data]:
-    """The run with places of its data that hold everywhere, and the data."""
+def _data(config: RunSpec, provenance: Provenance, loaded: dict[str, Data]) -> tuple[RunSpec, Data]:
+    """Return the run with absolute paths to its data and weights, and the loaded data."""
     config = _with_located_content(config, (), provenance)
     span = provenance.span(("data", "files")) or provenance.span(("data",))
     located = config.data.located(_folder(span.source if span else None))
     name = f"{located!r} {config.batch.length}"
 
     fault = fault_in(type(located), ("data",), provenance)
-    if name not in known:
+    if name not in loaded:
         with guarded(fault, "`build`"):
-            known[name] = GuardedData(located.build(config.batch.length), fault)
+            loaded[name] = GuardedData(located.build(config.batch.length), fault)
     weights = config.weights
     if weights is not None:
         origin = provenance.span(("weights", "path")) or provenance.span(("weights",))
         weights = weights.located(_folder(origin.source if origin else None))
-    return config.model_copy(update={"data": located, "weights": weights}), known[name]
+    return config.model_copy(update={"data": located, "weights": weights}), loaded[name]
 
 
 def _with_located_content(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:
@@ -298,20 +300,20 @@ def _absolute(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:
 
 
 def _folder(text: Source | None) -> Path:
-    """The folder where paths in a text start."""
+    """Return the folder where relative paths in a text start."""
     return Path() if text is None or text.name == SET else Path(text.name).parent
 
 
 def _with_vocabulary(node: Node, data: Data) -> Mapping:
-    """A model in which `data.vocab_size` is the number."""
+    """Replace each `data.vocab_size` in a model by the number."""
 
     def filled(node: Node) -> Node:
         if isinstance(node, Mapping):
-            return Mapping({name: filled(one) for name, one in node.items.items()}, node.keys, node.span)
+            return Mapping({name: filled(entry) for name, entry in node.items.items()}, node.keys, node.span)
         if isinstance(node, ListNode):
             return ListNode(tuple(map(filled, node.items)), node.span)
         return Scalar(data.vocab_size, node.span) if node.value == VOCABULARY else node
 
-    found = filled(node)
-    assert isinstance(found, Mapping)
-    return found
+    replaced = filled(node)
+    assert isinstance(replaced, Mapping)
+    return replaced

@@ -68,7 +68,7 @@ def shipped_sweeps() -> list[str]:
 
 
 def find_sweep(name: str | os.PathLike[str]) -> Path:
-    """The file of a sweep, by its path or by the name of one of tfkit's own; raises SpecError if there is none."""
+    """Return the file of a sweep, by its path or by the name of a shipped sweep. Raise SpecError if none exists."""
     text = os.fspath(name)
     if text.endswith(SUFFIXES):
         return Path(text)
@@ -93,7 +93,7 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
         raise SpecError(*resolver.diagnostics)
     span = root.items["base"].span
     with named_at(span, "base"):
-        base = RunText.read(find_run(config.base, beside=path.parent, span=span, key="base"), plugins, sets=sets)
+        base = RunText.read(find_run(config.base, folder=path.parent, span=span, key="base"), plugins, sets=sets)
     tune, tokens = root.items.get("tune"), root.items.get("tokens")
     file = SweepFile(
         path.stem,
@@ -110,13 +110,15 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
 
 
 def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
-    """Raise SpecError if something else says how long a run is, beside the `tokens` of the sweep."""
+    """Raise SpecError if a run's length is set in addition to the `tokens` of the sweep."""
     if file.tokens is None:
         return
     places = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
-    settings = [("grid", one.path) for one in file.grid] + [("tune", "over", one.path) for one in file.tuned]
-    given = [("tokens", one.partition("=")[0].strip()) for one in sets]
-    for *place, key in (*places, *settings, *given):
+    settings = [("grid", setting.path) for setting in file.grid] + [
+        ("tune", "over", setting.path) for setting in file.tuned
+    ]
+    assigned = [("tokens", setting.partition("=")[0].strip()) for setting in sets]
+    for *place, key in (*places, *settings, *assigned):
         if key in ENDS:
             raise file.error(
                 f"`{key}` has no effect beside the sweep's `tokens`", *place, key, help="remove one of them"
@@ -127,16 +129,16 @@ def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict
     variants = root.items.get("variants")
     if not isinstance(variants, Tree):
         return {ONE: base}
-    found, errors = {}, []
+    runs, errors = {}, []
     for name, changes in variants.items.items():
         assert isinstance(changes, Tree)
         try:
-            found[name] = _changed(base, changes, folder, plugins)
-        except SpecError as wrong:
-            errors += [_within(one, "variants", name) for one in wrong.diagnostics]
+            runs[name] = _changed(base, changes, folder, plugins)
+        except SpecError as error:
+            errors += [_within(diagnostic, "variants", name) for diagnostic in error.diagnostics]
     if errors:
         raise SpecError(*errors)
-    return found
+    return runs
 
 
 def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> RunText:
@@ -155,13 +157,13 @@ def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> Run
 def _settings(node: Node | None, ranges: Mapping[str, Range]) -> tuple[Setting, ...]:
     if not isinstance(node, Tree):
         return ()
-    found = []
+    settings = []
     for path, values in node.items.items():
         key = node.keys[path]
         listed = values.items if isinstance(values, ListNode) else ()
         changes = tuple(_change(path, key, value) for value in listed)
-        found.append(Setting(path, changes, ranges.get(path), key))
-    return tuple(found)
+        settings.append(Setting(path, changes, ranges.get(path), key))
+    return tuple(settings)
 
 
 def _change(path: str, key: Span, value: Node) -> Change:
@@ -171,5 +173,5 @@ def _change(path: str, key: Span, value: Node) -> Change:
     return Change(tuple((part, key) for part in path.split(".")), value)
 
 
-def _within(one: Diagnostic, *path: str) -> Diagnostic:
-    return replace(one, path=".".join((*path, one.path)).rstrip("."))
+def _within(diagnostic: Diagnostic, *path: str) -> Diagnostic:
+    return replace(diagnostic, path=".".join((*path, diagnostic.path)).rstrip("."))

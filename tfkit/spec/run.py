@@ -27,7 +27,7 @@ from tfkit.errors import Invalid
 from tfkit.spec.document import NAME, Document
 
 MODEL = "model"
-"""The key of a run's model, which is a spec of its own."""
+"""The key of a run's model, a nested spec."""
 ENDS = frozenset({"steps", "tokens", "passes", "flops"})
 """Keys that say how long a run is; it has one of them."""
 LISTS = ("track", "callbacks")
@@ -40,7 +40,7 @@ class BatchConfig(Config):
     sequences: PositiveCount
     """Their number."""
     length: PositiveCount | None = None
-    """Positions of each, for data that has no length of its own."""
+    """Positions of each example, for data without a fixed length."""
 
 
 class SplitConfig(Config):
@@ -83,7 +83,7 @@ class SavingConfig(Config):
 
 
 class WeightsConfig(Config):
-    """The weights that a run begins with. What they lack or have beside the model is allowed by name."""
+    """The initial weights of a run. Missing and additional tensors must be allowed by name."""
 
     word_key = "path"
 
@@ -94,10 +94,10 @@ class WeightsConfig(Config):
     unused: tuple[str, ...] = ()
     """Patterns of tensors that the model does not read, by their names in the file, such as `lm_head.weight`."""
     allow_change: bool = False
-    """If true, accept weights that state that they are those of another model."""
+    """If true, accept weights whose metadata describes another model."""
 
     def located(self, folder: Path) -> Self:
-        """The config with a path that does not depend on the current folder; a relative one starts at `folder`."""
+        """Return the config with an absolute path. A relative path starts at `folder`."""
         return self.model_copy(update={"path": str((folder / self.path).absolute())})
 
 
@@ -124,7 +124,7 @@ class MachineConfig(Config):
 
 
 class RunSpec(Document):
-    """A run, every value resolved; the model beside it is a spec of its own."""
+    """A run with every value resolved. Its model is a separate spec."""
 
     name: Immaterial[str] = Field(pattern=NAME, max_length=100)
     """The name of the run."""
@@ -170,19 +170,19 @@ class RunSpec(Document):
     callbacks: tuple[CallbackConfig, ...] = ()
     """Observers."""
     track: Immaterial[tuple[TrackerConfig, ...]] = ()
-    """Places that numbers are shown in, beside `metrics.jsonl`."""
+    """Trackers that show the metrics, in addition to `metrics.jsonl`."""
     machine: Immaterial[MachineConfig] = MachineConfig()
     """The machine."""
 
     def check(self) -> None:
         """Refuse a run of no length, or of several; and a micro-batch that is more than the batch."""
         super().check()
-        given = [name for name in type(self).model_fields if name in ENDS and getattr(self, name) is not None]
-        if not given:
+        ends = [name for name in type(self).model_fields if name in ENDS and getattr(self, name) is not None]
+        if not ends:
             raise Invalid("", "the run has no end: it takes one of `steps`, `tokens`, `passes` and `flops`")
-        if len(given) > 1:
-            words = " and ".join(f"`{name}`" for name in given)
-            raise Invalid(given[1], f"the run has several ends: {words}", help="leave all but one of them out")
+        if len(ends) > 1:
+            words = " and ".join(f"`{name}`" for name in ends)
+            raise Invalid(ends[1], f"the run has several ends: {words}", help="leave all but one of them out")
         if self.data.takes_length and self.batch.length is None:
             help = "for instance `batch: {sequences: 16, length: 128}`"
             raise Invalid("batch", f"data `{self.data.kind_name()}` needs a `length`", help=help)
@@ -194,8 +194,8 @@ class RunSpec(Document):
             raise Invalid("machine.micro_batch", message)
         unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split_names]
         if unknown:
-            known = ", ".join(self.data.split_names)
-            raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {known}",))
+            names = ", ".join(self.data.split_names)
+            raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {names}",))
 
     @property
     def micro_batch(self) -> int:
@@ -204,7 +204,7 @@ class RunSpec(Document):
         return size if isinstance(size, int) else self.batch.sequences
 
     def count_steps(self, *, tokens_of_step: int, examples: int) -> int:
-        """The number of updates of a run whose length is not in FLOPs, on that many examples."""
+        """Return the number of updates for this number of examples. The length of the run must not be in FLOPs."""
         if self.steps is not None:
             return self.steps
         if self.tokens is not None:

@@ -39,14 +39,14 @@ class EqualConfig(Config):
     time: str | None = None
     """The least time of the whole run on a device, predicted from FLOPs and bytes: it depends on no neighbour."""
     device: str | None = None
-    """The device of `time`: its name, or a file with its limits; that of the run unless given."""
+    """The device of `time`: its name, or a file with its limits; by default the run's device."""
 
     @field_validator(*BUDGETS, mode="before")
     @classmethod
-    def _percent(cls, given: object) -> object:
-        if given is not None and not _PERCENT.fullmatch(str(given)):
-            raise Invalid("", f"`{given}` is not a share", help="write `0.5%`; or `0%` for the same number")
-        return given
+    def _percent(cls, value: object) -> object:
+        if value is not None and not _PERCENT.fullmatch(str(value)):
+            raise Invalid("", f"`{value}` is not a share", help="write `0.5%`; or `0%` for the same number")
+        return value
 
     def check(self) -> None:
         """Refuse a comparison of no size."""
@@ -57,9 +57,9 @@ class EqualConfig(Config):
             raise Invalid("device", "`device` has no effect without `time`", help="add `time: 5%`, or remove it")
 
     def shares(self) -> dict[str, float]:
-        """The largest difference of each size, as a share."""
-        given = {"params": self.params, "flops": self.flops, "tokens": self.tokens, "time": self.time}
-        return {name: float(text[:-1]) / 100 for name, text in given.items() if text is not None}
+        """Return the largest relative difference of each size, as a fraction."""
+        texts = {"params": self.params, "flops": self.flops, "tokens": self.tokens, "time": self.time}
+        return {name: float(text[:-1]) / 100 for name, text in texts.items() if text is not None}
 
 
 class SizesConfig(Config):
@@ -70,22 +70,22 @@ class SizesConfig(Config):
 
     @field_validator("params")
     @classmethod
-    def _counts(cls, given: tuple[Any, ...]) -> tuple[int, ...]:
-        found = tuple(map(_count, given))
-        if not found:
+    def _counts(cls, values: tuple[Any, ...]) -> tuple[int, ...]:
+        counts = tuple(map(_count, values))
+        if not counts:
             raise Invalid("params", "there is no size", help="for instance `params: [0.25M, 0.5M, 1M, 2M]`")
-        if len(set(found)) < len(found):
+        if len(set(counts)) < len(counts):
             raise Invalid("params", "a size is in the list twice")
-        return found
+        return counts
 
 
 class SearchConfig(Config):
-    """A search that chooses the next values to try by those before; each variant has one of its own."""
+    """A search that chooses the next values by the results so far; each variant has a separate search."""
 
     kind: Literal["optuna"] = "optuna"
     """The library that chooses."""
     sampler: Literal["tpe", "gp", "random"] = "tpe"
-    """tpe: tree of Parzen estimators; gp: a Gaussian process; random: values drawn alike."""
+    """tpe: tree of Parzen estimators; gp: a Gaussian process; random: independent draws."""
     trials: Annotated[int, Field(ge=1, le=1000)]
     """The number of values that each variant tries."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -105,7 +105,7 @@ class Range(NamedTuple):
 
 
 class TuneConfig(Config):
-    """Values of settings that every variant tries on seeds of their own, to take the best."""
+    """Values of settings that every variant tries on separate seeds, to take the best."""
 
     over: dict[str, Any]
     """The values of each setting, by its path, as `--set` takes it; a search also takes ranges, `{log: [1e-4, 1e-2]}`.
@@ -115,7 +115,7 @@ class TuneConfig(Config):
     seeds: tuple[Seed, ...]
     """Seeds to try them on; none of the sweep's own."""
     steps: PositiveCount | None = None
-    """Updates of a trial; those of the run unless given."""
+    """Updates of a trial; by default as many as in a run."""
 
     def check(self) -> None:
         """Refuse trials of nothing, and ranges without a search."""
@@ -123,7 +123,7 @@ class TuneConfig(Config):
         _check_seeds(self.seeds)
         if not self.over:
             raise Invalid("over", "there is nothing to tune", help="for instance `over: {optimizer.lr: [1e-4, 1e-3]}`")
-        _check_lists("over", {path: one for path, one in self.over.items() if path not in self.ranges})
+        _check_lists("over", {path: values for path, values in self.over.items() if path not in self.ranges})
         if self.search is None and self.ranges:
             path = next(iter(self.ranges))
             help = "list its values, or add `search: {trials: 20}`"
@@ -132,7 +132,7 @@ class TuneConfig(Config):
     @property
     def ranges(self) -> dict[str, Range]:
         """The settings that have a range instead of a list."""
-        return {path: _range(path, one) for path, one in self.over.items() if isinstance(one, dict)}
+        return {path: _range(path, values) for path, values in self.over.items() if isinstance(values, dict)}
 
 
 class CompareConfig(Config):
@@ -165,7 +165,7 @@ class FitConfig(Config):
     """A scaling law of each variant over its sizes: L = E + A / N^a."""
 
     loss: str | None = None
-    """The loss, a number of the evaluations: `val.loss`; that of `compare` unless given."""
+    """The loss, a metric of the evaluations: `val.loss`; by default the metric of `compare`."""
     on: Literal["params", "flops", "tokens"]
     """N: parameters, FLOPs of the whole run, or positions that it reads."""
 
@@ -194,7 +194,7 @@ class SweepSpec(Document):
     equal: EqualConfig | None = None
     """The sizes that variants share."""
     tune: TuneConfig | None = None
-    """Settings that are tuned for each variant by itself."""
+    """Settings that are tuned separately for each variant."""
     compare: CompareConfig
     """The comparison."""
     fit: FitConfig | None = None
@@ -202,13 +202,13 @@ class SweepSpec(Document):
 
     @field_validator("tokens")
     @classmethod
-    def _length(cls, given: object) -> object:
-        if isinstance(given, bool) or not isinstance(given, int | float | str | None) or given == "":
+    def _length(cls, value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float | str | None) or value == "":
             raise Invalid("tokens", "`tokens` takes a number or arithmetic", help="for instance `tokens: 20 * params`")
-        return given
+        return value
 
     def base_of(self, variant: str) -> str:
-        """The variant that one is compared to; itself if that is none."""
+        """Return the variant that a variant is compared to; the variant itself if it is the baseline."""
         names = list(self.variants)
         if self.compare.to == PREVIOUS:
             return names[max(names.index(variant) - 1, 0)]
@@ -245,9 +245,9 @@ class SweepSpec(Document):
         if shared:
             message = f"seed {shared[0]} is also one of the sweep: its result would be chosen, not found"
             raise Invalid("tune.seeds", message, help="tune on seeds that the sweep does not have: [100, 101]")
-        both = sorted(self.grid.keys() & tune.over.keys())
-        if both:
-            raise Invalid(f"tune.over.{both[0]}", f"`{both[0]}` is in `grid` too")
+        repeated = sorted(self.grid.keys() & tune.over.keys())
+        if repeated:
+            raise Invalid(f"tune.over.{repeated[0]}", f"`{repeated[0]}` is in `grid` too")
 
 
 def _check_seeds(seeds: tuple[int, ...]) -> None:
@@ -266,20 +266,20 @@ def _check_lists(name: str, lists: dict[str, Any]) -> None:
             raise Invalid(name, f"`{path}` has no values")
 
 
-def _count(given: object) -> int:
-    """A number of parameters, such as `0.25M`."""
-    match = _COUNT.fullmatch(str(given))
-    count = 0.0 if match is None or isinstance(given, bool) else float(match[1]) * _UNITS[match[2]]
+def _count(value: object) -> int:
+    """Parse a number of parameters, such as `0.25M`."""
+    match = _COUNT.fullmatch(str(value))
+    count = 0.0 if match is None or isinstance(value, bool) else float(match[1]) * _UNITS[match[2]]
     if not 1 <= count <= MOST:
-        raise Invalid("params", f"`{given}` is not a number of parameters", help="write `250000`, `250k` or `0.25M`")
+        raise Invalid("params", f"`{value}` is not a number of parameters", help="write `250000`, `250k` or `0.25M`")
     return round(count)
 
 
-def _range(path: str, given: dict[str, Any]) -> Range:
-    """The range of a setting."""
+def _range(path: str, range: dict[str, Any]) -> Range:
+    """Parse the range of a setting."""
     help = "for instance `{log: [1e-4, 1e-2]}`, above 0; or `linear`; or `whole`, with whole numbers"
-    (scale, ends), *more = [*given.items()] or [("", None)]
-    ends = ends if isinstance(ends, tuple) and all(type(one) in (int, float) for one in ends) else ()
+    (scale, ends), *more = [*range.items()] or [("", None)]
+    ends = ends if isinstance(ends, tuple) and all(type(end) in (int, float) for end in ends) else ()
     if scale not in SCALES or more or len(ends) != 2:
         raise Invalid("over", f"`{path}` takes a list of values, or a range with two ends", help=help)
     low, high = ends

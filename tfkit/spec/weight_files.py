@@ -54,7 +54,7 @@ def read_headers(path: Path) -> dict[Path, Header]:
 def content_of(path: Path) -> str:
     """Return 64 hexadecimal digits that are equal for equal tensors, however they are split into files.
 
-    `path` is a file, an index, the folder of a model, or that of a run, which stands for its latest checkpoint.
+    `path` is a file, an index, a model folder, or a run folder, which stands for its latest checkpoint.
     Metadata does not count. Raises SpecError as `read_headers` does.
     """
     digest = hashlib.sha256()
@@ -68,7 +68,7 @@ def content_of(path: Path) -> str:
 
 
 def _data(path: Path, entry: Entry) -> Iterator[bytes]:
-    """The bytes of a tensor."""
+    """Return the bytes of a tensor."""
     with open_regular(path) as file:
         try:
             file.seek(entry.start)
@@ -83,7 +83,7 @@ def _data(path: Path, entry: Entry) -> Iterator[bytes]:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The file that holds, or lists, the weights of a folder."""
+    """Return the file that holds, or lists, the weights of a folder."""
     for name in (WEIGHTS, INDEX):
         if os.path.lexists(folder / name):
             return folder / name
@@ -106,7 +106,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _shards(index: Path) -> dict[str, list[str]]:
-    """The files that an index names, with the tensors assigned to them."""
+    """Return the files that an index names, with the tensors assigned to them."""
     with open_regular(index) as file:
         try:
             raw = file.read(MAX_HEADER + 1)
@@ -128,7 +128,7 @@ def _shards(index: Path) -> dict[str, list[str]]:
 
 
 def _inside(index: Path, shard: str) -> Path:
-    """The path of a shard; raises an error if it is outside the index's folder, be it by a link.
+    """Return the path of a shard. Raise an error if it is outside the index's folder, also through a link.
 
     In a cache of the Hugging Face hub every file of a snapshot is a link to the blobs of the same repository.
     """

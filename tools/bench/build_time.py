@@ -3,7 +3,7 @@
     python tools/bench/build_time.py [--rounds 7] [--litgpt-python PATH] [--json]
 
 Every figure is CPU time of a fresh process on one thread. The contenders take turns, round by round; compare figures of
-one run only. litgpt 0.5 needs an older huggingface-hub than transformers 5: give it an interpreter of its own.
+one run only. litgpt 0.5 needs an older huggingface-hub than transformers 5: give it a separate interpreter.
 """
 
 from __future__ import annotations
@@ -98,38 +98,40 @@ def command_line() -> list[Contender]:
 
 
 def present(contenders: Sequence[Contender], missing: list[str]) -> list[Contender]:
-    """The contenders that run at all; the errors of the others go to `missing`."""
-    found = []
-    for one in contenders:
+    """Return the contenders that run at all; the errors of the others go to `missing`."""
+    working = []
+    for contender in contenders:
         try:
-            run_once(one.command)
-            found.append(one)
+            run_once(contender.command)
+            working.append(contender)
         except (OSError, RuntimeError) as error:
-            missing.append(f"{one.name}: {error}")
-    return found
+            missing.append(f"{contender.name}: {error}")
+    return working
 
 
 def targets(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender]) -> list[Target]:
-    """The figures to reach, in the order of the tables."""
-    found = []
+    """Return the figures to reach, in the order of the tables."""
+    results = []
     for title, group, key in (("llama3_405b, construction", models, "construction"), ("gpt2", small, "construction")):
         for peer in group[1:]:
             held = ratio(group[0].values(key), peer.values(key)).of_minima
-            found.append(Target(f"{title}, times of {peer.name}", 1.0, held))
+            results.append(Target(f"{title}, times of {peer.name}", 1.0, held))
     params, torch, help = whole
     held = ratio(params.values("cpu"), torch.values("cpu")).of_minima
-    found.append(Target("tfkit params, times of import torch", 1.3, held))
-    found.append(Target("tfkit params, peak memory in MB", 400, max(params.values("rss"))))
-    found.append(Target("tfkit --help, seconds", 0.35, statistics.median(help.values("cpu"))))
-    return found
+    results.append(Target("tfkit params, times of import torch", 1.3, held))
+    results.append(Target("tfkit params, peak memory in MB", 400, max(params.values("rss"))))
+    results.append(Target("tfkit --help, seconds", 0.35, statistics.median(help.values("cpu"))))
+    return results
 
 
 def check_counts(models: Sequence[Contender], small: Sequence[Contender]) -> None:
     """Stop if two libraries did not build the same model."""
     for group, expected in ((models, LLAMA_PARAMETERS), (small, GPT2_PARAMETERS)):
-        for one in group:
-            if set(one.values("parameters")) != {expected}:
-                sys.exit(f"{one.name} built {one.values('parameters')[0]:,} parameters instead of {expected:,}")
+        for contender in group:
+            if set(contender.values("parameters")) != {expected}:
+                sys.exit(
+                    f"{contender.name} built {contender.values('parameters')[0]:,} parameters instead of {expected:,}"
+                )
 
 
 def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender]) -> None:
@@ -145,14 +147,18 @@ def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequenc
     print("\nthe command line, whole processes")
     print(compare(processes, "cpu"))
     print(f"  {help.name:26}{min(help.values('cpu')):>8.3f}{statistics.median(help.values('cpu')):>9.3f}")
-    memory = ", ".join(f"{one.name} {max(one.values('rss')):.0f}" for one in processes)
+    memory = ", ".join(f"{contender.name} {max(contender.values('rss')):.0f}" for contender in processes)
     print(f"  peak memory in MB: {memory}")
 
 
 def versions(litgpt_python: str) -> str:
-    """The versions of what was measured, in one line."""
-    found = {name: version(name) for name in ("torch", "transformers")} | {"litgpt": version("litgpt", litgpt_python)}
-    return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {text}" for name, text in found.items() if text)])
+    """Return the versions of what was measured, in one line."""
+    installed = {name: version(name) for name in ("torch", "transformers")} | {
+        "litgpt": version("litgpt", litgpt_python)
+    }
+    return ", ".join(
+        [f"Python {sys.version.split()[0]}", *(f"{name} {text}" for name, text in installed.items() if text)]
+    )
 
 
 def main() -> None:

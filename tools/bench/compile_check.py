@@ -73,21 +73,21 @@ def check(name: str, sets: list[str], *, masked: bool) -> Result:
     explained = torch._dynamo.explain(model)(**inputs(graph, *SHAPES[0], masked=masked))
     torch._dynamo.reset()
     for batch, length in SHAPES:
-        given = inputs(graph, batch, length, masked=masked)
+        batch_inputs = inputs(graph, batch, length, masked=masked)
         with torch.no_grad():
-            largest = max(largest, (compiled(**given) - model(**given)).abs().max().item())
+            largest = max(largest, (compiled(**batch_inputs) - model(**batch_inputs)).abs().max().item())
     return Result(name, masked, len(SHAPES), explained.graph_break_count, len(counted), largest)
 
 
 def inputs(graph: tfkit.Graph, batch: int, length: int, *, masked: bool) -> dict[str, Tensor]:
     """Random tokens for every input; an encoder's and a decoder's sequences differ in length."""
     torch.manual_seed(length)
-    given: dict[str, Tensor] = {}
+    tokens: dict[str, Tensor] = {}
     for i, name in enumerate(graph.inputs):
-        given[name] = torch.randint(64, (batch, length + 3 * i))
+        tokens[name] = torch.randint(64, (batch, length + 3 * i))
         if masked:
-            given[f"{name}_mask"] = torch.arange(length + 3 * i) < torch.randint(4, length, (batch, 1))
-    return given
+            tokens[f"{name}_mask"] = torch.arange(length + 3 * i) < torch.randint(4, length, (batch, 1))
+    return tokens
 
 
 def main() -> None:
@@ -97,14 +97,17 @@ def main() -> None:
     options = parser.parse_args()
     results = [check(name, sets, masked=masked) for name, sets in MODELS.items() for masked in (False, True)]
     if options.json:
-        print(json.dumps([{**asdict(one), "good": one.good} for one in results], indent=2))
+        print(json.dumps([{**asdict(result), "good": result.good} for result in results], indent=2))
     else:
         print(f"torch {torch.__version__}, dynamic shapes, {len(SHAPES)} shapes each")
         print(f"  {'model':16}{'mask':>6}{'graph breaks':>14}{'compilations':>14}{'difference':>13}")
-        for one in results:
-            mask = "yes" if one.masked else "no"
-            print(f"  {one.model:16}{mask:>6}{one.graph_breaks:>14}{one.graphs:>14}{one.largest_difference:>13.1e}")
-    sys.exit(not all(one.good for one in results))
+        for result in results:
+            mask = "yes" if result.masked else "no"
+            print(
+                f"  {result.model:16}{mask:>6}{result.graph_breaks:>14}{result.graphs:>14}"
+                f"{result.largest_difference:>13.1e}"
+            )
+    sys.exit(not all(result.good for result in results))
 
 
 if __name__ == "__main__":

@@ -129,9 +129,9 @@ def rows(cases: tuple[Case, ...] = CASES) -> Iterator[str]:
     yield "| model | batch x length | fixed, predicted | measured | error | peak, predicted | measured | error |"
     yield "|---|---|---|---|---|---|---|---|"
     for case in cases:
-        told, (fixed, peak) = predicted(case), measured(case)
-        memory = told.memory
-        pairs = ((memory.weights + memory.gradients + memory.optimizer, fixed), (told.peak, peak))
+        prediction, (fixed, peak) = predicted(case), measured(case)
+        memory = prediction.memory
+        pairs = ((memory.weights + memory.gradients + memory.optimizer, fixed), (prediction.peak, peak))
         cells = [f"{a / 1e6:,.1f} MB | {b / 1e6:,.1f} MB | {round(100 * (a - b) / b, 1) + 0.0:+.1f}%" for a, b in pairs]
         yield f"| {case} | {case.batch} x {case.length} | {' | '.join(cells)} |"
 

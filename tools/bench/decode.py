@@ -6,7 +6,7 @@
 One thread, float32; on a GPU bfloat16. All contenders have the same weights, read the same prompt and must write the
 same tokens. They take turns; the figure is the CPU time of a token, without the prompt, on a GPU the time between two
 CUDA events. `loop` is the shortest loop around a forward, `generate` the library's own function; `prepared` has its
-weights laid out by `tfkit.prepare_decoding`. transformers uses its default cache; litgpt is a process of its own, on a
+weights laid out by `tfkit.prepare_decoding`. transformers uses its default cache; litgpt is a separate process, on a
 CPU, with Llama shapes (it has no learned positions).
 
 A token must read every weight and the caches once: the share of the limit is the time in which this machine reads that
@@ -49,7 +49,7 @@ Contender = Callable[[int], Tensor]
 
 
 class Tfkit:
-    """A `CachedModel` in a loop of its own, and `tfkit.generate`."""
+    """A `CachedModel` in a separate loop, and `tfkit.generate`."""
 
     def __init__(self, model: fx.GraphModule, prompt: Tensor, length: int, *, compile: bool) -> None:
         self.cached = tfkit.CachedModel(model.eval(), length=length, compile=compile)
@@ -131,7 +131,7 @@ def litgpt(python: str, shape: Shape) -> Iterator[tuple[Worker, Tensor]]:
 
 
 def prompt_of(shape: Shape) -> Tensor:
-    """The prompt for all contenders."""
+    """Return the prompt for all contenders."""
     return torch.randint(shape.vocab_size, (shape.batch, PROMPT), generator=torch.Generator().manual_seed(0))
 
 
@@ -165,7 +165,7 @@ def race(
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table, tokens per second and share of the limit, the goal."""
+    """Print a table, tokens per second and fraction of the limit, and the goal."""
     turns, batch = found["seconds"], found["batch"]
     print(f"\n{found['shape'].rpartition(',')[0]}, batch {batch}, {found['bytes'] / 1e6:.0f} MB a token")
     print(compare_speeds(turns))

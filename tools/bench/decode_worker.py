@@ -1,4 +1,4 @@
-"""litgpt's decoder for `decode.py`, in a process and an environment of its own."""
+"""litgpt's decoder for `decode.py`, in a separate process and environment."""
 
 from __future__ import annotations
 

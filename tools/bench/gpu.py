@@ -98,13 +98,13 @@ def timed(step: Any, device: str, rehearse: bool) -> list[float]:
     return [seconds(step, device) for _ in range(3 if rehearse else STEPS)]
 
 
-def verdict(found: dict[str, Any], peaks: tuple[float, float] | None, goal: float) -> str:
+def verdict(result: dict[str, Any], peaks: tuple[float, float] | None, goal: float) -> str:
     """The share of the device that was used."""
     if peaks is None:
         return "no data sheet of this device: no share"
-    ideal = found["flops"] / peaks[0] if "flops" in found else found["bytes"] / peaks[1]
-    what = "MFU" if "flops" in found else "of the bandwidth limit"
-    best, middle = ideal / min(found["seconds"]), ideal / statistics.median(found["seconds"])
+    ideal = result["flops"] / peaks[0] if "flops" in result else result["bytes"] / peaks[1]
+    what = "MFU" if "flops" in result else "of the bandwidth limit"
+    best, middle = ideal / min(result["seconds"]), ideal / statistics.median(result["seconds"])
     return f"{best:.1%} {what} ({middle:.1%} in the median), goal {goal:.0%}: {'met' if best >= goal else 'MISSED'}"
 
 
@@ -125,8 +125,8 @@ def main() -> None:
     for model, (batch, goal) in (TRAINING | DECODING).items():
         if options.part in (None, model):
             run = train if model in TRAINING else decode
-            found = run(model, batch, rehearse=options.rehearse, device=device)
-            results[model] = found | {"batch": batch, "verdict": verdict(found, peaks, goal)}
+            result = run(model, batch, rehearse=options.rehearse, device=device)
+            results[model] = result | {"batch": batch, "verdict": verdict(result, peaks, goal)}
             torch.compiler.reset()
             if device == "cuda":
                 torch.cuda.empty_cache()
@@ -136,9 +136,9 @@ def main() -> None:
         print(json.dumps({**about, "results": results, "runs": together}, indent=2))
         return
     print(f"{machine()}, {name or 'no GPU'}, torch {torch.__version__}")
-    for model, found in results.items():
-        speed = f"{found['tokens_per_second']:,.0f} tokens/s at batch {found['batch']}"
-        print(f"  {model:12}{speed:34}{found['verdict']}")
+    for model, result in results.items():
+        speed = f"{result['tokens_per_second']:,.0f} tokens/s at batch {result['batch']}"
+        print(f"  {model:12}{speed:34}{result['verdict']}")
     if together:
         show(together)
 

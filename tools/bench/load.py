@@ -78,12 +78,14 @@ def weights_mb(spec: str, folder: Path) -> float:
 
 
 def importing() -> list[Contender]:
-    """Whole processes of `tfkit import` and `tfkit params`, and that of `import torch`."""
+    """Return the full processes of `tfkit import` and `tfkit params`, and the process of `import torch`."""
     published = ROOT / "tests" / "published"
     tfkit = [sys.executable, "-m", "tfkit"]
-    found = [Contender("import torch", script("import torch"))]
-    found += [Contender(f"import {name}", [*tfkit, "import", str(published / f"{name}.json")]) for name in IMPORTED]
-    return found + [Contender(f"params {name}", [*tfkit, "params", name]) for name in IMPORTED]
+    contenders = [Contender("import torch", script("import torch"))]
+    contenders += [
+        Contender(f"import {name}", [*tfkit, "import", str(published / f"{name}.json")]) for name in IMPORTED
+    ]
+    return contenders + [Contender(f"params {name}", [*tfkit, "params", name]) for name in IMPORTED]
 
 
 def main() -> None:

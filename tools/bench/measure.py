@@ -37,7 +37,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one contender over that of another, paired by round."""
+    """The ratio of a figure between two contenders, paired by round."""
 
     median: float
     low: float
@@ -58,10 +58,10 @@ def script(source: str, python: str = sys.executable) -> list[str]:
 def race(contenders: Sequence[Contender], rounds: int, timeout: float = 300) -> None:
     """Run all contenders once each round, one after the other; a round that does not count comes first."""
     for number in range(rounds + 1):
-        for one in contenders:
-            run = run_once(one.command, timeout, one.root)
+        for contender in contenders:
+            run = run_once(contender.command, timeout, contender.root)
             if number:
-                one.runs.append(run)
+                contender.runs.append(run)
 
 
 def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) -> dict[str, float]:
@@ -116,7 +116,7 @@ def seconds(run: Callable[[], object], device: str = "cpu") -> float:
 
 
 def per_token(run: Callable[[int], object], n: int, device: str) -> Callable[[], float]:
-    """Seconds of a token: those of `n` + 1 tokens without those of the first, which includes reading the prompt."""
+    """Measure seconds per token: the time of `n` + 1 tokens minus the time of the first, which includes the prompt."""
 
     def measure() -> float:
         import torch
@@ -128,31 +128,31 @@ def per_token(run: Callable[[int], object], n: int, device: str) -> Callable[[],
 
 
 def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
-    """The results of each contender in each round, by name.
+    """Return the results of each contender in each round, by name.
 
     Each one starts and ends a round as often as the others, and has neighbours on both sides; the first `warm_up`
     rounds do not count.
     """
     names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    results: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-warm_up, rounds):
         first = number % len(names)
         order = names[first:] + names[:first]
         for name in reversed(order) if number % 2 else order:
             figure = contenders[name]()
             if number >= 0:
-                found[name].append(figure)
-    return found
+                results[name].append(figure)
+    return results
 
 
-def compare_speeds(found: Mapping[str, Sequence[float]]) -> str:
-    """A table in milliseconds: the speed of the first contender relative to each of the others.
+def compare_speeds(times: Mapping[str, Sequence[float]]) -> str:
+    """Format a table in milliseconds: the speed of the first contender relative to each of the others.
 
-    `best` is the ratio of the two minima, `median` and `spread` those of single rounds.
+    `best` is the ratio of the two minima, `median` and `spread` describe single rounds.
     """
-    first, ours = next(iter(found.items()))
+    first, ours = next(iter(times.items()))
     lines = [f"  {'ms':20}{'best':>9}{'median':>9}   speed of {first} relative to this: best, median (spread)"]
-    for name, values in found.items():
+    for name, values in times.items():
         line = f"  {name:20}{min(values) * 1000:>9.1f}{statistics.median(values) * 1000:>9.1f}"
         if name != first:
             held = ratio(values, ours)
@@ -162,13 +162,13 @@ def compare_speeds(found: Mapping[str, Sequence[float]]) -> str:
 
 
 def compare(contenders: Sequence[Contender], key: str) -> str:
-    """A table of one figure: the first contender compared with each of the others."""
+    """Format a table of one figure: the first contender compared with each of the others."""
     first = contenders[0]
     lines = [f"  {'':26}{'min':>8}{'median':>9}   first / this: minima (by round)"]
-    for one in contenders:
-        values = one.values(key)
-        held = "" if one is first else str(ratio(first.values(key), values))
-        lines.append(f"  {one.name:26}{min(values):>8.3f}{statistics.median(values):>9.3f}   {held}".rstrip())
+    for contender in contenders:
+        values = contender.values(key)
+        held = "" if contender is first else str(ratio(first.values(key), values))
+        lines.append(f"  {contender.name:26}{min(values):>8.3f}{statistics.median(values):>9.3f}   {held}".rstrip())
     return "\n".join(lines)
 
 

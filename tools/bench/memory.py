@@ -1,10 +1,10 @@
-"""Memory and time of a training step with a vocabulary of 128,256: the loss in chunks compared with that of all logits.
+"""Memory and time of a training step with a vocabulary of 128,256: the loss in chunks, or of all logits.
 
     python tools/bench/memory.py [--rounds 3] [--json]
 
 A Llama of 4 layers of width 512 with the vocabulary of Llama 3; forward and backward of 4 x 512 tokens, next-token
 loss, with and without computing the layers twice. Every step runs in a fresh process, the contenders take turns.
-`tensors` is the most memory that the step had allocated at once, beside the weights; `process` is the memory that the
+`tensors` is the most memory that the step had allocated at once, minus the weights; `process` is the memory that the
 system gave the process. On the CPU: float32, one thread, CPU time; on a GPU: bfloat16 and its own clock.
 """
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def step(name: str) -> dict[str, float]:
-    """One training step of one contender: seconds, and megabytes of tensors beside the weights."""
+    """Run a training step of a contender: seconds, and megabytes of tensors in addition to the weights."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = tfkit.build("llama3_8b", sets=SETS, device=device, dtype=dtype, recompute=name.endswith("recompute"))
@@ -88,7 +88,7 @@ def next_token_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
 
 
 def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds, and the most bytes that were allocated beside the earlier ones."""
+    """Measure seconds, and the peak bytes in addition to what was allocated before."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     took = seconds(run, "cuda")

@@ -1,4 +1,4 @@
-"""The loop of `tfkit train` beside one by hand, step by step in turns: CPU time of one thread, and peak memory.
+"""The loop of `tfkit train` and a loop written by hand, step by step in turns: CPU time of one thread, and peak memory.
 
 python tools/bench/train_loop.py --rounds 60
 """

@@ -3,7 +3,7 @@
     python tools/bench/train_step.py [--shape gpt2] [--rounds 20] [--compile] [--operators] [--json]
                                      [--python litgpt=../peers/bin/python ...]
 
-Each contender is a process of its own, in another environment if `--python` names one. They take turns, a step each,
+Each contender is a separate process, in another environment if `--python` names one. They take turns, a step each,
 on one thread; the figure is CPU time, on a GPU the time between two CUDA events. All begin with the same weights, and
 must give the same logits. With `--compile`: tfkit and the hand-written model, each compiled whole or not at all.
 """
@@ -54,12 +54,12 @@ class Race:
 
     def verdicts(self) -> dict[str, str]:
         """For each goal: `met`, `level` if one is within the middle half of the rounds, or `MISSED`."""
-        found = {}
+        results = {}
         for name in self.goals:
             if name in self.seconds:
                 held = ratio(self.seconds[name], self.seconds["tfkit"])
-                found[name] = "met" if held.of_minima >= 1 else "level" if held.quartiles[1] >= 1 else "MISSED"
-        return found
+                results[name] = "met" if held.of_minima >= 1 else "level" if held.quartiles[1] >= 1 else "MISSED"
+        return results
 
 
 class Stepper:
@@ -127,12 +127,12 @@ def check_loss(race: Race) -> None:
 
 def operators(workers: Mapping[str, Worker], times: int = 7) -> dict[str, Operators]:
     """For each contender and operator, the calls in a step and the least time that they took in several."""
-    found: dict[str, Operators] = {name: {} for name in workers}
+    results: dict[str, Operators] = {name: {} for name in workers}
     for _ in range(times):
         for name, worker in workers.items():
             for operator, (calls, spent) in worker.ask("operators")["operators"].items():
-                found[name][operator] = (calls, min(spent, found[name].get(operator, (0, spent))[1]))
-    return found
+                results[name][operator] = (calls, min(spent, results[name].get(operator, (0, spent))[1]))
+    return results
 
 
 def show(race: Race) -> None:

@@ -56,7 +56,7 @@ class Trainer:
         self.last = loss.detach()
 
     def operators(self) -> dict[str, tuple[int, float]]:
-        """Calls and milliseconds of each operator in one step, its own time without that of operators it calls."""
+        """Count the calls and milliseconds of each operator in a step, without the operators that it calls."""
         with profile(activities=[ProfilerActivity.CPU]) as found:
             self.step()
         return {one.key: (one.count, one.self_cpu_time_total / 1000) for one in found.key_averages()}

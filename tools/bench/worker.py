@@ -83,10 +83,10 @@ def serve(answer: Callable[[str, Answer], Answer]) -> None:
 
 
 def interpreter(text: str) -> tuple[str, str]:
-    """NAME=PATH of `--python`."""
+    """Parse the NAME=PATH of `--python`."""
     name, _, path = text.partition("=")
     if name not in FILES or not path:
         raise argparse.ArgumentTypeError(f"write NAME=PATH with one of {', '.join(FILES)}")
-    if not (found := shutil.which(path)):
+    if not (program := shutil.which(path)):
         raise argparse.ArgumentTypeError(f"no program {path}")
-    return name, os.path.abspath(found)  # not resolved: Python finds its environment through the link
+    return name, os.path.abspath(program)  # not resolved: Python finds its environment through the link

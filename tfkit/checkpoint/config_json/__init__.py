@@ -1,1 +1,1 @@
-"""The config.json beside published weights, read and written."""
+"""The config.json of published weights, read and written."""

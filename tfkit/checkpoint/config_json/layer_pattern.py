@@ -10,7 +10,7 @@ BASE = "base"
 
 
 def pattern_of(names: Sequence[str]) -> Any:
-    """The shortest text that arranges layers in this way: a cycle with counts, or ranges and the rest."""
+    """Return the shortest text that arranges layers in this way: a cycle with counts, or ranges and the rest."""
     n = len(names)
     length = next(k for k in range(1, n + 1) if all(names[i] == names[i % k] for i in range(n)))
     runs = [(name, len(list(run))) for name, run in groupby(names[:length])]

@@ -36,7 +36,7 @@ MAX_LAYERS = 4096
 
 
 def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping:
-    """The tree of a family's spec, changed to the model that a config.json describes.
+    """Return the tree of a family's spec, changed to the model that a config.json describes.
 
     Raises:
         SpecError: with every error in it: fields that the family does not know, lacks, or cannot represent.
@@ -74,7 +74,7 @@ class FieldReading:
         self._flatten(config, "")
 
     def _flatten(self, node: Mapping, start: str) -> None:
-        """Fields by name; those of a mapping as `mapping.field` if the family knows some of them in that form."""
+        """Yield fields by name; a field in a mapping as `mapping.field` if the family has rules of that form."""
         self._around[start] = node.span
         for key, value in node.items.items():
             name = f"{start}{key}"
@@ -91,10 +91,10 @@ class FieldReading:
         self._used.add(name)
         try:
             field, conditions = self._family.fields[name], self._family.when.get(name, {})
-            means = all(self.value(other) == wanted for other, wanted in conditions.items())
+            means = all(self.value(other) == expected for other, expected in conditions.items())
             (field.read if means else field.pass_over)(name, self)
-        except Invalid as wrong:
-            self._error(str(wrong), name, *wrong.notes, help=wrong.help)
+        except Invalid as error:
+            self._error(str(error), name, *error.notes, help=error.help)
 
     def value(self, name: str) -> Any:
         self._used.add(name)
@@ -103,7 +103,9 @@ class FieldReading:
         if name not in self._family.defaults:
             older = not self.knows(name) and self._name not in self._values  # a name for it in older files
             missing = self._name if older else name
-            unread = [one for one in self._values if not self.knows(one) and one.rpartition(".")[2] not in SILENT]
+            unread = [
+                field for field in self._values if not self.knows(field) and field.rpartition(".")[2] not in SILENT
+            ]
             near = closest(missing, unread)
             help = f"a field with a similar name exists: {quoted(near)}" if near else None
             raise Invalid("", f"{quoted(missing)} is missing", help=help)
@@ -113,17 +115,17 @@ class FieldReading:
         return self._family.defaults.get(name)
 
     def given(self, around: str) -> dict[str, Any]:
-        found = {name: plain(node) for name, node in self._values.items() if name.startswith(around)}
-        return {name.removeprefix(around): value for name, value in found.items() if value is not None}
+        values = {name: plain(node) for name, node in self._values.items() if name.startswith(around)}
+        return {name.removeprefix(around): value for name, value in values.items() if value is not None}
 
     def knows(self, name: str) -> bool:
         return name in self._family.fields
 
     def used(self, names: Iterable[str]) -> None:
-        given = [name for name in names if name in self._values]
+        present = [name for name in names if name in self._values]
         self._used |= set(names)
-        if self._name not in self._values and given:  # a field in its older form
-            self._span = self._values[given[0]].span
+        if self._name not in self._values and present:  # a field in its older form
+            self._span = self._values[present[0]].span
 
     def compute(self, text: str) -> Number:
         return _rounded(evaluate(text, self._number))
@@ -203,9 +205,9 @@ class FieldReading:
         return self._stacks[stack][0] if stack in self._stacks else [BASE] * n_layers
 
     def variants(self, stack: str) -> dict[str, Any]:
-        found = plain(self._variants(stack))
-        assert isinstance(found, dict)
-        return found
+        changes = plain(self._variants(stack))
+        assert isinstance(changes, dict)
+        return changes
 
     def _variants(self, stack: str) -> Mapping:
         variants = self._stacks[stack][1] if stack in self._stacks else self._node(self._family.variants)
@@ -245,7 +247,7 @@ class FieldReading:
             self._error(f"{self.model_type} does not know the field {quoted(name)}", name, help=help)
 
     def _way_out(self, name: str) -> str:
-        """The family of one's own in which a field has no effect."""
+        """Return the text of a user's family in which a field has no effect."""
         family = f"checkpoint: {{extends: {self.model_type}, fields: {{{name}: unused}}}}"
         return f"if it has no effect: --family FILE, a spec with `extends: {self.at('name')}` and `{family}`"
 

@@ -15,7 +15,7 @@ from tfkit.spec.model_spec import ModelSpec
 
 
 def write_fields(spec: Spec, family: FamilyConfig) -> dict[str, Any]:
-    """The fields of the config.json that describes this model; a later reading finds values that no field covers.
+    """Return the fields of the config.json for this model. Reading them detects values that no field covers.
 
     Raises:
         SpecError: no value of a field expresses a value of the spec.
@@ -25,8 +25,8 @@ def write_fields(spec: Spec, family: FamilyConfig) -> dict[str, Any]:
     for name in family.fields:
         try:
             writing.write(name)
-        except Invalid as wrong:
-            errors.append(Diagnostic(str(wrong), None, f"config.json: {name}", tuple(wrong.notes), wrong.help))
+        except Invalid as error:
+            errors.append(Diagnostic(str(error), None, f"config.json: {name}", tuple(error.notes), error.help))
     if errors:
         raise SpecError(*errors)
     architecture = {"architectures": [family.architecture], "model_type": family.model_type}
@@ -51,7 +51,7 @@ class FieldWriting:
         for other in when:
             self.write(other)
         rule = self._family.fields[name]
-        means = all(self.fields.get(other) == wanted for other, wanted in when.items())
+        means = all(self.fields.get(other) == expected for other, expected in when.items())
         (rule.write if means else rule.write_unread)(name, self)
 
     def default(self, name: str) -> Any:
@@ -65,16 +65,16 @@ class FieldWriting:
         return name in self._family.fields
 
     def value(self, path: str) -> Any:
-        found = value_at(self._spec.model, path)
+        direct = value_at(self._spec.model, path)
         shared, _, rest = path.partition(".")
-        if found is not ABSENT or shared in ModelSpec.model_fields:
-            return found
+        if direct is not ABSENT or shared in ModelSpec.model_fields:
+            return direct
         for here, source in self._spec.provenance.inherited.items():
             if source == (shared,) and (value := value_at(self._spec.model, ".".join(here[1:]))) is not ABSENT:
                 return value_at(value, rest) if rest else value
         expressions = [text for rule in self._family.fields.values() for text in rule.expressions]
-        own = {Expression.parse(text, self._family.fields).path for text in expressions}
-        return _shared(self._spec.model.graph, path, "", own)
+        covered = {Expression.parse(text, self._family.fields).path for text in expressions}
+        return _shared(self._spec.model.graph, path, "", covered)
 
     def values(self, expressions: Sequence[str]) -> dict[str, Any]:
         paths = [Expression.parse(text, self._family.fields).path for text in expressions]
@@ -95,15 +95,15 @@ class FieldWriting:
             raise Invalid("", f"{quoted(name)} is not a number, or follows from this field")
         return value
 
-    def says(self, path: str, wanted: Any) -> bool:
-        return self._family.removes(path) or says(self.value(path), wanted)
+    def says(self, path: str, expected: Any) -> bool:
+        return self._family.removes(path) or says(self.value(path), expected)
 
     def layers(self, stack: str) -> list[str]:
         block = self.value(stack)
-        found = block.stack() if isinstance(block, BlockConfig) else None
-        if found is None:
+        structure = block.stack() if isinstance(block, BlockConfig) else None
+        if structure is None:
             raise Invalid("", f"{quoted(stack)} is not a stack of layers")
-        return [layer.name for layer in found.layers]
+        return [layer.name for layer in structure.layers]
 
     def listed(self, stack: str) -> bool:
         return self._family.listing(stack) is not None
@@ -113,62 +113,62 @@ class FieldWriting:
 
 
 def _short(value: Number) -> Number:
-    """A number without the error of rounding that arithmetic left."""
+    """Remove the rounding error of arithmetic from a number."""
     value = round(value) if abs(value - round(value)) <= 1e-9 * abs(value) else value
     short = float(f"{value:.12g}")
     return short if isinstance(value, float) and abs(value - short) <= 1e-14 * abs(value) else value
 
 
 def value_at(config: Any, path: str) -> Any:
-    """The value of a resolved spec at a path from its top or its graph; ABSENT if there is no such place."""
-    found: Any = config
+    """Return the value of a resolved spec at a path from its top or its graph; ABSENT if the path does not exist."""
+    value: Any = config
     keys = path.split(".")
     if isinstance(config, ModelSpec) and keys[0] in config.graph:
-        found = config.graph
+        value = config.graph
     for key in keys:
-        found = found.get(key, ABSENT) if isinstance(found, Mapping) else getattr(found, key, ABSENT)
-        if found is ABSENT:
+        value = value.get(key, ABSENT) if isinstance(value, Mapping) else getattr(value, key, ABSENT)
+        if value is ABSENT:
             return ABSENT
-    return found
+    return value
 
 
-def _shared(config: Any, path: str, place: str, own: Set[str]) -> Any:
-    """The value of the first component that inherits it, where no field sets its `own`."""
+def _shared(config: Any, path: str, place: str, covered: Set[str]) -> Any:
+    """Return the value of the first component that inherits it at a path that no field of `covered` sets."""
     key, _, rest = path.partition(".")
     if isinstance(config, Mapping):
-        found = (_shared(value, path, f"{place}.{name}".lstrip("."), own) for name, value in config.items())
-        return next((value for value in found if value is not ABSENT), ABSENT)
+        values = (_shared(value, path, f"{place}.{name}".lstrip("."), covered) for name, value in config.items())
+        return next((value for value in values if value is not ABSENT), ABSENT)
     if not isinstance(config, Config):
         return ABSENT
     fields = type(config).model_fields
-    if key in fields and marker(fields[key], SharedMarker) is not None and f"{place}.{path}" not in own:
+    if key in fields and marker(fields[key], SharedMarker) is not None and f"{place}.{path}" not in covered:
         return value_at(getattr(config, key), rest) if rest else getattr(config, key)
-    return _shared({name: getattr(config, name) for name in fields}, path, place, own)
+    return _shared({name: getattr(config, name) for name in fields}, path, place, covered)
 
 
-def says(value: Any, wanted: Any) -> bool:
-    """True if a resolved value equals that of a spec's text."""
-    if isinstance(wanted, Mapping):
-        return value is not None and all(says(_item(value, key), one) for key, one in wanted.items())
-    if isinstance(value, Component) and isinstance(wanted, str):
-        return value.kind_name() == wanted
+def says(value: Any, expected: Any) -> bool:
+    """Return True if a resolved value equals a value in the text of a spec."""
+    if isinstance(expected, Mapping):
+        return value is not None and all(says(_item(value, key), entry) for key, entry in expected.items())
+    if isinstance(value, Component) and isinstance(expected, str):
+        return value.kind_name() == expected
     if isinstance(value, Config):
-        return value.word_key is not None and says(getattr(value, value.word_key, ABSENT), wanted)
-    return case_of(value) == case_of(wanted)
+        return value.word_key is not None and says(getattr(value, value.word_key, ABSENT), expected)
+    return case_of(value) == case_of(expected)
 
 
 def _item(value: Any, key: str) -> Any:
-    """A value of a mapping, whose keys may have dots, or of a config."""
+    """Return a value of a mapping, whose keys may have dots, or of a config."""
     return value.get(key, ABSENT) if isinstance(value, Mapping) else value_at(value, key)
 
 
 def _unflattened(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields with a dot in their names as mappings of mappings."""
-    found: dict[str, Any] = {}
+    """Turn fields with a dot in their names into nested mappings."""
+    nested: dict[str, Any] = {}
     for name, value in fields.items():
         *around, last = name.split(".")
-        place = found
+        place = nested
         for key in around:
             place = place.setdefault(key, {})
         place[last] = value
-    return found
+    return nested

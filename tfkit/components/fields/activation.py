@@ -19,7 +19,7 @@ ACTIVATIONS: Mapping[str, dict[str, Any]] = {
 }
 """The activations of transformers by name; of several names of one activation, the first is written."""
 GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
-"""The gated FFNs that have a name of their own, by activation."""
+"""The gated FFNs that have a separate name, by activation."""
 PLAIN = ("relu", "gelu", "silu", "relu2", "quick_gelu")
 """The FFNs without a gate that have the name of their activation."""
 SLOT, FFN = ".activation", ".ffn"
@@ -58,7 +58,7 @@ class ActivationNameConfig(FieldConfig):
 
         def fits(word: str) -> bool:
             placed = (_placed(path, kind, ACTIVATIONS[word]) for path, kind in kinds.items())
-            return word not in self.older and all(file.says(*one) for one in placed)
+            return word not in self.older and all(file.says(*place) for place in placed)
 
         words = [word for word in ACTIVATIONS if fits(word)]
         default = case_of(file.default(name))
@@ -66,7 +66,7 @@ class ActivationNameConfig(FieldConfig):
 
 
 def _in_variants(path: str, file: Writing) -> list[str]:
-    """The paths of the FFN in the variants of its stack."""
+    """Yield the paths of the FFN in the variants of its stack."""
     variants = file.value(f"{path.removesuffix(FFN)}.layers.variants") if path.endswith(FFN) else None
     names = variants if isinstance(variants, Mapping) else {}
     return [f"{path.removesuffix(FFN)}.layers.variants.{name}{FFN}" for name in names]
@@ -79,12 +79,12 @@ def _apply(path: str, value: Any, activation: dict[str, Any], file: Reading) -> 
     if where != path or path.endswith(SLOT):
         file.put(where, form)
     elif form != {key: current.get(key) for key in form}:
-        rest = {key: one for key, one in current.items() if key not in ("kind", "approximate", "activation")}
+        rest = {key: entry for key, entry in current.items() if key not in ("kind", "approximate", "activation")}
         file.put(path, {**form, **rest})
 
 
 def _placed(path: str, kind: str, activation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The path and the value that give a component of that kind an activation: an FFN, or a slot `activation`."""
+    """Return the path and the value that set the activation of a kind: an FFN, or a slot `activation`."""
     if path.endswith(SLOT):
         return path, activation
     if kind in (*GATED.values(), "glu"):

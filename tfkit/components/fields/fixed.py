@@ -39,17 +39,19 @@ class OnlyConfig(FieldConfig):
         if self._other is not None:
             self._agree(name, value, file, *self._other)
             return
-        wanted = list(self.only) if isinstance(self.only, tuple) else self.only
-        if value not in (wanted, None):
-            must = f"{quoted(name)} must be {quoted(case_of(wanted))}"
+        expected = list(self.only) if isinstance(self.only, tuple) else self.only
+        if value not in (expected, None):
+            must = f"{quoted(name)} must be {quoted(case_of(expected))}"
             why = self.because or f"{file.model_type} supports no other value"
             raise Invalid("", f"{must}: {why}", help=None if self.because else MORE)
 
     def _agree(self, name: str, value: Any, file: Reading, other: str, words: dict[str, Any]) -> None:
-        given = file.value(other) if other.isidentifier() else file.compute(other)
-        wanted = words.get(case_of(given), given)
-        if value is not None and spelt_out(value) != spelt_out(wanted):
-            message = f"{quoted(name)} is {quoted(case_of(value))}, but {quoted(other)} gives {quoted(case_of(wanted))}"
+        other_value = file.value(other) if other.isidentifier() else file.compute(other)
+        expected = words.get(case_of(other_value), other_value)
+        if value is not None and spelt_out(value) != spelt_out(expected):
+            message = (
+                f"{quoted(name)} is {quoted(case_of(value))}, but {quoted(other)} gives {quoted(case_of(expected))}"
+            )
             raise Invalid("", message, help="transformers believes one of them: leave the wrong one out")
 
     def write(self, name: str, file: Writing) -> None:
@@ -65,7 +67,7 @@ class UnusedConfig(FieldConfig):
     """The value to write, where the default of its class in transformers does not fit every model; may be null."""
 
     def read(self, name: str, file: Reading) -> None:
-        """Any value is right."""
+        """Accept any value."""
 
     def write(self, name: str, file: Writing) -> None:
         if "unused" in self.model_fields_set:

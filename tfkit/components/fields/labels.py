@@ -19,8 +19,8 @@ class LabelsConfig(FieldConfig):
     """The path of the classifier."""
 
     def read(self, name: str, file: Reading) -> None:
-        given, count = file.given(name).get(""), file.given("num_labels").get("", USUAL)
-        names = _in_order(given) if given is not None else _numbered(count)
+        labels, count = file.given(name).get(""), file.given("num_labels").get("", USUAL)
+        names = _in_order(labels) if labels is not None else _numbered(count)
         file.put(f"{self.labels}.n_classes", len(names))
         if names != _numbered(len(names)):
             file.put(f"{self.labels}.labels", names)
@@ -32,16 +32,16 @@ class LabelsConfig(FieldConfig):
 
 
 def _numbered(count: Any) -> list[str]:
-    """The names of classes that have none."""
+    """Return the default names of classes."""
     if type(count) is not int or not 0 < count < 1e6:
         raise Invalid("", f"`num_labels` is {quoted(str(count))}, not a number of classes")
     return [f"LABEL_{number}" for number in range(count)]
 
 
-def _in_order(given: Any) -> list[str]:
-    names = {str(key): one for key, one in given.items()} if isinstance(given, dict) else {}
+def _in_order(labels: Any) -> list[str]:
+    names = {str(key): label for key, label in labels.items()} if isinstance(labels, dict) else {}
     numbers = list(map(str, range(len(names))))
-    if not names or sorted(names) != sorted(numbers) or not all(isinstance(one, str) for one in names.values()):
+    if not names or sorted(names) != sorted(numbers) or not all(isinstance(label, str) for label in names.values()):
         message = f"the classes are not numbered from 0 to {len(names) - 1}, each with a name" if names else "not names"
         raise Invalid("", message, help='write `{"0": "negative", "1": "positive"}`')
     return [names[number] for number in numbers]

@@ -41,34 +41,36 @@ class LayerTypesConfig(FieldConfig):
             return
         if not isinstance(value, list):
             raise Invalid("", f"a list of layer types is needed, not {quoted(str(value))}")
-        given = [case_of(one) for one in spelt_out(value)]
-        if not given:
+        listed = [case_of(kind) for kind in spelt_out(value)]
+        if not listed:
             message = "the list of layer types is empty" if file.given(name) else f"{quoted(name)} is missing"
             raise Invalid("", message, help="name the type of each layer")
         types = self.layer_types
-        if unknown := [one for one in given if one not in types]:
+        if unknown := [kind for kind in listed if kind not in types]:
             raise Invalid("", f"unknown layer type {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
-        names = _cycled(given, len(before))
-        file.arrange(self.at, [_variant(types[one], i, before[i]) for i, one in enumerate(names)])
+        names = _cycled(listed, len(before))
+        file.arrange(self.at, [_variant(types[kind], i, before[i]) for i, kind in enumerate(names)])
 
     def pass_over(self, name: str, file: Reading) -> None:
-        given, usual = spelt_out(file.given(name).get("")), next(iter(self.layer_types))
-        others = [one for one in given if one != usual] if isinstance(given, list) else []
-        if others:
-            message = f"{quoted(name)} has {quoted(case_of(others[0]))}, but other fields say that every layer is alike"
+        listed, usual = spelt_out(file.given(name).get("")), next(iter(self.layer_types))
+        unusual = [kind for kind in listed if kind != usual] if isinstance(listed, list) else []
+        if unusual:
+            message = (
+                f"{quoted(name)} has {quoted(case_of(unusual[0]))}, but other fields say that every layer is alike"
+            )
             raise Invalid("", message, help="make them agree: classes of transformers differ in which they believe")
 
     def write(self, name: str, file: Writing) -> None:
         names, default = file.layers(self.at), file.default(name)
         types: dict[str, str] = {}
-        for type, one in reversed(self.layer_types.items()):
-            types |= dict.fromkeys([one] if isinstance(one, str) else one.values(), type)
+        for type, variants in reversed(self.layer_types.items()):
+            types |= dict.fromkeys([variants] if isinstance(variants, str) else variants.values(), type)
         if unknown := [name for name in names if name not in types]:
             raise Invalid("", f"the family has no type for layers of variant {quoted(unknown[0])}")
-        found = [value_of(types[name]) for name in names]
-        said = [[found, 1]] if default and isinstance(default[0], tuple) else found
-        if said != _cycled(default or [], len(said)):
-            file.put(name, said)
+        values = [value_of(types[name]) for name in names]
+        written = [[values, 1]] if default and isinstance(default[0], tuple) else values
+        if written != _cycled(default or [], len(written)):
+            file.put(name, written)
 
 
 class CountConfig(FieldConfig):
@@ -83,15 +85,15 @@ class CountConfig(FieldConfig):
         return False
 
     def names(self, number: int, before: Sequence[str]) -> list[str]:
-        """The variant of each layer if the field is that number; `before` are those of earlier fields."""
+        """Return the variant of each layer if the field is `number`. Earlier fields gave the variants `before`."""
         raise NotImplementedError
 
     def before(self, names: Sequence[str]) -> list[str]:
-        """The variants of earlier fields from which this one makes those in `names`."""
+        """Return the variants that this field turns into `names`."""
         return [BASE] * len(names)
 
     def count(self, names: Sequence[str]) -> int:
-        """The number that these layers suggest; `names` tells if it is right."""
+        """Return the number that these layers suggest; `names` shows whether it fits."""
         raise NotImplementedError
 
     def read(self, name: str, file: Reading) -> None:
@@ -119,8 +121,8 @@ class FirstLayersConfig(CountConfig):
 
     kind: Literal["first_layers"] = "first_layers"
     first_layers: str | tuple[str, str] | dict[str, str]
-    """Their variant; or theirs and that of the others, which is `base` unless given; or the variant of each by the one
-    that an earlier field gave it, `{base: dense, full: dense_full}`, where the others stay as they are."""
+    """Their variant; or their variant and the variant of the remaining layers, `base` by default; or the new variant
+    by the variant that an earlier field gave, `{base: dense, full: dense_full}`. Other layers stay unchanged."""
 
     @property
     def refines(self) -> bool:
@@ -129,8 +131,8 @@ class FirstLayersConfig(CountConfig):
     def names(self, number: int, before: Sequence[str]) -> list[str]:
         if isinstance(self.first_layers, dict):
             return _refined(before, range(number), self.first_layers)
-        first, others = _pair(self.first_layers)
-        return [first if i < number else others for i in range(len(before))]
+        first, rest = _pair(self.first_layers)
+        return [first if i < number else rest for i in range(len(before))]
 
     def before(self, names: Sequence[str]) -> list[str]:
         return _unrefined(names, self.first_layers) if isinstance(self.first_layers, dict) else super().before(names)
@@ -138,7 +140,7 @@ class FirstLayersConfig(CountConfig):
     def count(self, names: Sequence[str]) -> int:
         table = self.first_layers
         first = set(table.values()) if isinstance(table, dict) else {_pair(table)[0]}
-        return next((i for i, one in enumerate(names) if one not in first), len(names))
+        return next((i for i, variant in enumerate(names) if variant not in first), len(names))
 
 
 class EveryNthConfig(CountConfig):
@@ -146,15 +148,15 @@ class EveryNthConfig(CountConfig):
 
     kind: Literal["every_nth"] = "every_nth"
     every_nth: str | tuple[str, str]
-    """Their variant; or theirs and that of the others, which is `base` unless given."""
+    """Their variant; or their variant and the variant of the remaining layers, `base` by default."""
 
     def names(self, number: int, before: Sequence[str]) -> list[str]:
-        nth, others = _pair(self.every_nth)
-        return [nth if number and (i + 1) % number == 0 else others for i in range(len(before))]
+        nth, rest = _pair(self.every_nth)
+        return [nth if number and (i + 1) % number == 0 else rest for i in range(len(before))]
 
     def count(self, names: Sequence[str]) -> int:
         nth, _ = _pair(self.every_nth)
-        return next((i + 1 for i, one in enumerate(names) if one == nth), 0)
+        return next((i + 1 for i, variant in enumerate(names) if variant == nth), 0)
 
 
 class LayerNumbersConfig(FieldConfig):
@@ -170,13 +172,13 @@ class LayerNumbersConfig(FieldConfig):
         numbers, layers = file.value(name) or [], file.layers(self.at)
         if layers is None:
             return
-        if not isinstance(numbers, list) or any(type(one) is not int or one < 0 for one in numbers):
+        if not isinstance(numbers, list) or any(type(number) is not int or number < 0 for number in numbers):
             raise Invalid("", f"{quoted(str(numbers))} is not a list with numbers of layers")
         file.arrange(self.at, _refined(layers, numbers, self.layer_numbers))
 
     def write(self, name: str, file: Writing) -> None:
         differ = self.layer_numbers.values()
-        file.put(name, [i for i, one in enumerate(file.layers(self.at)) if one in differ])
+        file.put(name, [i for i, variant in enumerate(file.layers(self.at)) if variant in differ])
 
 
 class PerLayerConfig(FieldConfig):
@@ -191,18 +193,18 @@ class PerLayerConfig(FieldConfig):
     @property
     def paths(self) -> dict[str, str]:
         """The path of each variant's number."""
-        return {name: one if isinstance(one, str) else one[REST] for name, one in self.per_layer.items()}
+        return {name: entry if isinstance(entry, str) else entry[REST] for name, entry in self.per_layer.items()}
 
     @property
     def zeros(self) -> dict[str, str]:
         """The variants that layers of other variants become where their number is 0."""
-        return {name: one["0"] for name, one in self.per_layer.items() if not isinstance(one, str)}
+        return {name: entry["0"] for name, entry in self.per_layer.items() if not isinstance(entry, str)}
 
     def check(self) -> None:
         """Refuse a variant without a path."""
         super().check()
-        for variant, one in self.per_layer.items():
-            if not isinstance(one, str) and one.keys() != {"0", REST}:
+        for variant, entry in self.per_layer.items():
+            if not isinstance(entry, str) and entry.keys() != {"0", REST}:
                 raise Invalid(f"per_layer.{variant}", "write a path, or `{0: variant, rest: path}`")
 
     def read(self, name: str, file: Reading) -> None:
@@ -215,22 +217,22 @@ class PerLayerConfig(FieldConfig):
             raise Invalid("", f"needs a list with a number for each of the {len(names)} layers")
         if self.zeros:
             pairs = zip(names, numbers, strict=True)
-            names = [self.zeros.get(one, one) if number == 0 else one for one, number in pairs]
+            names = [self.zeros.get(layer, layer) if number == 0 else layer for layer, number in pairs]
             file.arrange(self.at, names)
         for variant, path in self.paths.items():
-            here = {number for one, number in zip(names, numbers, strict=True) if one == variant}
+            here = {number for layer, number in zip(names, numbers, strict=True) if layer == variant}
             if len(here) > 1:
-                said = listing(map(str, sorted(here)))
-                raise Invalid("", f"layers of variant {quoted(variant)} must not differ here: {said}")
+                differing = listing(map(str, sorted(here)))
+                raise Invalid("", f"layers of variant {quoted(variant)} must not differ here: {differing}")
             for number in here:
                 file.put(path, number)
 
     def write(self, name: str, file: Writing) -> None:
         names, paths, zeros = file.layers(self.at), self.paths, set(self.zeros.values())
-        if unknown := [one for one in names if one not in zeros and one not in paths]:
+        if unknown := [layer for layer in names if layer not in zeros and layer not in paths]:
             raise Invalid("", f"the family has no number for layers of variant {quoted(unknown[0])}")
-        numbers = {one: 0 if one in zeros else file.value(paths[one]) for one in set(names)}
-        file.put(name, [numbers[one] for one in names])
+        numbers = {layer: 0 if layer in zeros else file.value(paths[layer]) for layer in set(names)}
+        file.put(name, [numbers[layer] for layer in names])
 
 
 def _pair(variants: str | tuple[str, str]) -> tuple[str, str]:
@@ -238,30 +240,30 @@ def _pair(variants: str | tuple[str, str]) -> tuple[str, str]:
 
 
 def _refined(before: Sequence[str], numbers: Container[int], table: Mapping[str, str]) -> list[str]:
-    """The variants of layers, of which those with these numbers are changed as the table says."""
-    return [table.get(one, one) if i in numbers else one for i, one in enumerate(before)]
+    """Return the variants of layers. The table changes the variants of the layers with these numbers."""
+    return [table.get(variant, variant) if i in numbers else variant for i, variant in enumerate(before)]
 
 
 def _unrefined(names: Sequence[str], table: Mapping[str, str]) -> list[str]:
     back = {new: old for old, new in table.items()}
-    return [back.get(one, one) for one in names]
+    return [back.get(variant, variant) for variant in names]
 
 
 def _variant(variant: str | Mapping[str, str], layer: int, before: str) -> str:
-    """The variant of a layer type at that place, if an earlier field gave the layer another one."""
+    """Return the variant of a layer type for a layer, which may depend on the variant that an earlier field gave it."""
     if isinstance(variant, str):
         return variant
     return next(variant[key] for key in (str(layer), before, REST) if key in variant)
 
 
 def spelt_out(value: Any) -> Any:
-    """A list in full: `[[[a, b], 12]]` is a, b, a, b ... 24 in all; other values are as they are."""
-    listed = isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value)
+    """Return a list in full: `[[[a, b], 12]]` is a, b, a, b ..., 24 items in total. Other values are unchanged."""
+    listed = isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 for item in value)
     if not listed or not all(isinstance(cycle, list) for cycle, _ in value):
         return value
-    return [one for cycle, times in value for _ in range(times) for one in cycle]
+    return [item for cycle, times in value for _ in range(times) for item in cycle]
 
 
 def _cycled(types: Sequence[Any], n: int) -> list[Any]:
-    """The types of `n` layers: the list repeated as often as needed."""
+    """Repeat a list of layer types to the length `n`."""
     return [types[i % len(types)] for i in range(n)] if types else []

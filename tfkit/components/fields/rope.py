@@ -1,7 +1,7 @@
 """Rotary positions in a config.json and in a spec.
 
-Older files have `rope_theta` and `rope_scaling` beside the other fields, newer ones `rope_parameters`, with an entry
-for each layer type if these differ. Both forms are read, the newer one is written.
+Older files have the fields `rope_theta` and `rope_scaling`. Newer files have `rope_parameters`, with an entry for each
+layer type if these differ. tfkit reads both forms, and writes the newer form.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class RopeConfig(FieldConfig):
 
     kind: Literal["rope"] = "rope"
     rope: str | dict[str, str | tuple[str, ...]]
-    """Its path; or, for each type of layer, that of one or several."""
+    """The path of the position; or, for each type of layer, one path or several."""
     beside: dict[str, str] = Field(default_factory=dict)
-    """Fields beside it that have an entry in older files: `{rotary_pct: partial_rotary_factor}`, for types of layers
+    """Fields that hold an entry in older files: `{rotary_pct: partial_rotary_factor}`, for types of layers
     `{local_rope_theta: sliding_attention.rope_theta}`. One type for all has both entries under their own names."""
     scaled: tuple[str, ...] = ()
     """The types of layers that `rope_scaling` is for, in older files."""
@@ -67,9 +67,9 @@ class RopeConfig(FieldConfig):
     def check(self) -> None:
         """Refuse an entry that no type of layer has."""
         super().check()
-        known = [f"{kind}.{entry}".removeprefix(".") for kind in self.paths for entry in (THETA, SHARE)]
-        if unknown := [entry for entry in self.beside.values() if entry not in known]:
-            raise Invalid("beside", f"there is no entry {quoted(unknown[0])}", notes=[f"allowed: {listing(known)}"])
+        allowed = [f"{kind}.{entry}".removeprefix(".") for kind in self.paths for entry in (THETA, SHARE)]
+        if unknown := [entry for entry in self.beside.values() if entry not in allowed]:
+            raise Invalid("beside", f"there is no entry {quoted(unknown[0])}", notes=[f"allowed: {listing(allowed)}"])
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
@@ -78,19 +78,19 @@ class RopeConfig(FieldConfig):
         return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
 
     def older(self, kind: str) -> dict[str, str]:
-        """The entries of a layer type that older files have in fields beside it, with the names of these."""
+        """Return the entries of a layer type that older files have outside of the mapping, and their fields."""
         if not kind:
             return {THETA: THETA, SHARE: SHARE} | {entry: field for field, entry in self.beside.items()}
         places = {field: entry.rpartition(".") for field, entry in self.beside.items()}
         return {entry: field for field, (of, _, entry) in places.items() if of == kind}
 
     def mappings(self, name: str, kind: str) -> list[str]:
-        """The fields with a mapping that a layer type has entries in."""
+        """Return the fields with a mapping that may hold entries of a layer type."""
         return [name] if kind and kind not in self.scaled else [OLDER, name]
 
     def read(self, name: str, file: Reading) -> None:
         for kind in self.paths:
-            file.used([f"{_around(name)}{one}" for one in (*self.mappings(name, kind), *self.older(kind).values())])
+            file.used([f"{_around(name)}{field}" for field in (*self.mappings(name, kind), *self.older(kind).values())])
         _check_one_form(file, name)
         _check_width(file, name)
         _check_entries(file, name, self.paths)
@@ -100,12 +100,12 @@ class RopeConfig(FieldConfig):
             _check_numbers(parameters)
             if THETA not in parameters:
                 raise Invalid("", f"{quoted(THETA)}{f' of {quoted(kind)}' if kind else ''} is missing")
-            beside = not kind and not file.knows(f"{name}.{ORIGINAL}")
-            file.used([ORIGINAL] * beside)
-            patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, beside)}
+            outside = not kind and not file.knows(f"{name}.{ORIGINAL}")
+            file.used([ORIGINAL] * outside)
+            patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, outside)}
             _extend_max_len(file, patch["scaling"])
-            own = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
-            share = 1.0 if own else parameters.pop(SHARE, 1.0)
+            partial = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
+            share = 1.0 if partial else parameters.pop(SHARE, 1.0)
             if share != 1 and SHARE not in default.get(kind, default):
                 message = f"{file.model_type} rotates whole heads, but this file rotates {share} of them"
                 help = "a family with partial rotation has a default for `partial_rotary_factor`"
@@ -118,50 +118,54 @@ class RopeConfig(FieldConfig):
                 file.put(path, patch)
 
     def _parameters(self, file: Reading, name: str, kind: str) -> dict[str, Any]:
-        """All of a file's parameters for the rotation of one layer type, under the newer names."""
+        """Return all parameters of a file for the rotation of one layer type, under the newer names."""
         around, fields = _around(name), self.older(kind)
         values, default, name = file.given(around), file.default(name) or {}, name.removeprefix(around)
-        found = dict(default.get(kind, {}) if kind else default)
-        inside = {quoted(one): _mapping(values, one) for one in self.mappings(name, kind)}
+        parameters = dict(default.get(kind, {}) if kind else default)
+        inside = {quoted(field): _mapping(values, field) for field in self.mappings(name, kind)}
         if any(inside.values()):  # of a default with a scaling, nothing stays without it
-            found = {} if "rope_type" in found else {key: one for key, one in found.items() if key in (THETA, SHARE)}
-        elif "rope_type" in found:
-            inside[f"{quoted(name)}, which is left out,"] = found
+            kept = () if "rope_type" in parameters else (THETA, SHARE)
+            parameters = {key: value for key, value in parameters.items() if key in kept}
+        elif "rope_type" in parameters:
+            inside[f"{quoted(name)}, which is left out,"] = parameters
         if kind:
-            found |= {THETA: default[THETA]} if kind in inside[quoted(name)] and THETA in default else {}
+            parameters |= {THETA: default[THETA]} if kind in inside[quoted(name)] and THETA in default else {}
             inside[quoted(name)] = _mapping(inside[quoted(name)], kind)
-        beside = {entry: values[field] for entry, field in fields.items() if field in values}
-        _check_beside(fields, beside, inside)
-        for entries in (beside, *inside.values()):
-            found |= entries
-        return found | ({"rope_type": found.pop("type")} if "type" in found else {})
+        outside = {entry: values[field] for entry, field in fields.items() if field in values}
+        _check_beside(fields, outside, inside)
+        for entries in (outside, *inside.values()):
+            parameters |= entries
+        return parameters | ({"rope_type": parameters.pop("type")} if "type" in parameters else {})
 
     def write(self, name: str, file: Writing) -> None:
-        found = {kind: [file.value(path) for path in several] for kind, several in self.paths.items()}
-        every = {kind: [one for one in some if one not in (None, ABSENT)] for kind, some in found.items()}
-        there = {kind: positions[0] for kind, positions in every.items() if positions}
-        if not there:
+        values = {kind: [file.value(path) for path in several] for kind, several in self.paths.items()}
+        present = {
+            kind: [position for position in candidates if position not in (None, ABSENT)]
+            for kind, candidates in values.items()
+        }
+        first = {kind: positions[0] for kind, positions in present.items() if positions}
+        if not first:
             return
         d_head = file.value(next(iter(self.paths.values()))[0].rpartition(".")[0]).head_width
         default = file.default(name) or {}
-        types = {kind: _written(one, d_head, default.get(kind, default)) for kind, one in there.items()}
-        whole = {kind: one for kind, one in default.items() if kind in self.paths and "rope_type" in one}
-        said: dict[str, Any] = types.get("", {**whole, **types})
-        if said.get("rope_type") == "longrope":
-            file.put(ORIGINAL, said[ORIGINAL])  # the place of it in these files
-        for scaled in (one for one in (said, *types.values()) if one.get("rope_type") == "dynamic"):
+        types = {kind: _written(position, d_head, default.get(kind, default)) for kind, position in first.items()}
+        whole = {kind: entries for kind, entries in default.items() if kind in self.paths and "rope_type" in entries}
+        written: dict[str, Any] = types.get("", {**whole, **types})
+        if written.get("rope_type") == "longrope":
+            file.put(ORIGINAL, written[ORIGINAL])  # the place of it in these files
+        for scaled in (entries for entries in (written, *types.values()) if entries.get("rope_type") == "dynamic"):
             if ORIGINAL in scaled:  # their class takes the trained length from here alone
                 file.put(LENGTH, scaled[ORIGINAL])
-        file.put(name, said)
+        file.put(name, written)
 
 
 def _around(name: str) -> str:
-    """The prefix of fields beside this one: a file may have them in a mapping."""
+    """Return the prefix of a field and its neighbours: a file may have them in a mapping."""
     return name[: name.rfind(".") + 1]
 
 
 def _check_one_form(file: Reading, name: str) -> None:
-    """Raise `Invalid` if a file has the older form of a scaling beside the newer one, and they differ."""
+    """Raise `Invalid` if a file has both the older and the newer form of a scaling, and they differ."""
     values, name = file.given(_around(name)), name.removeprefix(_around(name))
     older, newer = values.get("rope_scaling"), values.get(name)
     if older and newer and older != newer:
@@ -170,14 +174,14 @@ def _check_one_form(file: Reading, name: str) -> None:
 
 
 def _check_beside(
-    fields: Mapping[str, str], beside: Mapping[str, Any], inside: Mapping[str, Mapping[str, Any]]
+    fields: Mapping[str, str], outside: Mapping[str, Any], inside: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Raise `Invalid` if a field beside the mappings has the value of an entry, and one of them another."""
+    """Raise `Invalid` if a field outside of the mappings and a mapping have different values for an entry."""
     for mapping, entries in inside.items():
-        for entry, value in beside.items():
+        for entry, value in outside.items():
             if entries.get(entry, value) != value:
-                given = f"but {mapping} gives {quoted(str(entries[entry]))}"
-                message = f"{quoted(fields[entry])} is {quoted(str(value))}, {given}"
+                conflict = f"but {mapping} gives {quoted(str(entries[entry]))}"
+                message = f"{quoted(fields[entry])} is {quoted(str(value))}, {conflict}"
                 raise Invalid("", message, help="transformers believes the second: leave the wrong one out")
 
 
@@ -195,32 +199,32 @@ def _check_width(file: Reading, name: str) -> None:
 
 def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
     """Raise `Invalid` if a mapping with an entry for each layer type has something else, which nothing would read."""
-    given = _mapping(file.given(_around(name)), name.removeprefix(_around(name)))
-    others = [] if "" in kinds else [key for key in given if key not in kinds]
-    if others:
-        raise Invalid("", f"{quoted(others[0])} is not a type of layer", notes=[f"of {listing(kinds)}"])
+    entries = _mapping(file.given(_around(name)), name.removeprefix(_around(name)))
+    unknown = [] if "" in kinds else [key for key in entries if key not in kinds]
+    if unknown:
+        raise Invalid("", f"{quoted(unknown[0])} is not a type of layer", notes=[f"of {listing(kinds)}"])
 
 
 def _check_numbers(parameters: Mapping[str, Any]) -> None:
     """Raise `Invalid` if text stands for a number, which would be read as arithmetic, or true for 1."""
     for key, value in parameters.items():
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str) and key != "rope_type":
-                raise Invalid("", f"{quoted(key)} takes a number, not the text {quoted(one)}")
-            if isinstance(one, bool) and key != "truncate":
-                raise Invalid("", f"{quoted(key)} takes a number, not {quoted(case_of(one))}")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, str) and key != "rope_type":
+                raise Invalid("", f"{quoted(key)} takes a number, not the text {quoted(number)}")
+            if isinstance(number, bool) and key != "truncate":
+                raise Invalid("", f"{quoted(key)} takes a number, not {quoted(case_of(number))}")
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The value of a mapping field, without its null entries; empty if there is none."""
-    found = values.get(name, {})
-    if not isinstance(found, dict):
-        raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(found))}")
-    return {key: value for key, value in found.items() if value is not None}
+    """Return the value of a mapping field without its null entries; empty if the field is missing."""
+    mapping = values.get(name, {})
+    if not isinstance(mapping, dict):
+        raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(mapping))}")
+    return {key: value for key, value in mapping.items() if value is not None}
 
 
-def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[str, Any] | None:
-    """The scaling described by the parameters; those that it uses are removed from them."""
+def _scaling(file: Reading, parameters: dict[str, Any], outside: bool) -> dict[str, Any] | None:
+    """Return the scaling that the parameters describe, and remove its parameters from them."""
     kind = parameters.pop("rope_type", "default")
     kind = "longrope" if kind == "su" else "ntk" if kind == "dynamic" and "alpha" in parameters else kind
     if kind == "default":
@@ -232,7 +236,7 @@ def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[st
         )
     names = SCALINGS[kind]
     if ORIGINAL in names and kind != "dynamic":
-        original = parameters[ORIGINAL] = _original(file, parameters.get(ORIGINAL), beside)
+        original = parameters[ORIGINAL] = _original(file, parameters.get(ORIGINAL), outside)
         if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
             raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
         if kind != "llama3":
@@ -240,16 +244,16 @@ def _scaling(file: Reading, parameters: dict[str, Any], beside: bool) -> dict[st
     elif kind == "dynamic":
         parameters[ORIGINAL] = file.compute(LENGTH)
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
-        for one in ("mscale", "mscale_all_dim"):  # one without the other has no effect
-            parameters.pop(one, None)
-    if kind == "ntk":  # the other fields of these files have no effect beside `alpha`
-        for one in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
-            parameters.pop(one, None)
+        for field in ("mscale", "mscale_all_dim"):  # one without the other has no effect
+            parameters.pop(field, None)
+    if kind == "ntk":  # the other fields of these files have no effect next to `alpha`
+        for field in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+            parameters.pop(field, None)
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
 
 
 def _head_width(file: Reading, path: str) -> int | None:
-    """The width of a head in the attention with that position, if the fields before this one give it."""
+    """Return the width of a head in the attention with that position, if earlier fields give it."""
     attention = path.rpartition(".")[0]
     d_head, d_model, n_heads = map(file.at, (f"{attention}.d_head", "d_model", f"{attention}.n_heads"))
     if type(d_head) is not int and type(d_model) is int and type(n_heads) is int and n_heads > 0:
@@ -258,7 +262,7 @@ def _head_width(file: Reading, path: str) -> int | None:
 
 
 def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dict[str, Any]:
-    """The width of a rotation of that share of a head, and the base where the width is odd.
+    """Return the width of a rotation of a fraction of a head, and the base where the width is odd.
 
     transformers rounds the width down, and rotates one channel more than an odd width, at the frequencies of the odd
     width: theta ** (-2 i / width) for i < (width + 1) / 2.
@@ -285,38 +289,38 @@ def _extend_max_len(file: Reading, scaling: Mapping[str, Any] | None) -> None:
         file.put("max_len", math.floor(original * factor))
 
 
-def _original(file: Reading, inside: Any, beside: bool) -> Any:
-    """The positions before a scaling: those beside the mapping, if the class reads them there, before those inside."""
-    given = file.given(ORIGINAL).get("") if beside else None
-    if given is not None and inside not in (None, given):
-        message = f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, and {quoted(str(given))}"
+def _original(file: Reading, inside: Any, outside: bool) -> Any:
+    """Return the positions before a scaling. A field outside of the mapping, if the class has it, comes first."""
+    top = file.given(ORIGINAL).get("") if outside else None
+    if top is not None and inside not in (None, top):
+        message = f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, and {quoted(str(top))}"
         raise Invalid("", f"{message} beside them", help="transformers believes the second: leave the wrong one out")
-    given = file.value(ORIGINAL) if file.knows(ORIGINAL) else given
-    found = inside if given is None else given
-    return file.compute(LENGTH) if found is None else found
+    top = file.value(ORIGINAL) if file.knows(ORIGINAL) else top
+    length = inside if top is None else top
+    return file.compute(LENGTH) if length is None else length
 
 
 def _unknown(field: str) -> Invalid:
-    """The error of a field that the scaling does not have, or of one without a scaling."""
+    """Build the error of a field that the scaling does not have, or that needs a scaling."""
     kinds = [kind for kind, names in SCALINGS.items() if field in names]
     notes = [f"`rope_type` names the scaling; this is a field of {listing(kinds)}"] if kinds else []
     return Invalid("", f"unknown field of a rotary position: {quoted(field)}", notes=notes)
 
 
 def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
+    written: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
     if position.width not in (None, d_head):
         share = position.width / d_head
         exact = int(d_head * share) == position.width  # transformers rounds down
-        said["partial_rotary_factor"] = share if exact else math.nextafter(share, 1.0)
+        written["partial_rotary_factor"] = share if exact else math.nextafter(share, 1.0)
     elif "partial_rotary_factor" in default:
-        said["partial_rotary_factor"] = 1.0
+        written["partial_rotary_factor"] = 1.0
     scaling = position.scaling
     if scaling is not None:
         kind = scaling.kind_name()
         if kind not in SCALINGS:
             raise Invalid("", f"a config.json cannot express a scaling of the kind {quoted(kind)}")
         values = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[kind].items()}
-        said |= {theirs: list(v) if isinstance(v, tuple) else v for theirs, v in values.items() if v is not None}
-        said |= {"rope_type": "dynamic", "factor": 1.0} if kind == "ntk" else {"rope_type": kind}
-    return said
+        written |= {theirs: list(v) if isinstance(v, tuple) else v for theirs, v in values.items() if v is not None}
+        written |= {"rope_type": "dynamic", "factor": 1.0} if kind == "ntk" else {"rope_type": kind}
+    return written

@@ -47,23 +47,23 @@ class ValueConfig(FieldConfig):
             file.solve(expression, value)
 
     def write(self, name: str, file: Writing) -> None:
-        found = file.values(self.expressions)
-        values = [value for value in found.values() if value is not ABSENT]
+        values = file.values(self.expressions)
+        present = [value for value in values.values() if value is not ABSENT]
         for word, meant in (self.cases or {}).items():
-            if isinstance(meant, Mapping) and word != REST and all(file.says(*one) for one in meant.items()):
+            if isinstance(meant, Mapping) and word != REST and all(file.says(*change) for change in meant.items()):
                 return file.put(name, file.compute(word) if file.knows(word) else value_of(word))
-            if meant is None and (not values or (values[0] is None and not file.omits(name))):
+            if meant is None and (not present or (present[0] is None and not file.omits(name))):
                 return file.put(name, file.compute(word))
-        if not values or (values[0] is None and file.omits(name)):
+        if not present or (present[0] is None and file.omits(name)):
             return None
-        if any(value != values[0] for value in values):
-            said = ", ".join(f"{quoted(path)} {value}" for path, value in found.items())
-            raise Invalid("", f"one field stands for several values of the spec, but they differ: {said}")
-        return file.put(name, file.evaluate(self.expressions[0], values[0]))
+        if any(value != present[0] for value in present):
+            differing = ", ".join(f"{quoted(path)} {value}" for path, value in values.items())
+            raise Invalid("", f"one field stands for several values of the spec, but they differ: {differing}")
+        return file.put(name, file.evaluate(self.expressions[0], present[0]))
 
 
 def _is(word: str, value: Any, file: Reading) -> bool:
-    """True if a field has the value of a case: a word, a number, or another field."""
+    """Return True if a field has the value of a case: a word, a number, or another field."""
     if word == case_of(value) or isinstance(value, bool) or not isinstance(value, int | float):
         return word == case_of(value)
     try:

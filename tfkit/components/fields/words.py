@@ -47,7 +47,7 @@ class WordsConfig(FieldConfig):
             file.put(path, self.table[word])
 
     def write(self, name: str, file: Writing) -> None:
-        fit = [word for word, one in self.table.items() if all(file.says(path, one) for path in self.paths)]
+        fit = [word for word, value in self.table.items() if all(file.says(path, value) for path in self.paths)]
         file.put(name, value_of(first_word(fit, name, self.table)))
 
 
@@ -67,7 +67,7 @@ class CasesConfig(FieldConfig):
             file.put(path, changed)
 
     def write(self, name: str, file: Writing) -> None:
-        fit = [word for word, one in self.cases.items() if all(file.says(*change) for change in one.items())]
+        fit = [word for word, value in self.cases.items() if all(file.says(*change) for change in value.items())]
         file.put(name, value_of(first_word(fit, name, self.cases)))
 
     def pass_over(self, name: str, file: Reading) -> None:
@@ -81,7 +81,7 @@ class CasesConfig(FieldConfig):
 
 
 def known_word(name: str, value: Any, table: Collection[str], file: Reading) -> str:
-    """The word of a table that a field has."""
+    """Return the word of a table that a field has."""
     word = case_of(value)
     if word not in table:
         message = f"{quoted(name)} is {quoted(word)}, which {file.model_type} does not support here"
@@ -90,7 +90,7 @@ def known_word(name: str, value: Any, table: Collection[str], file: Reading) -> 
 
 
 def first_word(fit: list[str], name: str, table: Collection[str]) -> str:
-    """The first of the words that express the value of a spec; raises `Invalid` if there are none."""
+    """Return the first word that expresses the value of a spec. Raise `Invalid` if no word does."""
     if not fit:
         message = f"no value of {quoted(name)} expresses the value of the spec"
         raise Invalid("", message, notes=[f"it has {', '.join(table)}"])

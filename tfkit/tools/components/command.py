@@ -75,12 +75,12 @@ def _show_kinds(docs: Sequence[ComponentDoc]) -> None:
     show(table(["kind", "from", "description"], [(doc.kind, doc.plugin, first_paragraph(doc.doc)) for doc in docs]))
 
 
-def _show_component(one: ComponentDoc) -> None:
+def _show_component(component: ComponentDoc) -> None:
     from rich.padding import Padding
 
-    doc = "\n\n".join(" ".join(paragraph.split()) for paragraph in one.doc.split("\n\n"))
-    parts: list[Padding | str] = [f"{one.slot} `{one.kind}`, {one.plugin}", doc]
-    for field in one.fields:
+    doc = "\n\n".join(" ".join(paragraph.split()) for paragraph in component.doc.split("\n\n"))
+    parts: list[Padding | str] = [f"{component.slot} `{component.kind}`, {component.plugin}", doc]
+    for field in component.fields:
         parts += ["", f"{field.name}: {field.type}, {_default(field)}"]
         parts += [Padding(" ".join(field.doc.split()), (0, 0, 0, 4))] if field.doc else []
     show(*parts)

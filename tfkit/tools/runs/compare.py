@@ -142,7 +142,7 @@ def _run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> Swee
         inside = folder / "runs"
         help = f"name its runs: {inside}/*" if os.path.isdir(inside) else "name folders that `tfkit train` wrote"
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not the folder of a run", help=help))
-    run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, known=data), count=flops_of_step)
+    run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, loaded=data), count=flops_of_step)
     check_number(f"the run in {quoted(str(folder))}", run, on)
     return SweepRun(run, folder)
 

@@ -157,7 +157,7 @@ class Arms:
     def _sweep_run(self, text: RunText, seed: int) -> SweepRun:
         span = text.root.span
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
-        run = check_run(resolve_run(seeded, self._plugins, known=self._data), count=flops_of_step)
+        run = check_run(resolve_run(seeded, self._plugins, loaded=self._data), count=flops_of_step)
         _check_number(self.file, run)
         folder = named_by_meaning(run, lambda digest: self._folder / digest[:LETTERS])
         return SweepRun(run, folder, self._allow_change)
@@ -242,7 +242,7 @@ NAMES = ("params", "flops")
 
 def resized(text: RunText, params: int, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
     """Return the run with the size of its model's family that is nearest to a number of parameters."""
-    data = resolve_run(text, plugins, known=loaded).data
+    data = resolve_run(text, plugins, loaded=loaded).data
     try:
         with of_model():
             family = Family(model_of(text, data), text.file, plugins)
@@ -260,7 +260,7 @@ def lengthened(text: RunText, file: SweepFile, plugins: Plugins, loaded: dict[st
     """Return the run with the number of tokens that the sweep sets; unchanged if the sweep sets none."""
     if file.tokens is None:
         return text
-    run = resolve_run(text, plugins, known=loaded)
+    run = resolve_run(text, plugins, loaded=loaded)
     tokens = _value(file, file.tokens, run)
     return text.of_length(Scalar(tokens, file.tokens.span), of="tokens")
 

@@ -31,11 +31,11 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
     _ = reader.plugins  # an error of a plugin is not the fault of a spec
     results = []
     for spec in specs:
-        wrong, warnings = _found(reader, spec)
-        errors = wrong.diagnostics if wrong else ()
+        error, warnings = _found(reader, spec)
+        errors = error.diagnostics if error else ()
         results.append({"spec": spec, **_as_data(errors=errors, warnings=warnings)})
         if not json:
-            click.echo(f"{wrong}\n" if wrong else f"{spec}: ok", err=wrong is not None)
+            click.echo(f"{error}\n" if error else f"{spec}: ok", err=error is not None)
             warn(warnings)
     if json:
         print_json(results)
@@ -49,10 +49,10 @@ def _found(reader: Reader, spec: str) -> tuple[SpecError | None, Sequence[Diagno
 
     try:
         graph = reader.load(spec)
-    except SpecError as wrong:
-        return wrong, ()
+    except SpecError as error:
+        return error, ()
     return None, warnings_of(graph, reader.plugins)
 
 
-def _as_data(**found: Sequence[Diagnostic]) -> dict[str, object]:
-    return {name: [one.to_dict() for one in diagnostics] for name, diagnostics in found.items()}
+def _as_data(**groups: Sequence[Diagnostic]) -> dict[str, object]:
+    return {name: [diagnostic.to_dict() for diagnostic in diagnostics] for name, diagnostics in groups.items()}

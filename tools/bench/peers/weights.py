@@ -12,35 +12,35 @@ State = Mapping[str, Tensor]
 
 
 def renamed(state: State, *names: tuple[str, str]) -> dict[str, Tensor]:
-    """Every replacement in every name, in the order given."""
-    found = {}
+    """Apply every replacement to every name, in the given order."""
+    weights = {}
     for name, value in state.items():
         for old, new in names:
             name = name.replace(old, new)
-        found[name] = value
-    return found
+        weights[name] = value
+    return weights
 
 
 def split_heads(state: State, shape: Shape) -> dict[str, Tensor]:
-    """Queries, keys and values in three matrices."""
+    """Split queries, keys and values into three matrices."""
     keys = shape.n_kv_heads * shape.d_head
     return _cut(state, "project.qkv", {"q": shape.n_heads * shape.d_head, "k": keys, "v": keys})
 
 
 def split_gate(state: State, shape: Shape) -> dict[str, Tensor]:
-    """Gate and up in two matrices."""
+    """Split gate and up into two matrices."""
     return _cut(state, "gate_up", {"gate": shape.d_ff, "up": shape.d_ff})
 
 
 def _cut(state: State, fused: str, parts: Mapping[str, int]) -> dict[str, Tensor]:
-    found = {}
+    weights = {}
     for name, value in state.items():
         if f".{fused}." not in name:
-            found[name] = value
+            weights[name] = value
             continue
         for part, rows in zip(parts, value.split(list(parts.values())), strict=True):
-            found[name.replace(fused, part)] = rows
-    return found
+            weights[name.replace(fused, part)] = rows
+    return weights
 
 
 def neighbours(state: State, shape: Shape) -> dict[str, Tensor]:

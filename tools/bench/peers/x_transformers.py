@@ -55,7 +55,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def weights(state: State, shape: Shape) -> State:
-    """Norms without biases and as distances from one, positions scaled up, attention and FFN as layers of their own.
+    """Convert weights: norms without biases and relative to 1, scaled positions, separate attention and FFN layers.
 
     The biases that it lacks begin as zeros elsewhere, and its additional one begins as zeros here.
     """
@@ -65,7 +65,7 @@ def weights(state: State, shape: Shape) -> State:
     gated = [name for name in kept if name.endswith("gate_up.weight")]
     kept |= {name.replace("weight", "bias"): torch.zeros(2 * shape.d_ff) for name in gated}
     gamma, up = ("gamma", "0.0") if shape.family == "gpt2" else ("g", "0.proj")
-    found = renamed(
+    moved_weights = renamed(
         {name: moved(name, value, shape) for name, value in kept.items()},
         ("embedding.tokens.", "token_emb.emb."),
         ("embedding.position.table.", "pos_emb.emb."),
@@ -79,7 +79,9 @@ def weights(state: State, shape: Shape) -> State:
         (".ffn.gate_up.", f".ffn.1.ff.{up}."),
         (".ffn.down.", ".ffn.1.ff.2."),
     )
-    return {re.sub(r"decoder\.layers\.(\d+)\.(attention|ffn)", place, name): value for name, value in found.items()}
+    return {
+        re.sub(r"decoder\.layers\.(\d+)\.(attention|ffn)", place, name): value for name, value in moved_weights.items()
+    }
 
 
 def moved(name: str, value: torch.Tensor, shape: Shape) -> torch.Tensor:

@@ -189,7 +189,7 @@ class LatentAttention(nn.Module):
         return self.output(self.merge_heads(mixed))
 
     def queries(self, x: Tensor) -> Tensor:
-        """[b, q, d_model] -> [b, q, h * (n + p)]."""
+        """Compute the queries: [b, q, d_model] -> [b, q, h * (n + p)]."""
         if self.q_down is not None and self.q_norm is not None and self.q_up is not None:
             return self.q_up(self.q_norm(self.q_down(x)))
         assert self.q is not None
@@ -204,18 +204,18 @@ class LatentAttention(nn.Module):
         return self.rotate(x, table)
 
     def down(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """[b, k, d_source] -> the latent [b, 1, k, c] and the shared key [b, 1, k, p]."""
+        """Compute the latent [b, 1, k, c] and the shared key [b, 1, k, p] from [b, k, d_source]."""
         latent, k_rope = self.split_latent(self.kv_down(source))
         latent = self.kv_norm(latent)
         return latent if self.kv_scale == 1.0 else latent * self.kv_scale, k_rope
 
     def read(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """The latents and the shared keys of all tokens that are read: those of x, and the cached ones."""
+        """Return the latents and the shared keys of all tokens: the tokens of x, and the cached tokens."""
         latent, k_rope = self.down(x)
         return update_cache(latent, context, 0), update_cache(self.turn(k_rope, context), context, 1)
 
     def expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention over keys and values that are made from every latent; [b, h, q, v]."""
+        """Attend to keys and values that are computed from every latent; [b, h, q, v]."""
         k_nope, v = self.split_heads(self.kv_up(latent))
         q = torch.cat((q_nope, q_rope), dim=3)
         k = torch.cat((k_nope, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
@@ -235,13 +235,13 @@ class LatentAttention(nn.Module):
         )
 
     def absorbs(self) -> bool:
-        """True if `kv_up` may be read instead of called."""
+        """Return True if `kv_up` may be read instead of called."""
         if not is_scripting():
             return is_untouched(self.kv_up)
         return True
 
     def absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of a single query, [b, h, 1, v], like `expanded`, but without a key or a value of any token.
+        """Attend with a single query, [b, h, 1, v], like `expanded`, but without a key or a value of any token.
 
         (kv_up c) . q is c . (kv_up' q): the query is mapped to the latents, and its result to values.
         """
@@ -252,7 +252,7 @@ class LatentAttention(nn.Module):
         return self.heads_of_query(torch.bmm(self.queries_as_heads(mixed), up_v.mT))
 
     def weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        """[b, h, q, k] -> the same."""
+        """Turn scores [b, h, q, k] into attention weights of the same shape."""
         return F.dropout(self.softmax(scores * self.scale, mask), self.dropout, self.training)
 
     def extra_repr(self) -> str:
@@ -262,7 +262,7 @@ class LatentAttention(nn.Module):
 class CrossLatentAttention(LatentAttention):
     """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and no mask other than padding.
 
-    If sequences are read in pieces, the memory is given once: its latents are cached.
+    When decoding incrementally, pass the memory once: its latents are cached.
     """
 
     def read(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,7 @@ def tfkit_checks(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
 
 @tfkit.hookimpl
 def tfkit_properties() -> list[tfkit.Property]:
-    """The order of experts."""
+    """Return the property `expert-order`."""
     from tfkit_moe.properties import expert_order
 
     return [tfkit.Property("expert-order", "is alike with experts reordered", expert_order)]

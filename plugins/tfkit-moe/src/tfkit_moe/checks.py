@@ -14,7 +14,7 @@ VANISHING = 1e-6
 
 
 def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
-    """The widths of experts for which torch has no grouped product in bfloat16, the type that all devices have it for.
+    """Warn of widths of experts without a grouped product in bfloat16, the dtype that all devices support it for.
 
     The experts are then multiplied one after the other, and compiled code computes all of them for every token.
     """

@@ -1,8 +1,8 @@
 """The experts: many feed-forward networks of one shape, each for the tokens that chose it.
 
-Tokens are sorted by expert, so that those of one expert lie together; `stacked.py` multiplies them. In compiled code,
+Tokens are sorted by expert, so the tokens of an expert are adjacent; `stacked.py` multiplies them. In compiled code,
 where shapes may not depend on data, and without the grouped kernel, every expert reads every token, with weights of
-zero for those that did not choose it. It costs e / a times as much.
+zero for tokens that did not choose it. It costs e / a times as much.
 
 The clamped gate: https://arxiv.org/abs/2508.10925.
 
@@ -94,7 +94,7 @@ class Experts(nn.Module):
         return out.sum(dim=1).to(rows.dtype)
 
     def first(self, x: Tensor, experts: Tensor | None, ends: Tensor | None) -> Tensor:
-        """The layer that reads the tokens."""
+        """Return the layer that reads the tokens."""
         if self.gate_up is not None:
             return self.gate_up(x, experts, ends)
         else:  # noqa: RET505  TorchScript does not compile the other branch of a test for None

@@ -21,11 +21,11 @@ class SharedConfig(tfkit.Config):
     """The experts that every token goes through, as one feed-forward network."""
 
     d_ff: Dim
-    """Width of its hidden layer: that of all shared experts together."""
+    """Width of the hidden layer: the total width of all shared experts."""
     gate: bool = False
     """If true, the output is multiplied by sigmoid(linear(x)), one number per token."""
     bias: bool | None = None
-    """If true, its linear layers have biases; those of the other experts decide unless given."""
+    """If true, its linear layers have biases; by default as in the other experts."""
     combine: Literal["sum", "average"] = "sum"
     """Result of the layer: the sum of the outputs of shared and chosen experts, or half of it."""
 
@@ -71,14 +71,14 @@ class MoEConfig(tfkit.FFNConfig):
 
     def _check_plain(self) -> None:
         """Refuse settings of a gate that does not exist."""
-        for name, given in (("limit", self.limit is not None), ("up_offset", self.up_offset != 0)):
-            if given:
+        for name, is_set in (("limit", self.limit is not None), ("up_offset", self.up_offset != 0)):
+            if is_set:
                 raise Invalid(name, f"`{name}` has no effect without a gate", help="write `gated: true`")
 
     def _check_all(self) -> None:
         """Refuse settings of the choice if every expert is chosen."""
-        for name, given in (("correction_bias", self.router.correction_bias), ("groups", self.router.groups)):
-            if given:
+        for name, is_set in (("correction_bias", self.router.correction_bias), ("groups", self.router.groups)):
+            if is_set:
                 message = f"`{name}` has no effect: a token goes through all {self.n_experts} experts"
                 raise Invalid(f"router.{name}", message)
 
@@ -108,7 +108,7 @@ class MoEConfig(tfkit.FFNConfig):
 
 
 class MoE(nn.Module):
-    """[..., d_model] -> [..., d_model]: the weighted outputs of each token's experts, and that of the shared ones.
+    """[..., d_model] -> [..., d_model]: the weighted outputs of each token's experts, and of the shared experts.
 
     `experts` and `shared` are their activations.
     """

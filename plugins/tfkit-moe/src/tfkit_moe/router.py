@@ -46,7 +46,7 @@ class RouterConfig(Config):
     """Choice of the experts of a token, and their weights. Computed in float32."""
 
     score: Literal["softmax", "sigmoid"] = "softmax"
-    """Function from logits to scores: softmax over the experts, or sigmoid for each expert by itself."""
+    """Function from logits to scores: softmax over the experts, or sigmoid for each expert separately."""
     order: Literal["score_then_topk", "topk_then_score"] = "score_then_topk"
     """Order of the steps: the k best by score; or the k best by logit, which are then scored among themselves."""
     renormalize: bool = False
@@ -114,7 +114,7 @@ class Router(Linear):
         return weights, chosen
 
     def logits(self, x: Tensor) -> Tensor:
-        """Tokens [s, m] -> logits [s, e], float32 even if the model is of another type."""
+        """Compute logits [s, e] from tokens [s, m], in float32 even if the model has another dtype."""
         bias: Tensor | None = self.bias
         if bias is not None:
             bias = bias.float()
@@ -124,11 +124,11 @@ class Router(Linear):
         return logits
 
     def score(self, logits: Tensor) -> Tensor:
-        """Logits [s, ...] -> scores of the same shape."""
+        """Turn logits [s, ...] into scores of the same shape."""
         return torch.softmax(logits, dim=-1) if self.softmax else torch.sigmoid(logits)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Scores [s, e] -> the chosen experts [s, a]."""
+        """Choose the experts [s, a] from scores [s, e]."""
         if self.correction is not None:
             scores = scores + self.correction
         if self.split_groups is not None and self.merge_groups is not None:
@@ -138,7 +138,7 @@ class Router(Linear):
         return torch.topk(scores, self.k, dim=-1, sorted=False)[1]
 
     def best(self, groups: Tensor) -> Tensor:
-        """Scores by groups [s, g, r] -> bool [s, g, 1], True for the best groups."""
+        """Mark the best groups in scores [s, g, r]: bool [s, g, 1]."""
         worth = torch.topk(groups, self.n_best, dim=-1)[0].sum(dim=-1)
         best = torch.topk(worth, self.n_kept, dim=-1, sorted=False)[1]
         kept = torch.zeros_like(worth).scatter(1, best, 1.0) > 0
@@ -154,7 +154,10 @@ class Router(Linear):
 
 
 def _linear_without_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Autocast would choose the experts by logits of 8 bits; only scripted code, which cannot leave it, does so."""
+    """Apply a linear layer without autocast, which would round logits to 8 bits.
+
+    Scripted code cannot leave autocast.
+    """
     if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):

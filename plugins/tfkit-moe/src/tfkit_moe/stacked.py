@@ -1,4 +1,4 @@
-"""One layer of all experts: rows that are sorted by expert, each times the matrix of its own expert.
+"""One layer of all experts: rows that are sorted by expert, each times the matrix of its expert.
 
 Three ways to the same numbers:
 
@@ -31,7 +31,7 @@ ALIGNMENT = 16
 class ExpertLinear(StackedLinear):
     """Rows [s a, i] sorted by expert, their experts [s a], and the ends of the rows of each expert [e] -> [s a, o].
 
-    Without `experts` and `ends`, all tokens [s, i], or those of each expert [e, s, i], times every matrix ->
+    Without `experts` and `ends`, all tokens [s, i], or the tokens of each expert [e, s, i], times every matrix ->
     [e, s, o].
 
     Anything that changes its weights or its output (an adapter, a hook) does so in each of these ways.
@@ -48,19 +48,19 @@ class ExpertLinear(StackedLinear):
         return self.one_by_one(x, ends)
 
     def evenly(self, rows: Tensor) -> Tensor:
-        """Rows of unknown experts: each expert gets equally many, and the first ones get one more."""
+        """Multiply rows of unknown experts: each expert gets equally many rows, and the first ones get one more."""
         each, more = divmod(rows.size(0), self.weight.size(0))
         pieces: list[Tensor] = []
         for n, size in ((self.weight.size(0) * (each > 0), each), (more, 1)):
             if n > 0:
-                own = rows[: n * size].unflatten(0, [n, size])
+                chunk = rows[: n * size].unflatten(0, [n, size])
                 pieces.append(
-                    _stacked(own, self.weight[:n], None if self.bias is None else self.bias[:n]).flatten(0, 1)
+                    _stacked(chunk, self.weight[:n], None if self.bias is None else self.bias[:n]).flatten(0, 1)
                 )
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def one_by_one(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Rows [s a, i] sorted by expert -> [s a, o], expert by expert."""
+        """Multiply rows [s a, i] sorted by expert -> [s a, o], expert by expert."""
         # Unbound at once: the gradient of a single matrix would be as large as all of them together.
         weights, biases = self.weight.unbind(), _unbound(self.bias)
         pieces: list[Tensor] = []
@@ -74,7 +74,7 @@ class ExpertLinear(StackedLinear):
 
 
 def takes_grouped(x: Tensor, widths: tuple[int, ...]) -> bool:
-    """True if the grouped kernel serves rows like x for layers of these widths."""
+    """Return True if the grouped kernel supports rows like x for layers of these widths."""
     if x.is_meta or not hasattr(F, "grouped_mm"):
         return False
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0):
@@ -86,29 +86,29 @@ def takes_grouped(x: Tensor, widths: tuple[int, ...]) -> bool:
 
 
 def _grouped(rows: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
-    """Each of the rows [s a, i] times the matrix of its expert -> [s a, o]. Autocast does not know the kernel."""
+    """Multiply each of the rows [s a, i] by the matrix of its expert -> [s a, o]. Autocast ignores the kernel."""
     dtype = _computed_in(rows)
     out = F.grouped_mm(rows.to(dtype), weight.to(dtype).mT, offs=ends.to(torch.int32))
     return out if bias is None else out + bias.to(dtype).index_select(0, experts)
 
 
 def _stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """All tokens [s, i], or those of each expert [e, s, i], times every matrix -> [e, s, o]."""
+    """Multiply all tokens [s, i], or the tokens of each expert [e, s, i], by every matrix -> [e, s, o]."""
     out = x @ weight.mT
     return out if bias is None else out + bias.unsqueeze(1).to(out.dtype)
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
-    """The type in which a linear layer would compute."""
+    """Return the dtype in which a linear layer would compute."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def _unbound(bias: Tensor | None) -> list[Tensor]:
-    found: list[Tensor] = []
+    biases: list[Tensor] = []
     if bias is not None:
-        found = list(bias.unbind())
-    return found
+        biases = list(bias.unbind())
+    return biases
 
 
 def _at(biases: list[Tensor], expert: int) -> Tensor | None:
