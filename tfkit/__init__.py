@@ -19,7 +19,7 @@ if not os.path.isfile(_STUB):
 
 @cache
 def _homes() -> dict[str, str]:
-    """The module of each public name, as the stub says it to type checkers and editors."""
+    """Return the module of each public name, as the stub gives it to type checkers and editors."""
     import re
 
     with open(_STUB, encoding="utf-8") as file:

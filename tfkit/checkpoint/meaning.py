@@ -36,7 +36,7 @@ def check_meaning(checkpoint: Checkpoint, graph: Graph, path: Path) -> None:
             more = (f"and {len(differences) - MOST} more",) if len(differences) > MOST else ()
             notes = (*map(str, differences[:MOST]), *more)
             help = "to load them anyway: --allow-change, in Python `allow_change=True`"
-            message = f"the weights in {shown(path)} are those of another model"
+            message = f"the weights in {shown(path)} belong to a different model"
             raise SpecError(Diagnostic(message, notes=notes, help=help))
 
 

@@ -250,7 +250,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Number of characters at the end of a text with which `stop` begins."""
+    """Count the characters at the end of a text with which `stop` begins."""
     return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)
 
 

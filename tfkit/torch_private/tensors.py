@@ -30,7 +30,7 @@ def storage_key(memory: Tensor | UntypedStorage) -> int:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Number of times that a tensor was changed in place; not for tensors of inference mode."""
+    """Return how often a tensor was changed in place; tensors of inference mode have no count."""
     return tensor._version
 
 

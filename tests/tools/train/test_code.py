@@ -87,7 +87,7 @@ def test_a_complete_run_is_not_that_of_other_code(
     golden("runs/errors/other_code", capsys.readouterr().err)
     with pytest.raises(tfkit.SpecError, match="has changed since it began"):
         tfkit.train("small.yaml", output="out", quiet=True)
-    assert tfkit.train("small.yaml", output="out", quiet=True, allow_change=True).made == 0
+    assert tfkit.train("small.yaml", output="out", quiet=True, allow_change=True).steps_made == 0
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_a_tampered_folder(case: str, run: Run) -> None:
     before = snapshot(folder)
     if expected == CONTINUES:
         trained = train_run(run, folder, PLUGINS, command="test", quiet=True)
-        assert trained.made <= 2, "the run began again"
+        assert trained.steps_made <= 2, "the run began again"
         assert end_of("tampered") == end_of("whole")
         return
     with pytest.raises(SpecError) as error:

@@ -43,16 +43,16 @@ def test_many_numbers_of_an_evaluation_fit_the_terminal(capsys: pytest.CaptureFi
 
 def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     part = tfkit.train("small.yaml", output="out", sets=SETS, stop_after=5)
-    assert (part.ended, part.step, part.made) == ("interrupted", 5, 5)
+    assert (part.ended, part.step, part.steps_made) == ("interrupted", 5, 5)
     assert "val.loss" in capsys.readouterr().err
     whole = tfkit.train("out", quiet=True)
     assert capsys.readouterr().err == ""
-    assert (whole.ended, whole.step, whole.made) == ("finished", 8, 3)
+    assert (whole.ended, whole.step, whole.steps_made) == ("finished", 8, 3)
     words = [word for one in SETS for word in ("--set", one)]
     assert main(["train", "small.yaml", "-o", "command", *words]) == 0
     assert Path("out/metrics.jsonl").read_bytes() == Path("command/metrics.jsonl").read_bytes()
     again = tfkit.train("out")
-    assert (again.ended, again.made, again.tokens_per_second) == ("finished", 0, None)
+    assert (again.ended, again.steps_made, again.tokens_per_second) == ("finished", 0, None)
     assert again.history == whole.history
     assert [step for step, _ in whole.history.curves["loss"]] == [*range(1, 9)]
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]

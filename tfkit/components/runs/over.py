@@ -74,22 +74,22 @@ class OverData:
 
     @property
     def length(self) -> int:
-        """That of the data."""
+        """The length of the data."""
         return self.of.length
 
     @property
     def splits(self) -> list[str]:
-        """Those of the data."""
+        """The names of the splits of the data."""
         return list(self.of.splits)
 
     @property
     def fingerprint(self) -> str:
-        """That of the data."""
+        """The fingerprint of the data."""
         return self.of.fingerprint
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """That of the data."""
+        """The tokenizer of the data."""
         return self.of.tokenizer
 
     def examples(self, split: str, order: Order) -> Examples:

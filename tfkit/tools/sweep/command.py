@@ -149,6 +149,6 @@ def _show_outline(outline: Outline) -> None:
     time = time_text(sum(times) if len(times) == len(all_rows) else None)
     total = ["all", "", str(runs), str(there), f"{steps:,}", flops_text(flops), "", time]
     show(table(head, [*rows, total], right=head[1:], footer=1))
-    click.echo(f"\n{outline.different} different runs, {outline.missing} to make; memory is that of a step, predicted")
+    click.echo(f"\n{outline.different} different runs, {outline.missing} to make; memory of a step is predicted")
     if outline.needed is not None:
         click.echo(seeds_text(outline.seeds))

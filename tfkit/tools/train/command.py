@@ -142,7 +142,7 @@ def _show(trained: Trained, run: Run, *, json: bool) -> None:
         result = {"folder": str(trained.folder), "step": trained.step, "ended": trained.ended}
         print_json({**result, "numbers": numbers, "tokens_per_second": speed, "mfu": mfu})
         return
-    if not trained.made and trained.ended != "interrupted":
+    if not trained.steps_made and trained.ended != "interrupted":
         click.echo(f"the run in {trained.folder} is complete: {trained.ended} after step {trained.step:,}")
         return
     rows = [("step", f"{trained.step:,}"), ("ended", trained.ended)]

@@ -46,7 +46,7 @@ class Trained:
         step: updates so far.
         ended: `finished`, `interrupted`, or the reason of a callback to stop.
         history: its numbers and texts, from the first step on.
-        made: updates that this process made; 0 if the run was complete before.
+        steps_made: updates that this process made; 0 if the run was complete before.
         tokens_per_second: the speed of this process; None if it made no step.
     """
 
@@ -54,7 +54,7 @@ class Trained:
     step: int
     ended: str
     history: History
-    made: int = 0
+    steps_made: int = 0
     tokens_per_second: float | None = None
 
 
