@@ -26,15 +26,16 @@ HEAD = "| bug | in | breaks |\n|---|---|---|\n"
 
 def broken(bug: Bug) -> list[str]:
     """Return the properties that a bug breaks, starting with the property that it is planted for."""
-    checked, patches = subject(bug.model), [patch.object(*one) for one in bug.patches]
-    for one in patches:
-        one.start()
+    checked, patches = subject(bug.model), [patch.object(*arguments) for arguments in bug.patches]
+    for patcher in patches:
+        patcher.start()
     try:
-        found = [next(outcomes(checked, [one])) for one in OWN.chosen(level="quick") if one.name != "script"]
+        properties = [prop for prop in OWN.chosen(level="quick") if prop.name != "script"]
+        results = [next(outcomes(checked, [prop])) for prop in properties]
     finally:
-        for one in patches:
-            one.stop()
-    names = [one.name for one in found if one.status == "failed"]
+        for patcher in patches:
+            patcher.stop()
+    names = [result.name for result in results if result.status == "failed"]
     return sorted(names, key=lambda name: name != bug.red)
 
 

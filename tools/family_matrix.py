@@ -56,22 +56,22 @@ def proved(name: str) -> tuple[Kind, str, Outcome, str]:
         return case.kind, case.model_type, *outcome(case, Path(folder))
 
 
-def row(kind: Kind, found: Sequence[tuple[str, Outcome, str]]) -> str:
+def row(kind: Kind, results: Sequence[tuple[str, Outcome, str]]) -> str:
     """Format a line of the table."""
     refused = defaultdict(set)
-    for model_type, verdict, why in found:
+    for model_type, verdict, why in results:
         if verdict != "passed":
             refused[why if verdict == "refused" else f"{verdict}: {why}"].add(f"`{model_type}`")
     why = "; ".join(f"{', '.join(sorted(types))}: {reason}" for reason, types in refused.items())
-    passed = sum(verdict == "passed" for _, verdict, _ in found)
-    return f"| {WORDS[kind]} | {len({one[0] for one in found})} | {len(found)} | {passed} | {why} |\n"
+    passed = sum(verdict == "passed" for _, verdict, _ in results)
+    return f"| {WORDS[kind]} | {len({result[0] for result in results})} | {len(results)} | {passed} | {why} |\n"
 
 
 if __name__ == "__main__":
-    found: dict[Kind, list[tuple[str, Outcome, str]]] = {kind: [] for kind in WORDS}
+    results: dict[Kind, list[tuple[str, Outcome, str]]] = {kind: [] for kind in WORDS}
     with ProcessPoolExecutor(2, get_context("spawn")) as processes:
         for name, (kind, *rest) in zip(EVERY, processes.map(proved, EVERY), strict=True):
-            found[kind].append((rest[0], rest[1], rest[2]))
+            results[kind].append((rest[0], rest[1], rest[2]))
             print(name, *rest, flush=True)
-    rows = "".join(row(kind, one) for kind, one in found.items())
+    rows = "".join(row(kind, group) for kind, group in results.items())
     write_table(PAGE, "classes", HEAD + rows)

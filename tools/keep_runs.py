@@ -51,5 +51,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="the folder of a sweep")
     try:
         main(parser.parse_args().folder)
-    except SpecError as wrong:
-        sys.exit(str(wrong))
+    except SpecError as error:
+        sys.exit(str(error))

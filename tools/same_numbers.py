@@ -42,10 +42,10 @@ def main() -> int:
     if unknown := sorted({*names} - {*shipped}):
         parser.error(f"there is no spec named {', '.join(unknown)}")
     specs = json.dumps({name: _small(name) for name in names})
-    before, after = (_digests(one, specs) for one in (str(python), sys.executable))
+    before, after = (_digests(interpreter, specs) for interpreter in (str(python), sys.executable))
     differing = [f"{name}: {', '.join(_differing(before[name], after[name]))}" for name in names]
     differing = [line for line in differing if not line.endswith(": ")]
-    compared = sum(len(one) for one in after.values())
+    compared = sum(len(digests) for digests in after.values())
     print("\n".join([*differing, f"{len(names)} specs, {compared} comparisons, {len(differing)} specs differ"]))
     return int(bool(differing))
 
@@ -102,8 +102,8 @@ def _inputs(model: nn.Module, graph: Any, padding: Any) -> dict[str, Tensor]:
 def _gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     outputs = model(**inputs)
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    sum(one.float().nan_to_num(neginf=0.0).square().sum() for one in outputs).backward()
-    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    sum(output.float().nan_to_num(neginf=0.0).square().sum() for output in outputs).backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
 def _decoded(model: Any, inputs: dict[str, Tensor], pieces: str) -> list[Tensor]:

@@ -26,7 +26,7 @@ def command(*words):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-found = {"tfkit --help": min(command("--help") for _ in range(3)), "tfkit params gpt2": command("params", "gpt2")}
+figures = {"tfkit --help": min(command("--help") for _ in range(3)), "tfkit params gpt2": command("params", "gpt2")}
 import torch, tfkit
 torch.set_num_threads(1)
 SIZES = ["d_model=256", "vocab_size=4096", "max_len=512", "decoder.n_layers=4", "decoder.attention.n_heads=4",
@@ -64,11 +64,11 @@ def token(model, n=32):
 
 for name, more in (("gpt2", []), ("llama3_8b", ["decoder.attention.n_kv_heads=2"])):
     model = tfkit.build(name, sets=SIZES + more)
-    found[f"{name}: step"] = step(model)
-    found[f"{name}: token"] = token(model)
-found["12 layers of width 16: token"] = token(tfkit.build("gpt2", sets=LEAST), 48)
-found["build llama3_405b on meta"] = best(lambda: tfkit.build("llama3_405b", device="meta"), 3)
-print(json.dumps(found))
+    figures[f"{name}: step"] = step(model)
+    figures[f"{name}: token"] = token(model)
+figures["12 layers of width 16: token"] = token(tfkit.build("gpt2", sets=LEAST), 48)
+figures["build llama3_405b on meta"] = best(lambda: tfkit.build("llama3_405b", device="meta"), 3)
+print(json.dumps(figures))
 """
 
 
@@ -88,7 +88,7 @@ def main() -> int:
     race(both, options.rounds)
     figures = [name for name in both[0].runs[0] if name not in ("cpu", "rss")]
     if options.json:
-        runs = {one.name: one.runs for one in both}
+        runs = {contender.name: contender.runs for contender in both}
         print(json.dumps({"date": str(date.today()), "machine": machine(), "runs": runs}, indent=2))
         return 0
     print(machine())

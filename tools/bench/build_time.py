@@ -58,12 +58,12 @@ class Target:
 
 
 def probe(imports: str, build: str, python: str = sys.executable) -> list[str]:
-    """The command that imports, builds, and prints the cost of both."""
+    """Return the command that imports, builds, and prints the cost of both."""
     return script(PROBE.format(imports=imports, build=build), python)
 
 
 def llama(litgpt_python: str) -> list[Contender]:
-    """llama3_405b on the meta device, three ways."""
+    """Return the builders of llama3_405b on the meta device: tfkit, litgpt, transformers."""
     meta = "torch.device('meta').__enter__()"
     return [
         Contender("tfkit", probe(TFKIT, "tfkit.build('llama3_405b', device='meta')")),
@@ -79,7 +79,7 @@ def llama(litgpt_python: str) -> list[Contender]:
 
 
 def gpt2() -> list[Contender]:
-    """GPT-2 124M on the CPU, its weights filled at random, two ways."""
+    """Return the builders of GPT-2 124M on the CPU with random weights: tfkit, transformers."""
     imports = "import torch\nfrom transformers import GPT2Config, GPT2LMHeadModel"
     return [
         Contender("tfkit", probe(TFKIT, "tfkit.build('gpt2')")),
@@ -88,7 +88,7 @@ def gpt2() -> list[Contender]:
 
 
 def command_line() -> list[Contender]:
-    """Whole processes of the command line."""
+    """Return the processes of the command line, and of `import torch`."""
     tfkit = [sys.executable, "-m", "tfkit"]
     return [
         Contender("tfkit params llama3_405b", [*tfkit, "params", "llama3_405b"]),
@@ -176,19 +176,19 @@ def main() -> None:
     for group in (models, small, whole):
         race(group, options.rounds)
     check_counts(models, small)
-    found = targets(models, small, whole)
+    goals = targets(models, small, whole)
     about = {"date": str(date.today()), "machine": machine(), "versions": versions(options.litgpt_python)}
     if options.json:
         groups = {"llama3_405b": models, "gpt2": small, "processes": whole}
-        runs = {name: {one.name: one.runs for one in group} for name, group in groups.items()}
-        results = [{**asdict(target), "met": target.met} for target in found]
+        runs = {name: {contender.name: contender.runs for contender in group} for name, group in groups.items()}
+        results = [{**asdict(target), "met": target.met} for target in goals]
         print(json.dumps({**about, "runs": runs, "targets": results, "not_measured": missing}, indent=2))
     else:
         print("\n".join(about.values()))
         print(f"CPU seconds on one thread, {options.rounds} rounds in turns, each a fresh process")
         show(models, small, whole)
-        print("\ntargets", *map(str, found), *(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")
-    sys.exit(not all(target.met for target in found))
+        print("\ntargets", *map(str, goals), *(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")
+    sys.exit(not all(target.met for target in goals))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ SECONDS, MEGABYTES = 10.0, 2000.0
 
 
 def measured(spec: str, level: str, limit: float) -> list[Target]:
-    """CPU seconds and megabytes of a check. Raises RuntimeError if a property is broken."""
+    """Measure the CPU seconds and megabytes of a check. Raises RuntimeError if a property is broken."""
     run = run_once([sys.executable, "-m", "tfkit", "check", spec, "--level", level], timeout=600)
     what = f"{spec}, level {level}"
     return [Target(f"{what}, CPU seconds", limit, run["cpu"]), Target(f"{what}, MB", MEGABYTES, run["rss"])]

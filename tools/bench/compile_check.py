@@ -80,7 +80,7 @@ def check(name: str, sets: list[str], *, masked: bool) -> Result:
 
 
 def inputs(graph: tfkit.Graph, batch: int, length: int, *, masked: bool) -> dict[str, Tensor]:
-    """Random tokens for every input; an encoder's and a decoder's sequences differ in length."""
+    """Return random tokens for every input; an encoder's and a decoder's sequences differ in length."""
     torch.manual_seed(length)
     tokens: dict[str, Tensor] = {}
     for i, name in enumerate(graph.inputs):

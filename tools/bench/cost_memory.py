@@ -65,7 +65,7 @@ CASES = (
 
 
 def measured(case: Case) -> tuple[int, int]:
-    """Bytes of the weights, gradients and optimizer states, and of the peak of a step."""
+    """Measure the bytes of the weights, gradients and optimizer states, and of the peak of a step."""
     for _ in range(ATTEMPTS):
         fixed, left, seen = _profiled(case)
         peak, level = peak_of(seen)
@@ -75,7 +75,7 @@ def measured(case: Case) -> tuple[int, int]:
 
 
 def _profiled(case: Case) -> tuple[int, int, profile]:
-    """Two steps: bytes of weights, gradients and optimizer states, those that stay, and the profiler's events."""
+    """Profile two steps: return bytes of weights, gradients and optimizer states, bytes that stay, and the profile."""
     graph = tfkit.load(case.spec, sets=case.sets)
     inputs = random_inputs(graph, batch=case.batch, length=case.length)
     targets = torch.zeros(case.batch, case.length, dtype=torch.long)
@@ -93,12 +93,12 @@ def _profiled(case: Case) -> tuple[int, int, profile]:
 
 def _bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
-    return sum(one.nbytes for one in (*tensors, *states))
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in (*tensors, *states))
 
 
 def peak_of(seen: profile) -> tuple[int, int]:
-    """The largest running sum of allocations since the beginning of the marked step, and the last one."""
+    """Return the largest running sum of allocations since the beginning of the marked step, and the last one."""
     events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     level = peak = 0
     counts = False
@@ -111,7 +111,7 @@ def peak_of(seen: profile) -> tuple[int, int]:
 
 
 def predicted(case: Case) -> Cost:
-    """The tool's prediction."""
+    """Return the tool's prediction."""
     graph = tfkit.load(case.spec, sets=case.sets)
     return cost(
         graph,
@@ -125,7 +125,7 @@ def predicted(case: Case) -> Cost:
 
 
 def rows(cases: tuple[Case, ...] = CASES) -> Iterator[str]:
-    """The lines of the table."""
+    """Yield the lines of the table."""
     yield "| model | batch x length | fixed, predicted | measured | error | peak, predicted | measured | error |"
     yield "|---|---|---|---|---|---|---|---|"
     for case in cases:

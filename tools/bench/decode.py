@@ -56,7 +56,7 @@ class Tfkit:
         self.prompt = prompt
 
     def loop(self, n: int) -> Tensor:
-        """The shortest loop."""
+        """Write `n` tokens with the shortest loop."""
         self.cached.start(self.prompt.size(0))
         tokens = [self.cached(self.prompt, keep=1).argmax(dim=-1)]
         for _ in range(n - 1):
@@ -64,7 +64,7 @@ class Tfkit:
         return torch.cat(tokens, dim=1)
 
     def generate(self, n: int) -> Tensor:
-        """The function that tfkit offers."""
+        """Write `n` tokens with the function that tfkit offers."""
         return tfkit.generate(self.cached, self.prompt, max_new_tokens=n).tokens
 
 
@@ -76,7 +76,7 @@ class Transformers:
         self.prompt = prompt
 
     def loop(self, n: int) -> Tensor:
-        """The shortest loop."""
+        """Write `n` tokens with the shortest loop."""
         result: Any = self.model(self.prompt, use_cache=True, logits_to_keep=1)
         tokens = [result.logits.argmax(dim=-1)]
         for _ in range(n - 1):
@@ -85,14 +85,14 @@ class Transformers:
         return torch.cat(tokens, dim=1)
 
     def generate(self, n: int) -> Tensor:
-        """The function that transformers offers."""
+        """Write `n` tokens with the function that transformers offers."""
         settings = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
         model: Any = self.model
         return model.generate(self.prompt, attention_mask=torch.ones_like(self.prompt), **settings)[:, PROMPT:]
 
 
 def contenders(shape: Shape, *, compile: bool, device: str) -> tuple[dict[str, Contender], int]:
-    """All contenders, and the bytes that a token has to read: weights and the caches half way."""
+    """Return all contenders, and the bytes that a token has to read: weights and the caches half way."""
     prompt = prompt_of(shape).to(device)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = peer("tfkit").build(shape)
@@ -103,22 +103,22 @@ def contenders(shape: Shape, *, compile: bool, device: str) -> tuple[dict[str, C
     tfkit.prepare_decoding(model, shape.batch)
     ours = Tfkit(model.to(device, dtype), prompt, shape.length, compile=compile)
     other = Transformers(theirs, prompt)
-    found: dict[str, Contender] = {"tfkit prepared": ours.loop, "tfkit loop": as_built.loop}
-    found |= {"tfkit generate": as_built.generate}
-    found |= {"transformers loop": other.loop, "transformers generate": other.generate}
+    loops: dict[str, Contender] = {"tfkit prepared": ours.loop, "tfkit loop": as_built.loop}
+    loops |= {"tfkit generate": as_built.generate}
+    loops |= {"transformers loop": other.loop, "transformers generate": other.generate}
     untied = [name for name in state if not (name == "embedding.tokens.weight" and shape.family == "llama")]
-    return found, sum(state[name].numel() for name in untied) * dtype.itemsize
+    return loops, sum(state[name].numel() for name in untied) * dtype.itemsize
 
 
 def reading(size: int, device: str) -> Callable[[], float]:
-    """Seconds in which `size` bytes are read from memory."""
+    """Return a function that measures the seconds of reading `size` bytes from memory."""
     data = torch.ones(size // 4 // 1024, 1024, device=device)
     return lambda: seconds(lambda: data.sum(dim=1), device)
 
 
 @contextmanager
 def litgpt(python: str, shape: Shape) -> Iterator[tuple[Worker, Tensor]]:
-    """A peer in its own environment, litgpt, and the tokens that it writes."""
+    """Yield the worker of litgpt, in its own environment, and the tokens that it writes."""
     worker = Worker([python, str(Path(__file__).with_name("decode_worker.py"))])
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def prompt_of(shape: Shape) -> Tensor:
 
 
 def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
-    """All contenders on one shape."""
+    """Measure all contenders on one shape."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     everybody, size = contenders(shape, compile=options.compile, device=device)
     with torch.inference_mode():
@@ -157,19 +157,19 @@ def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
 def race(
     texts: dict[str, Tensor], running: dict[str, Callable[[], float]], options: argparse.Namespace, device: str
 ) -> dict[str, list[float]]:
-    """The seconds of a token in each round, if all write the same."""
+    """Measure the seconds of a token in each round. Raise SystemExit on the CPU if the tokens differ."""
     same = {name: torch.equal(text, texts["tfkit loop"]) for name, text in texts.items()}
     if device == "cpu" and not all(same.values()):
         raise SystemExit(f"the contenders write different tokens: {same}")
     return take_turns(running, options.rounds, warm_up=1)
 
 
-def show(found: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
     """Print a table, tokens per second and fraction of the limit, and the goal."""
-    turns, batch = found["seconds"], found["batch"]
-    print(f"\n{found['shape'].rpartition(',')[0]}, batch {batch}, {found['bytes'] / 1e6:.0f} MB a token")
+    turns, batch = result["seconds"], result["batch"]
+    print(f"\n{result['shape'].rpartition(',')[0]}, batch {batch}, {result['bytes'] / 1e6:.0f} MB a token")
     print(compare_speeds(turns))
-    limit = min(found["memory_seconds"])
+    limit = min(result["memory_seconds"])
     for name, rounds in turns.items():
         best, middle = min(rounds), statistics.median(rounds)
         speed = f"{batch / best:>9.1f} tokens/s at best, {batch / middle:.1f} in the median"
@@ -183,7 +183,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def overhead(rounds: int) -> dict[str, list[float]]:
-    """Seconds of a token with next to nothing to compute: 12 layers of width 16."""
+    """Measure the seconds of a token with next to nothing to compute: 12 layers of width 16."""
     shape = Shape("gpt2", 12, 16, 2, 2, 16, vocab_size=16, length=1024, batch=1)
     everybody, _ = contenders(shape, compile=False, device="cpu")
     return take_turns({name: per_token(run, 64, "cpu") for name, run in everybody.items()}, rounds, warm_up=1)
@@ -204,16 +204,16 @@ def main() -> None:
     torch.set_num_threads(1)
     versions = {name: version(name) for name in ("torch", "transformers")}
     shapes = [SHAPES[options.shape]] if options.shape else list(SHAPES.values())
-    found = [measure(replace(shape, batch=batch), options) for shape in shapes for batch in options.batch]
+    results = [measure(replace(shape, batch=batch), options) for shape in shapes for batch in options.batch]
     empty = overhead(options.rounds)
     if options.json:
         about = {"date": str(date.today()), "machine": machine(), "gpu": accelerator(), "versions": versions}
-        print(json.dumps({**about, "compiled": options.compile, "found": found, "overhead": empty}, indent=2))
+        print(json.dumps({**about, "compiled": options.compile, "found": results, "overhead": empty}, indent=2))
         return
     print(machine(), ", ".join(f"{name} {text}" for name, text in versions.items()), sep="\n")
     print(f"greedy decoding after a prompt of {PROMPT} tokens, {options.tokens} tokens, {options.rounds} rounds")
-    for one in found:
-        show(one)
+    for result in results:
+        show(result)
     print("\nthe cost of a token without its arithmetic: 12 layers of width 16")
     print(compare_speeds(empty))
     print("\n" + (accelerator() or "not measured: anything on a GPU (there is none here)"))

@@ -21,7 +21,7 @@ class Decoder:
         self.model.set_kv_cache(shape.batch)
 
     def loop(self, n: int) -> Tensor:
-        """As litgpt's own `generate` calls it: `input_pos_maxp1` cuts the cache to the part that is read."""
+        """Write `n` tokens as litgpt's `generate` does: `input_pos_maxp1` cuts the cache to the part that is read."""
         t = self.prompt.size(1)
         logits = self.model(self.prompt, torch.arange(t), input_pos_maxp1=t)
         tokens = [logits[:, -1:].argmax(dim=-1)]
@@ -47,7 +47,7 @@ class Service:
         return {"tokens": self.decoder.loop(n).tolist(), "versions": versions}
 
     def seconds(self, n: int) -> Answer:
-        """Seconds of a token."""
+        """Measure the seconds of a token."""
         return {"seconds": per_token(self.decoder.loop, n, "cpu")()}
 
 

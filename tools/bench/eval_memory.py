@@ -70,11 +70,11 @@ class NoRecord:
     text = save = log
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: nothing is open."""
 
 
 def measure(work: str, size: int) -> dict[str, float]:
-    """Megabytes of tensors and of the process at the peak of a step, or of an evaluation."""
+    """Measure the megabytes of tensors and of the process at the peak of a step, or of an evaluation."""
     torch.set_num_threads(1)
     metrics = ["eval.metrics=[decoded_exact_match]"] if work.endswith("answers") else []
     run = load_run(RUN, tfkit.load_plugins(entry_points=False), sets=[f"machine.micro_batch={size}", *metrics])
@@ -83,12 +83,12 @@ def measure(work: str, size: int) -> dict[str, float]:
         with record_function(MARK):
             action()
     process = memory.peak(torch.device("cpu"))
-    found = {"tensors": peak_of(seen)[0], "process": process, "plan": plan(run).memory}
-    return {name: size / MEGABYTE for name, size in found.items()}
+    sizes = {"tensors": peak_of(seen)[0], "process": process, "plan": plan(run).memory}
+    return {name: size / MEGABYTE for name, size in sizes.items()}
 
 
 def prepared(work: str, run: Any) -> Callable[[], object]:
-    """The action to measure, after everything that precedes it."""
+    """Return the action to measure, after everything that precedes it."""
     if work.startswith("tfkit eval"):
         model = tfkit.build(run.graph)
         return lambda: evaluate(model, run, run.config.eval.splits, run.config.eval.metrics)
@@ -101,9 +101,9 @@ def main() -> int:
     """Print the table; return 1 if an evaluation takes more memory than the step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=2, metavar=("WORK", "SIZE"), help="measure in this process and print JSON")
-    one = parser.parse_args().one
-    if one:
-        print(json.dumps(measure(one[0], int(one[1]))))
+    arguments = parser.parse_args().one
+    if arguments:
+        print(json.dumps(measure(arguments[0], int(arguments[1]))))
         return 0
     print("| micro-batch | | tensors, MB | process, MB | plan, MB |")
     print("|---|---|---|---|---|")
@@ -111,12 +111,12 @@ def main() -> int:
     for size in SIZES:
         limit = None
         for work in WORK:
-            found = run_once([sys.executable, __file__, "--one", work, str(size)])
-            limit = limit or found["tensors"]
-            exceeded |= found["tensors"] > limit
+            figures = run_once([sys.executable, __file__, "--one", work, str(size)])
+            limit = limit or figures["tensors"]
+            exceeded |= figures["tensors"] > limit
             print(
                 f"| {size} | {work} | "
-                + " | ".join(f"{found[key]:,.0f}" for key in ("tensors", "process", "plan"))
+                + " | ".join(f"{figures[key]:,.0f}" for key in ("tensors", "process", "plan"))
                 + " |"
             )
     return int(exceeded)

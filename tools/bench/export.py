@@ -32,7 +32,7 @@ STEPS = 16
 
 
 def writers(model: Any, folder: Path) -> dict[str, Callable[[], float]]:
-    """The writers of files, by name."""
+    """Return the writers of files, by name."""
     tokens, inputs = torch.randint(50257, (2, 64)), example(model)
 
     def write() -> None:
@@ -52,13 +52,13 @@ def writers(model: Any, folder: Path) -> dict[str, Callable[[], float]]:
 
 
 def runners(model: Any, loaded: Any, batch: int, length: int) -> dict[str, Callable[[], float]]:
-    """The model and the file on one batch."""
+    """Return the measurements of the model and the file on one batch."""
     tokens = torch.randint(50257, (batch, length))
     return {"file": lambda: seconds(lambda: loaded(tokens)), "model": lambda: seconds(lambda: model(tokens))}
 
 
 def decoders(model: Any, loaded: Any) -> dict[str, Callable[[], float]]:
-    """The cached steps of both."""
+    """Return the measurements of the cached steps of both."""
     prompt, token = torch.randint(50257, (1, 16)), torch.tensor([[1]])
     cached = tfkit.CachedModel(model, length=16 + STEPS)
 
@@ -97,12 +97,12 @@ def main() -> None:
         json.dump(results, sys.stdout, indent=2)
         return
     print(f"{options.model}, torch {torch.__version__}, {torch.get_num_threads()} threads, CPU time")
-    for name, found in results.items():
-        print(f"\n{name}\n{compare_speeds(found)}")
-    made, run = results["write"], {name: found for name, found in results.items() if name != "write"}
-    print(f"\nscript + save: {ratio(made['script + save'], made['trace + save'])} times trace + save")
-    for name, found in run.items():
-        print(f"{name}: the file takes {ratio(found['file'], found['model'])} times the model's time")
+    for name, times in results.items():
+        print(f"\n{name}\n{compare_speeds(times)}")
+    write, run = results["write"], {name: times for name, times in results.items() if name != "write"}
+    print(f"\nscript + save: {ratio(write['script + save'], write['trace + save'])} times trace + save")
+    for name, times in run.items():
+        print(f"{name}: the file takes {ratio(times['file'], times['model'])} times the model's time")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ STEPS, WARM_UP = 20, 5
 
 
 def train(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
-    """Training steps of a model on random tokens."""
+    """Measure training steps of a model on random tokens."""
     sets = ["dropout=0", *(SMALL if rehearse else [])]
     model = tfkit.build(name, sets=sets, device=device)
     config: Any = model.meta["graph"].node("decoder").config
@@ -68,7 +68,7 @@ def train(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, An
 
 
 def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
-    """Single tokens after a prompt."""
+    """Measure single tokens after a prompt."""
     grouped = ["decoder.attention.n_kv_heads=2", "decoder.ffn.d_ff=64"]
     model = tfkit.build(name, sets=[*SMALL, *grouped] if rehearse else [], device=device, dtype=torch.bfloat16).eval()
     length = 64 if rehearse else 1024
@@ -92,14 +92,14 @@ def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, A
 
 
 def timed(step: Any, device: str, rehearse: bool) -> list[float]:
-    """Seconds of each step, after some that do not count."""
+    """Measure the seconds of each step, after some that do not count."""
     for _ in range(WARM_UP):
         step()
     return [seconds(step, device) for _ in range(3 if rehearse else STEPS)]
 
 
 def verdict(result: dict[str, Any], peaks: tuple[float, float] | None, goal: float) -> str:
-    """The share of the device that was used."""
+    """Return the share of the device that was used."""
     if peaks is None:
         return "no data sheet of this device: no share"
     ideal = result["flops"] / peaks[0] if "flops" in result else result["bytes"] / peaks[1]

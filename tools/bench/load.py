@@ -50,8 +50,8 @@ def copied(model):
 IMPORTED = ["gpt2", "llama31_405b", "gemma3_1b", "bert_base", "t5_11b"]
 
 
-def made(spec: str, folder: Path) -> Path:
-    """A checkpoint of the spec in transformers' layout, made once."""
+def checkpoint(spec: str, folder: Path) -> Path:
+    """Return the folder of a checkpoint of the spec in transformers' layout; write it if it does not exist."""
     place = folder / spec
     if not place.exists():
         run_once(script(MAKE.format(spec=spec, folder=str(place))), timeout=1200)
@@ -59,8 +59,8 @@ def made(spec: str, folder: Path) -> Path:
 
 
 def loading(spec: str, folder: Path) -> list[Contender]:
-    """Two ways to load one checkpoint."""
-    place = made(spec, folder)
+    """Return the contenders that load a checkpoint: tfkit, and transformers with and without a copy."""
+    place = checkpoint(spec, folder)
     architecture = json.loads((place / "config.json").read_text())["architectures"][0]
     ours = f"build_with_weights(tfkit.load({spec!r}), {str(place)!r})"
     theirs = f"{architecture}.from_pretrained({str(place)!r}, dtype=torch.bfloat16)"
@@ -73,7 +73,7 @@ def loading(spec: str, folder: Path) -> list[Contender]:
 
 
 def weights_mb(spec: str, folder: Path) -> float:
-    """The size of a checkpoint's files in MB."""
+    """Return the size of a checkpoint's files in MB."""
     return sum(file.stat().st_size for file in (folder / spec).glob("*.safetensors")) / 2**20
 
 
@@ -110,29 +110,30 @@ def main() -> None:
         targets.append(
             Target(f"{spec}, peak memory in times of the weights", 1.15, max(ours.values("rss")) / sizes[spec])
         )
-    torch, *others = whole
-    worst = max(others, key=lambda one: ratio(one.values("cpu"), torch.values("cpu")).of_minima)
+    torch, *commands = whole
+    worst = max(commands, key=lambda command: ratio(command.values("cpu"), torch.values("cpu")).of_minima)
     held = ratio(worst.values("cpu"), torch.values("cpu"))
     targets.append(Target(f"{worst.name}, times of import torch", 1.3, held.of_minima))
     about = [str(date.today()), machine(), f"torch {version('torch')}, transformers {version('transformers')}"]
     if options.json:
-        runs = {name: {one.name: one.runs for one in group} for name, group in {**groups, "processes": whole}.items()}
-        print(json.dumps({"about": about, "runs": runs, "targets": [asdict(one) for one in targets]}, indent=2))
-        sys.exit(not all(one.met for one in targets))
+        contenders = {**groups, "processes": whole}
+        runs = {name: {contender.name: contender.runs for contender in group} for name, group in contenders.items()}
+        print(json.dumps({"about": about, "runs": runs, "targets": [asdict(target) for target in targets]}, indent=2))
+        sys.exit(not all(target.met for target in targets))
     print(
         "\n".join(about), f"CPU seconds on one thread, {options.rounds} rounds in turns, each a fresh process", sep="\n"
     )
     for spec, group in groups.items():
         print(f"\n{spec}, {sizes[spec]:,.0f} MB of bfloat16, after the imports", compare(group, "load"), sep="\n")
-        peaks = ", ".join(f"{one.name} {max(one.values('rss')):,.0f}" for one in group)
+        peaks = ", ".join(f"{contender.name} {max(contender.values('rss')):,.0f}" for contender in group)
         print(f"  peak memory of the process in MB: {peaks}")
     print(
         "\nwhole processes",
-        *(f"  {one.name:26}{statistics.median(one.values('cpu')):>8.3f}" for one in whole),
+        *(f"  {process.name:26}{statistics.median(process.values('cpu')):>8.3f}" for process in whole),
         sep="\n",
     )
     print("\ntargets", *map(str, targets), sep="\n")
-    sys.exit(not all(one.met for one in targets))
+    sys.exit(not all(target.met for target in targets))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Contender:
     """The checkout that it imports."""
 
     def values(self, key: str) -> list[float]:
-        """One figure of every run, in the order of the rounds."""
+        """Return one figure of every run, in the order of the rounds."""
         return [run[key] for run in self.runs]
 
 
@@ -51,7 +51,7 @@ class Ratio:
 
 
 def script(source: str, python: str = sys.executable) -> list[str]:
-    """The command that runs Python code."""
+    """Return the command that runs Python code."""
     return [python, "-c", source]
 
 
@@ -65,7 +65,7 @@ def race(contenders: Sequence[Contender], rounds: int, timeout: float = 300) -> 
 
 
 def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) -> dict[str, float]:
-    """CPU seconds and peak memory in MB of a process, and the numbers in the JSON that it may print last.
+    """Return CPU seconds and peak memory in MB of a process, and the numbers in the JSON that it may print last.
 
     Raises `RuntimeError` with the end of the process's messages if it fails.
     """
@@ -85,21 +85,21 @@ def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) ->
 
 
 def environment(root: Path = ROOT) -> Mapping[str, str]:
-    """One thread, the checkout first, bytecode cached as after an installation, and no hub."""
+    """Return a process's environment: one thread, the checkout first, bytecode cached as if installed, and no hub."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """Paired ratios: their median, spread and quartiles, and the ratio of the two minima."""
+    """Return the median, spread and quartiles of paired ratios, and the ratio of the two minima."""
     paired = [a / b for a, b in zip(above, below, strict=True)]
     lower, _, upper = statistics.quantiles(paired, n=4, method="inclusive") if len(paired) > 1 else paired * 3
     return Ratio(statistics.median(paired), min(paired), max(paired), min(above) / min(below), (lower, upper))
 
 
 def seconds(run: Callable[[], object], device: str = "cpu") -> float:
-    """Duration of one call: CPU time of this process, all threads; on a GPU the time between two of its events."""
+    """Measure one call: CPU time of this process, all threads; on a GPU the time between two of its events."""
     if device == "cpu":
         start = time.process_time()
         run()
@@ -173,20 +173,20 @@ def compare(contenders: Sequence[Contender], key: str) -> str:
 
 
 def version(package: str, python: str = sys.executable) -> str:
-    """The installed version of a package as that interpreter sees it; empty if there is none."""
+    """Return the installed version of a package as that interpreter sees it; empty if there is none."""
     source = f"import importlib.metadata as m; print(m.version({package!r}))"
     return subprocess.run([python, "-c", source], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def accelerator() -> str | None:
-    """The name of the CUDA device, if there is one."""
+    """Return the name of the CUDA device; None if there is no device."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def machine() -> str:
-    """The machine in one line: cores, memory, processor, system."""
+    """Describe the machine in one line: cores, memory, processor, system."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = "unknown processor"
     info = Path("/proc/cpuinfo")

@@ -52,16 +52,16 @@ def main() -> None:
     missing = [] if accelerator() else ["memory and time on a GPU: there is none"]
     contenders = [Contender(name, [sys.executable, __file__, "--step", name]) for name in CONTENDERS]
     race(contenders, options.rounds)
-    found = targets(contenders)
+    goals = targets(contenders)
     where = f"{machine()}, {accelerator() or 'no GPU'}, torch {torch.__version__}"
     if options.json:
-        runs = {one.name: one.runs for one in contenders}
+        runs = {contender.name: contender.runs for contender in contenders}
         about = {"date": str(date.today()), "machine": where}
-        print(json.dumps({**about, "runs": runs, "targets": found, "not_measured": missing}, indent=2))
+        print(json.dumps({**about, "runs": runs, "targets": goals, "not_measured": missing}, indent=2))
     else:
         print(where)
-        show(contenders, found, missing)
-    sys.exit(not all(held <= limit for held, limit in found.values()))
+        show(contenders, goals, missing)
+    sys.exit(not all(held <= limit for held, limit in goals.values()))
 
 
 def step(name: str) -> dict[str, float]:
@@ -69,11 +69,11 @@ def step(name: str) -> dict[str, float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = tfkit.build("llama3_8b", sets=SETS, device=device, dtype=dtype, recompute=name.endswith("recompute"))
-    made = tfkit.Loss(model) if name.startswith("in chunks") else None
+    chunked = tfkit.Loss(model) if name.startswith("in chunks") else None
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
 
     def run(tokens: Tensor = tokens) -> None:
-        loss = next_token_loss(model, tokens) if made is None else made(tokens)
+        loss = next_token_loss(model, tokens) if chunked is None else chunked(tokens)
         loss.backward()
 
     run(tokens[:1, :8])
@@ -83,7 +83,7 @@ def step(name: str) -> dict[str, float]:
 
 
 def next_token_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
-    """The usual form of the loss."""
+    """Return the loss in its usual form."""
     return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
@@ -96,32 +96,32 @@ def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def on_cpu(run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds and bytes on the CPU; torch counts its memory only in a profile."""
+    """Measure seconds and bytes on the CPU; torch counts its memory only in a profile."""
     torch.set_num_threads(1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         took = seconds(run)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
-        found.export_chrome_trace(str(trace))
+        profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    return took, max(one["args"]["Total Allocated"] for one in events if one.get("name") == "[memory]")
+    return took, max(event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]")
 
 
 def targets(contenders: list[Contender]) -> dict[str, tuple[float, float]]:
-    """Figure and limit by name: both of the loss in chunks as a share of the loss of all logits."""
+    """Return figure and limit by name: both of the loss in chunks as a share of the loss of all logits."""
     pieces, logits = contenders[:2]
     memory = ratio(pieces.values("tensors"), logits.values("tensors")).of_minima
     time = ratio(pieces.values("seconds"), logits.values("seconds")).of_minima
     return {"memory of the step": (memory, 1 / 3), "time of the step": (time, 1.1)}
 
 
-def show(contenders: list[Contender], found: dict[str, tuple[float, float]], missing: list[str]) -> None:
+def show(contenders: list[Contender], goals: dict[str, tuple[float, float]], missing: list[str]) -> None:
     """Print the tables, each line within 80 columns."""
     titles = {"tensors": "tensors of a step, MB", "rss": "process, MB", "seconds": "seconds of a step"}
     for key, title in titles.items():
         print(f"\n{title}\n{compare(contenders, key)}")
     print("\ntargets, in chunks / all logits")
-    for what, (held, limit) in found.items():
+    for what, (held, limit) in goals.items():
         print(f"  {'met' if held <= limit else 'MISSED':7}{what}: {held:.2f}, at most {limit:.2f}")
     print(*(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")
 

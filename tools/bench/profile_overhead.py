@@ -32,37 +32,38 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--full", action="store_true", help="GPT-2 of 124M parameters instead of 14M")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    graph = tfkit.load(MODEL, sets=() if given.full else SMALL)
-    found = {mode: race(graph, mode, given) for mode in ("train", "prefill", "decode")}
-    if given.json:
-        print(json.dumps({"machine": machine(), "gpu": accelerator(), "seconds": found}))
+    options = parser.parse_args()
+    graph = tfkit.load(MODEL, sets=() if options.full else SMALL)
+    seconds_by_mode = {mode: race(graph, mode, options) for mode in ("train", "prefill", "decode")}
+    if options.json:
+        print(json.dumps({"machine": machine(), "gpu": accelerator(), "seconds": seconds_by_mode}))
         return
-    print(f"{MODEL}{'' if given.full else ', small'}: {given.batch} x {given.length} on {accelerator() or machine()}")
+    size = "" if options.full else ", small"
+    print(f"{MODEL}{size}: {options.batch} x {options.length} on {accelerator() or machine()}")
     print(f"  {'':9}{'plain ms':>10}   timed / plain: minima, median (spread)   with stacks, shapes and memory")
-    for mode, times in found.items():
+    for mode, times in seconds_by_mode.items():
         ratios = [ratio(times[name], times["plain"]) for name in ("timed", "detailed")]
-        texts = [f"{one.of_minima:.3f}, {one.median:.3f} ({one.low:.2f} to {one.high:.2f})" for one in ratios]
+        texts = [f"{share.of_minima:.3f}, {share.median:.3f} ({share.low:.2f} to {share.high:.2f})" for share in ratios]
         print(f"  {mode:9}{1000 * min(times['plain']):>10.2f}   {texts[0]:40}  {texts[1]}")
     print(f"  the goal is at most {GOAL} for timed steps")
 
 
-def race(graph: tfkit.Graph, mode: str, given: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of single steps, by turns."""
+def race(graph: tfkit.Graph, mode: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Measure the seconds of single steps, by turns."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = tfkit.build(graph, device=device).train(mode == "train")
-    step = Step(model, mode, batch=given.batch, length=given.length, compile=False)  # type: ignore[arg-type]
+    step = Step(model, mode, batch=options.batch, length=options.length, compile=False)  # type: ignore[arg-type]
     plain: Range = lambda name: nullcontext()  # noqa: E731
     contenders: dict[str, Callable[[], float]] = {
         "plain": lambda: seconds(lambda: step(plain), device),
         "timed": lambda: profiled(model, step, quick),
         "detailed": lambda: profiled(model, step, shown, **DETAILS),
     }
-    return take_turns(contenders, given.rounds, warm_up=1)
+    return take_turns(contenders, options.rounds, warm_up=1)
 
 
 def profiled(model: torch.fx.GraphModule, step: Step, range: Range, **options: bool) -> float:
-    """Seconds of the second of two steps under the profiler; the first one warms it up."""
+    """Measure the seconds of the second of two steps under the profiler; the first one warms it up."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with ExitStack() as stack:
         stack.enter_context(named_ranges(model, range))

@@ -36,22 +36,22 @@ SMALL = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attention: {
 
 
 def runs(*, rehearse: bool, device: str) -> dict[str, dict[str, Any]]:
-    """The measurements by the number of processes: weights shared by all of them, and held by each."""
+    """Return the measurements by the number of processes: weights shared by all of them, and held by each."""
     most = 2 if rehearse else torch.cuda.device_count()
-    found: dict[str, dict[str, Any]] = {}
-    for count in (one for one in COUNTS if one <= most):
+    results: dict[str, dict[str, Any]] = {}
+    for count in (processes for processes in COUNTS if processes <= most):
         for shard in sorted({1, count}, reverse=True):
-            found[f"{count} x {shard}"] = _measured(count, shard, rehearse=rehearse, device=device)
-    first = found["1 x 1"]
-    for one in found.values():
-        pairs = zip(one["losses"], first["losses"], strict=True)
-        one["farthest loss"] = max(abs(loss - other) for loss, other in pairs)
-        one["of ideal"] = one["tokens_per_second"] / first["tokens_per_second"] / one["processes"]
-    return found
+            results[f"{count} x {shard}"] = _measured(count, shard, rehearse=rehearse, device=device)
+    first = results["1 x 1"]
+    for result in results.values():
+        pairs = zip(result["losses"], first["losses"], strict=True)
+        result["farthest loss"] = max(abs(loss - other) for loss, other in pairs)
+        result["of ideal"] = result["tokens_per_second"] / first["tokens_per_second"] / result["processes"]
+    return results
 
 
 def _measured(count: int, shard: int, *, rehearse: bool, device: str) -> dict[str, Any]:
-    """A long and a short run: the same batch for every number of processes, in micro-batches of one process's size."""
+    """Measure a long and a short run: the same batch for all process counts, in micro-batches of one process's size."""
     sequences, length = (8, 16) if rehearse else (256, 1024)
     sizes = {"sequences": sequences, "length": length, "micro_batch": sequences // 8, "shard": shard}
     how = {"precision": "float32" if rehearse else "bfloat16", "compile": str(not rehearse).lower(), "device": device}
@@ -71,7 +71,7 @@ def _measured(count: int, shard: int, *, rehearse: bool, device: str) -> dict[st
 
 
 def _launched(folder: Path, count: int, name: str) -> dict[str, Any]:
-    """The result of a run, as `--json` prints it."""
+    """Return the result of a run, as `--json` prints it."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", "tfkit"]
     command = [sys.executable, *launcher, "train", "run.yaml", "-o", name, "--json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -82,15 +82,15 @@ def _launched(folder: Path, count: int, name: str) -> dict[str, Any]:
 
 
 def _write_symbols(path: Path, symbols: int, size: int) -> None:
-    """A text of that many different characters, of planes that have no surrogates, each at least once."""
+    """Write a text of `symbols` different characters, of planes that have no surrogates, each at least once."""
     drawn = torch.randint(symbols, (size,), generator=torch.Generator().manual_seed(0)).tolist()
-    path.write_text("".join(chr(0x10000 + one) for one in [*range(symbols), *drawn]), encoding="utf-8")
+    path.write_text("".join(chr(0x10000 + symbol) for symbol in [*range(symbols), *drawn]), encoding="utf-8")
 
 
-def show(found: dict[str, dict[str, Any]]) -> None:
+def show(results: dict[str, dict[str, Any]]) -> None:
     """Print a line for each number of processes."""
     print("  tfkit train, GPT-2's size, one batch for all:")
-    for one in found.values():
-        how = f"processes: {one['processes']}, weights over {one['shard']}"
-        speed = f"{one['tokens_per_second']:,.0f} tokens/s"
-        print(f"    {how:28}{speed:>20}  {one['of ideal']:.0%} of ideal, losses to {one['farthest loss']:.0e}")
+    for result in results.values():
+        how = f"processes: {result['processes']}, weights over {result['shard']}"
+        speed = f"{result['tokens_per_second']:,.0f} tokens/s"
+        print(f"    {how:28}{speed:>20}  {result['of ideal']:.0%} of ideal, losses to {result['farthest loss']:.0e}")

@@ -31,20 +31,20 @@ def main() -> int:
         return answers[name][-1]["seconds"]
 
     times = take_turns({name: lambda name=name: step(name) for name in NAMES}, rounds)
-    for one in workers.values():
-        one.close()
+    for worker in workers.values():
+        worker.close()
     peaks = {name: answers[name][-1]["peak"] for name in NAMES}
     print("| | ms a step: least, median | loss | peak, MB | tfkit: median, quartiles | by least | memory |")
     print("|---|---|---|---|---|---|---|")
     missed = False
     for name, title in NAMES.items():
-        found, share = ratio(times["tfkit"], times[name]), peaks["tfkit"] / peaks[name]
-        missed |= found.median > MOST_TIME or share > MOST_MEMORY
-        low, high = found.quartiles
+        slowdown, share = ratio(times["tfkit"], times[name]), peaks["tfkit"] / peaks[name]
+        missed |= slowdown.median > MOST_TIME or share > MOST_MEMORY
+        low, high = slowdown.quartiles
         print(
             f"| {title} | {min(times[name]) * 1000:.1f}, {statistics.median(times[name]) * 1000:.1f} "
-            f"| {answers[name][-1]['loss']:.2f} | {peaks[name]:.0f} | {found.median:.3f}, {low:.3f} to {high:.3f} "
-            f"| {found.of_minima:.3f} | {share:.3f} |"
+            f"| {answers[name][-1]['loss']:.2f} | {peaks[name]:.0f} | {slowdown.median:.3f}, {low:.3f} to {high:.3f} "
+            f"| {slowdown.of_minima:.3f} | {share:.3f} |"
         )
     return int(missed)
 

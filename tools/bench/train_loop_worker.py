@@ -54,7 +54,7 @@ class Turns(Callback):
 
 
 def by_tfkit(run: Run, turns: Turns) -> None:
-    """The loop of `tfkit train`."""
+    """Run the loop of `tfkit train`."""
     from tfkit.tools.train.environment import bits_of
     from tfkit.tools.train.record import RunFolder
     from tfkit.training.loop import Trainer
@@ -64,7 +64,7 @@ def by_tfkit(run: Run, turns: Turns) -> None:
 
 
 def by_hand(run: Run, model: nn.Module, turns: Turns) -> None:
-    """The loop that everybody writes."""
+    """Run the loop that everybody writes."""
     windows = run.data.examples("train", "sequential")
     tokens = torch.from_numpy(windows.batch(np.arange(len(windows) - 1)).inputs["tokens"]).flatten()
     sequences, length = run.config.batch.sequences, run.data.length
@@ -93,7 +93,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, m = x.shape
-        q, k, v = (one.view(b, t, self.n_heads, -1).transpose(1, 2) for one in self.qkv(self.norms[0](x)).split(m, 2))
+        projections = self.qkv(self.norms[0](x)).split(m, 2)
+        q, k, v = (tensor.view(b, t, self.n_heads, -1).transpose(1, 2) for tensor in projections)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.output(mixed.transpose(1, 2).reshape(b, t, m))
         return x + self.down(F.relu(self.up(self.norms[1](x))))
@@ -121,7 +122,7 @@ def main() -> None:
         by_tfkit(run, turns)
         return
     model = tfkit.build(run.graph) if sys.argv[1] == "loop" else Model(run.data.vocab_size)
-    assert sum(one.numel() for one in model.parameters()) == run.graph.spec.model.parameters
+    assert sum(weight.numel() for weight in model.parameters()) == run.graph.spec.model.parameters
     by_hand(run, model, turns)
 
 

@@ -53,7 +53,7 @@ class Race:
     """Calls in a step, and milliseconds."""
 
     def verdicts(self) -> dict[str, str]:
-        """For each goal: `met`, `level` if one is within the middle half of the rounds, or `MISSED`."""
+        """Return for each goal: `met`, `level` if a ratio of 1 is within the middle half of the rounds, or `MISSED`."""
         results = {}
         for name in self.goals:
             if name in self.seconds:
@@ -93,14 +93,14 @@ def run(race: Race, names: Sequence[str], options: argparse.Namespace) -> None:
         check(race)
         steppers = {name: Stepper(worker) for name, worker in workers.items()}
         race.seconds = take_turns(steppers, options.rounds)
-        race.loss = {name: one.loss for name, one in steppers.items()}
+        race.loss = {name: stepper.loss for name, stepper in steppers.items()}
         if options.operators:
             race.operators = operators({name: workers[name] for name in BOTH})
     check_loss(race)
 
 
 def device() -> str:
-    """The device of the steps."""
+    """Return the device of the steps."""
     return "cuda" if accelerator() else "cpu"
 
 
@@ -109,13 +109,13 @@ def check(race: Race) -> None:
     if "tfkit" not in race.contenders:
         sys.exit(f"tfkit: {race.missing['tfkit']}")
     ours = race.contenders["tfkit"]
-    for name, one in race.contenders.items():
-        same = one["parameters"] == ours["parameters"] and one["difference"] <= SAME
-        if not same and not one["differs"]:
-            found = f"{one['parameters']:,} parameters, logits off by {one['difference']:.0e}"
-            sys.exit(f"{name} is another model: {found}")
-        if one["versions"]["torch"] != ours["versions"]["torch"]:
-            sys.exit(f"{name} has torch {one['versions']['torch']}, tfkit {ours['versions']['torch']}")
+    for name, details in race.contenders.items():
+        same = details["parameters"] == ours["parameters"] and details["difference"] <= SAME
+        if not same and not details["differs"]:
+            difference = f"{details['parameters']:,} parameters, logits off by {details['difference']:.0e}"
+            sys.exit(f"{name} is another model: {difference}")
+        if details["versions"]["torch"] != ours["versions"]["torch"]:
+            sys.exit(f"{name} has torch {details['versions']['torch']}, tfkit {ours['versions']['torch']}")
 
 
 def check_loss(race: Race) -> None:
@@ -126,7 +126,7 @@ def check_loss(race: Race) -> None:
 
 
 def operators(workers: Mapping[str, Worker], times: int = 7) -> dict[str, Operators]:
-    """For each contender and operator, the calls in a step and the least time that they took in several."""
+    """Return, for each contender and operator, the calls in a step and the least time that they took in several."""
     results: dict[str, Operators] = {name: {} for name in workers}
     for _ in range(times):
         for name, worker in workers.items():
@@ -140,12 +140,12 @@ def show(race: Race) -> None:
     print(f"\n{race.shape}")
     print(compare_speeds(race.seconds))
     ours = race.contenders["tfkit"]["parameters"]
-    farthest = max(one["difference"] for one in race.contenders.values() if not one["differs"])
+    farthest = max(details["difference"] for details in race.contenders.values() if not details["differs"])
     print(f"  {ours:,} parameters each, logits within {farthest:.0e} of tfkit's")
-    for name, one in race.contenders.items():
-        if one["differs"]:
-            print(f"  but {name} has {one['parameters']:,}, and logits off by {one['difference']:.0e}:")
-            print(f"    {one['differs']}")
+    for name, details in race.contenders.items():
+        if details["differs"]:
+            print(f"  but {name} has {details['parameters']:,}, and logits off by {details['difference']:.0e}:")
+            print(f"    {details['differs']}")
     for name, verdict in race.verdicts().items():
         print(f"  {verdict:8}at least as fast as {name}")
     for name, reason in race.missing.items():
@@ -155,7 +155,7 @@ def show(race: Race) -> None:
 
 
 def show_operators(ours: Operators, theirs: Operators) -> None:
-    """Operators with different numbers of calls, and the most expensive ones."""
+    """Print the operators with different numbers of calls, and the most expensive ones."""
     print(f"\n  {'operators of one step':38}{'calls':>7}{'by hand':>9}{'ms':>9}{'by hand':>9}")
     rows = []
     for name in {*ours, *theirs}:
@@ -164,12 +164,12 @@ def show_operators(ours: Operators, theirs: Operators) -> None:
         if calls != calls_by_hand or most > 2:
             rows.append((most, f"  {name[:38]:38}{calls:>7}{calls_by_hand:>9}{spent:>9.2f}{spent_by_hand:>9.2f}"))
     print(*(row for _, row in sorted(rows, reverse=True)[:28]), sep="\n")
-    sums = [sum(spent for _, spent in found.values()) for found in (ours, theirs)]
+    sums = [sum(spent for _, spent in times.values()) for times in (ours, theirs)]
     print(f"  {'all of them':54}{sums[0]:>9.2f}{sums[1]:>9.2f}")
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, help="one of the shapes; all unless given")
     parser.add_argument("--rounds", type=int, default=20, help="steps of each that count (default 20)")
@@ -189,12 +189,12 @@ def main() -> None:
     for race in races:
         run(race, names, options)
     versions = {
-        key: text for race in races for one in race.contenders.values() for key, text in one["versions"].items()
+        key: text for race in races for details in race.contenders.values() for key, text in details["versions"].items()
     }
     about = {"date": str(date.today()), "machine": machine(), "gpu": accelerator(), "versions": versions}
     if options.json:
-        found = [{**asdict(race), "verdicts": race.verdicts()} for race in races]
-        print(json.dumps({**about, "compiled": options.compile, "races": found}, indent=2))
+        results = [{**asdict(race), "verdicts": race.verdicts()} for race in races]
+        print(json.dumps({**about, "compiled": options.compile, "races": results}, indent=2))
     else:
         print(machine(), ", ".join(f"{package} {text}" for package, text in versions.items()), sep="\n")
         how = "compiled" if options.compile else "eager"

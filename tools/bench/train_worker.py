@@ -44,11 +44,11 @@ class Trainer:
         self.last = torch.zeros(())
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each next token."""
+        """Return the loss of each next token."""
         return F.cross_entropy(self.peer.logits(self.model, tokens).flatten(0, 1), targets)
 
     def step(self) -> None:
-        """Forward, backward, new weights."""
+        """Run forward and backward, and update the weights."""
         loss = self.forward(self.tokens, self.targets)
         loss.backward()
         self.optimizer.step()
@@ -57,9 +57,9 @@ class Trainer:
 
     def operators(self) -> dict[str, tuple[int, float]]:
         """Count the calls and milliseconds of each operator in a step, without the operators that it calls."""
-        with profile(activities=[ProfilerActivity.CPU]) as found:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
             self.step()
-        return {one.key: (one.count, one.self_cpu_time_total / 1000) for one in found.key_averages()}
+        return {event.key: (event.count, event.self_cpu_time_total / 1000) for event in profiler.key_averages()}
 
 
 class Service:

@@ -71,7 +71,7 @@ class Worker:
 
 
 def serve(answer: Callable[[str, Answer], Answer]) -> None:
-    """The worker's end: answer each request until the coordinator closes the pipe.
+    """Serve the worker's end: answer each request until the coordinator closes the pipe.
 
     Output of libraries goes to stderr.
     """

@@ -21,5 +21,5 @@ FILES = {
 
 
 def peer(name: str) -> Peer:
-    """The contender of that name; `ImportError` if its library is not installed."""
+    """Return the contender of that name; raise `ImportError` if its library is not installed."""
     return import_module(f"peers.{FILES[name]}").PEER

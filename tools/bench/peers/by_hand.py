@@ -11,7 +11,7 @@ from peers.weights import State, renamed, split_gate
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """GPT-2 as in nanoGPT."""
+    """Build GPT-2 as in nanoGPT."""
     return GPT2(
         n_layers=shape.n_layers,
         d_model=shape.d_model,
@@ -23,7 +23,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """Llama in the same manner."""
+    """Build Llama in the same manner."""
     return Llama(
         n_layers=shape.n_layers,
         d_model=shape.d_model,
@@ -38,7 +38,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def weights(state: State, shape: Shape) -> State:
-    """Gate and up separate, and shorter names."""
+    """Convert weights: separate gate and up, and shorter names."""
     return renamed(
         split_gate(state, shape),
         ("embedding.tokens.", "tokens."),

@@ -11,7 +11,7 @@ from peers.weights import State, renamed, split_gate
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """Without rotation; learned positions and the tie, which it does not have, replace its token table."""
+    """Build GPT-2 without rotation; learned positions and the tie, which it does not have, replace its token table."""
     config = Config(
         **sizes(shape),
         rotary_percentage=0.0,
@@ -27,7 +27,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """As in its configs of that name."""
+    """Build Llama as in its configs of that name."""
     config = Config(
         **sizes(shape),
         rotary_percentage=1.0,
@@ -40,7 +40,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def sizes(shape: Shape) -> dict[str, object]:
-    """The sizes that both have in common."""
+    """Return the sizes that both have in common."""
     return {
         "block_size": shape.length,
         "vocab_size": shape.vocab_size,
@@ -56,7 +56,7 @@ def sizes(shape: Shape) -> dict[str, object]:
 
 
 def weights(state: State, shape: Shape) -> State:
-    """Gate and up separate; the plain FFN's matrices are `fc` and `proj`, the gated one's `fc_1`, `fc_2` and `proj`."""
+    """Convert weights: a plain FFN's matrices are `fc` and `proj`, a gated FFN's `fc_1` (gate), `fc_2` (up), `proj`."""
     return renamed(
         split_gate(state, shape),
         ("embedding.tokens.", "transformer.wte."),

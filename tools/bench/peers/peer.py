@@ -15,7 +15,7 @@ THETA, EPS = 10000.0, 1e-5
 
 
 def returned(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The logits of a model that returns nothing else."""
+    """Return the logits of a model that returns nothing else."""
     return model(tokens)
 
 
@@ -32,7 +32,7 @@ class Peer:
     """The reason why it is not the same model."""
 
     def build(self, shape: Shape, state: State | None = None) -> nn.Module:
-        """The model in train mode, with the weights of tfkit's `state`, or its own.
+        """Build the model in train mode, with the weights of tfkit's `state`, or its own.
 
         Raises `ValueError` for a shape that the library cannot express, `RuntimeError` if a weight has no place in it.
         """

@@ -11,18 +11,18 @@ from peers.weights import State
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """The spec that comes with tfkit, at this size."""
+    """Build the spec that comes with tfkit, at this size."""
     return tfkit.build("gpt2", sets=["dropout=0", *sizes(shape)])
 
 
 def llama(shape: Shape) -> nn.Module:
-    """The Llama spec that comes with tfkit, at this size."""
+    """Build the Llama spec that comes with tfkit, at this size."""
     attention = [f"decoder.attention.n_kv_heads={shape.n_kv_heads}", f"decoder.attention.position.theta={THETA}"]
     return tfkit.build("llama3_8b", sets=[*sizes(shape), *attention, f"norm.eps={EPS}"])
 
 
 def sizes(shape: Shape) -> list[str]:
-    """The sizes of both specs."""
+    """Return the sizes of both specs."""
     return [
         f"d_model={shape.d_model}",
         f"vocab_size={shape.vocab_size}",
@@ -33,9 +33,9 @@ def sizes(shape: Shape) -> list[str]:
     ]
 
 
-def own(state: State, shape: Shape) -> State:
-    """The weights unchanged."""
+def unchanged(state: State, shape: Shape) -> State:
+    """Return the weights unchanged."""
     return state
 
 
-PEER = Peer({"gpt2": gpt2, "llama": llama}, own)
+PEER = Peer({"gpt2": gpt2, "llama": llama}, unchanged)

@@ -39,7 +39,7 @@ class Encoder(nn.Module):
 
 
 def weights(state: State, shape: Shape) -> State:
-    """Other names."""
+    """Convert the names of weights."""
     return renamed(
         state,
         ("embedding.tokens.", "tokens."),

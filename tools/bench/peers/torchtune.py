@@ -20,7 +20,7 @@ from peers.weights import State, neighbours, renamed, split_gate, split_heads
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """Its layers with LayerNorm, biases and a plain FFN; learned positions replace its token table."""
+    """Build GPT-2 of its layers with LayerNorm, biases and a plain FFN; learned positions replace its token table."""
     tokens = TokensAndPositions(shape)
     return TransformerDecoder(
         tok_embeddings=tokens,
@@ -34,7 +34,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def gpt2_layer(shape: Shape) -> nn.Module:
-    """One of them."""
+    """Build a layer of GPT-2."""
     square = partial(nn.Linear, shape.d_model, shape.d_model)
     attention = MultiHeadAttention(
         embed_dim=shape.d_model,
@@ -57,7 +57,7 @@ def gpt2_layer(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """Its builder of Llama 3."""
+    """Build Llama with its builder of Llama 3."""
     return llama3(
         vocab_size=shape.vocab_size,
         num_layers=shape.n_layers,
@@ -72,7 +72,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def weights(state: State, shape: Shape) -> State:
-    """One matrix for each projection, w1 to w3 for the FFN, rotary pairs side by side."""
+    """Convert weights: one matrix for each projection, w1 to w3 for the FFN, rotary pairs side by side."""
     state = split_gate(split_heads(state, shape), shape)
     first, weight = ("up", "weight") if shape.family == "gpt2" else ("gate", "scale")
     return renamed(

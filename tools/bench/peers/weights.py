@@ -44,7 +44,7 @@ def _cut(state: State, fused: str, parts: Mapping[str, int]) -> dict[str, Tensor
 
 
 def neighbours(state: State, shape: Shape) -> dict[str, Tensor]:
-    """For rotations that pair channels 2 i and 2 i + 1 of a head; tfkit's pair i and i + d_head / 2."""
+    """Reorder for rotations that pair channels 2 i and 2 i + 1 of a head; tfkit's pair i and i + d_head / 2."""
     return {
         name: value.unflatten(0, (-1, 2, shape.d_head // 2)).transpose(1, 2).flatten(0, 2)
         if name.endswith(("attention.q.weight", "attention.k.weight"))
@@ -54,5 +54,5 @@ def neighbours(state: State, shape: Shape) -> dict[str, Tensor]:
 
 
 def transposed(state: State, endings: tuple[str, ...]) -> dict[str, Tensor]:
-    """Matrices as [d_in, d_out]."""
+    """Transpose matrices to [d_in, d_out]."""
     return {name: value.t() if name.endswith(endings) else value for name, value in state.items()}

@@ -14,7 +14,7 @@ from peers.weights import State, neighbours, renamed, split_heads
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """Learned positions, a tied head, and otherwise its defaults."""
+    """Build GPT-2: learned positions, a tied head, and otherwise its defaults."""
     layers = Decoder(
         dim=shape.d_model,
         depth=shape.n_layers,
@@ -34,7 +34,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """RMSNorm, rotation of whole heads, grouped queries, SwiGLU."""
+    """Build Llama: RMSNorm, rotation of whole heads, grouped queries, SwiGLU."""
     layers = Decoder(
         dim=shape.d_model,
         depth=shape.n_layers,
@@ -85,7 +85,7 @@ def weights(state: State, shape: Shape) -> State:
 
 
 def moved(name: str, value: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """A weight in the layout used here; of gate and up, up comes first."""
+    """Return a weight in the layout used here; of gate and up, up comes first."""
     if "norm" in name:
         return value - 1.0
     if "position" in name:
@@ -98,12 +98,12 @@ def moved(name: str, value: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def heads_apart(value: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Query heads that share keys are n_kv_heads apart here, and side by side in tfkit."""
+    """Reorder query heads: heads that share keys are n_kv_heads apart here, and side by side in tfkit."""
     return value.unflatten(0, (shape.n_kv_heads, -1, shape.d_head)).transpose(0, 1).flatten(0, 2)
 
 
 def place(layer: re.Match[str]) -> str:
-    """Layer i is two layers here."""
+    """Return the place of a layer: layer i is two layers here."""
     return f"attn_layers.layers.{2 * int(layer[1]) + (layer[2] == 'ffn')}"
 
 
