@@ -39,11 +39,11 @@ UNEDITED: dict[str, tuple[str, ...]] = {
         "tfkit/spec/run.py",
         "tools/bench/build_time.py",
     ),
-    "verbs": ("tfkit/tools/new/template/tests/test_template.py",),
-    "phrases": (
-        "tfkit/tools/check/known.py",
+    "verbs": (
         "tfkit/tools/new/template/tests/test_template.py",
-        "tools/keep_runs.py",
+    ),
+    "phrases": (
+        "tfkit/tools/new/template/tests/test_template.py",
     ),
     "": (),
 }

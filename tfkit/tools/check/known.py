@@ -32,7 +32,7 @@ class Known:
 
 
 OWN = Known(PROPERTIES)
-"""Those of tfkit itself."""
+"""The properties of tfkit."""
 
 
 def properties_of(plugins: Plugins) -> Known:
