@@ -39,12 +39,8 @@ UNEDITED: dict[str, tuple[str, ...]] = {
         "tfkit/spec/run.py",
         "tools/bench/build_time.py",
     ),
-    "verbs": (
-        "tfkit/tools/new/template/tests/test_template.py",
-    ),
-    "phrases": (
-        "tfkit/tools/new/template/tests/test_template.py",
-    ),
+    "verbs": ("tfkit/tools/new/template/tests/test_template.py",),
+    "phrases": ("tfkit/tools/new/template/tests/test_template.py",),
     "": (),
 }
 """Beginnings of paths that a rule does not apply to yet."""

@@ -64,7 +64,7 @@ def no_softcap(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) 
 
 @plant(
     "one head is twice as large as the others",
-    "a head that is treated by itself",
+    "a head that is treated separately",
     "llama",
     "head-order",
     ScaledDotProduct,

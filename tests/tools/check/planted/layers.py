@@ -28,7 +28,12 @@ def exact(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 @plant(
-    "the epsilon is that of another family", "TransformerLensOrg/TransformerLens#456", "llama", "values", F, "rms_norm"
+    "the epsilon of a different family is used",
+    "TransformerLensOrg/TransformerLens#456",
+    "llama",
+    "values",
+    F,
+    "rms_norm",
 )
 def other_eps(x: Tensor, width: Any, weight: Any, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-2) * weight

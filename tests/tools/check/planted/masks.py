@@ -45,7 +45,7 @@ def no_flag_with_dropout(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
 
 
 @plant(
-    "a mask of its own switches the causal one off",
+    "a block's mask switches the causal one off",
     "huggingface/transformers#48748",
     "llama",
     "look-ahead",

@@ -111,7 +111,12 @@ def counted_last(self: Any, x: Tensor, mask: Any) -> Tensor:
 
 
 @plant(
-    "positions are those of the longest row", "ndif-team/nnsight#672", "gpt2", "padding", embedding, "count_positions"
+    "positions of the longest row are used for all",
+    "ndif-team/nnsight#672",
+    "gpt2",
+    "padding",
+    embedding,
+    "count_positions",
 )
 def of_the_longest(x: Tensor, mask: Any, past: Any) -> Tensor:
     return count_positions(x, mask, past).amax(dim=0, keepdim=True)
