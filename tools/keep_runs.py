@@ -1,7 +1,7 @@
 """Keep the records of finished runs, without their weights, in docs/experiments: what its page is made from.
 
-`python tools/keep_runs.py out` takes the runs of the sweep in `out`. Of each run, `run.yaml`, `run.json` and the numbers
-of its evaluations stay: `tfkit sweep NAME -o docs/experiments --so-far` compares them, and `tfkit sweep NAME -o
+`python tools/keep_runs.py out` takes the runs of the sweep in `out`. Of each run, `run.yaml`, `run.json` and the
+numbers of its evaluations stay: `tfkit sweep NAME -o docs/experiments --so-far` compares them, and `tfkit sweep NAME -o
 docs/experiments` makes only the runs that are not there.
 """
 
