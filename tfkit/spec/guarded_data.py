@@ -11,7 +11,7 @@ from tfkit.component import IGNORED, Batch, Data, Examples, Ids, Order, Tokenize
 from tfkit.errors import SpecError
 
 Fault = Callable[[str, BaseException], SpecError]
-"""Make the error for a method that failed and its exception."""
+"""The function that returns the error for the name of a method that failed, and its exception."""
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def content_of(path: Path) -> str:
 
 
 def _data(path: Path, entry: Entry) -> Iterator[bytes]:
-    """Return the bytes of a tensor."""
+    """Yield the bytes of a tensor in chunks."""
     with open_regular(path) as file:
         try:
             file.seek(entry.start)

@@ -66,7 +66,7 @@ class ActivationNameConfig(FieldConfig):
 
 
 def _in_variants(path: str, file: Writing) -> list[str]:
-    """Yield the paths of the FFN in the variants of its stack."""
+    """Return the paths of the FFN in the variants of its stack."""
     variants = file.value(f"{path.removesuffix(FFN)}.layers.variants") if path.endswith(FFN) else None
     names = variants if isinstance(variants, Mapping) else {}
     return [f"{path.removesuffix(FFN)}.layers.variants.{name}{FFN}" for name in names]

@@ -10,13 +10,15 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, ranges
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.statistics import MOST_PAIRS, NEEDED_PAIRS, Paired, enough
+from tfkit.tools.train.checkpoints import cause_of
 from tfkit.tools.train.code import EXAMPLES, codes, shown_kind
 from tfkit.tools.train.record import read_facts
 
@@ -139,9 +141,14 @@ class Look:
         runs: the folder names of the runs of compared arms, without baselines, which several sweeps may share.
     """
 
-    on: str
-    seeds: list[int]
-    runs: list[str]
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    on: StrictStr
+    seeds: list[StrictInt]
+    runs: list[StrictStr]
+
+
+_LOOKS = TypeAdapter(list[Look])
 
 
 def plan_remarks(folder: Path, arms: Sequence[Result], on: str, seeds: Sequence[int]) -> Iterator[str]:
@@ -174,20 +181,11 @@ def plan_remarks(folder: Path, arms: Sequence[Result], on: str, seeds: Sequence[
 def _read(path: Path) -> list[Look]:
     """Return the results that were shown; raise SpecError if the file cannot be read."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(entries, list):
-            raise TypeError("it must be a list")
-        return [_look(**entry) for entry in entries]
+        return _LOOKS.validate_python(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        message = f"cannot read {quoted(str(path))}: {error}"
+    except (OSError, ValueError, RecursionError) as error:
+        cause = cause_of(error) if isinstance(error, ValidationError) else error
+        message = f"cannot read {quoted(str(path))}: {cause}"
         help = "remove the file; the sweep then does not know which results were shown"
         raise SpecError(Diagnostic(message, help=help)) from error
-
-
-def _look(on: Any, seeds: Any, runs: Any) -> Look:
-    lists = isinstance(seeds, list) and isinstance(runs, list)
-    if not lists or not {type(seed) for seed in seeds} <= {int} or not {type(name) for name in (on, *runs)} <= {str}:
-        raise TypeError("a value has the wrong type")
-    return Look(on, seeds, runs)

@@ -28,7 +28,7 @@ from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.train.code import check_code
-from tfkit.tools.train.record import METRICS, facts_of
+from tfkit.tools.train.record import METRICS, Facts, facts_of
 
 LOCK = ".sweep"
 PAUSE = 0.2
@@ -50,19 +50,19 @@ class _Process:
 def check_runs(runs: Iterable[SweepRun]) -> None:
     """Raise SpecError for all runs that were trained by code other than the current code of their kinds."""
     checked = {sweep_run.folder: sweep_run for sweep_run in runs if not sweep_run.allow_change}
-    records = [
-        (sweep_run, facts)
-        for sweep_run in checked.values()
-        if (facts := facts_of(sweep_run.folder, sweep_run.run)) is not None
-    ]
-    check_code(((sweep_run.folder, facts, sweep_run.code) for sweep_run, facts in records), help=CHANGED)
+    _check_code([(sweep_run, facts_of(sweep_run.folder, sweep_run.run)) for sweep_run in checked.values()])
 
 
 def is_complete(sweep_run: SweepRun) -> bool:
     """Return True if the run is complete; raise SpecError if its folder cannot be read, or contains another run."""
-    check_runs([sweep_run])
     facts = facts_of(sweep_run.folder, sweep_run.run)
+    _check_code([] if sweep_run.allow_change else [(sweep_run, facts)])
     return facts is not None and facts.ended is not None
+
+
+def _check_code(records: Sequence[tuple[SweepRun, Facts | None]]) -> None:
+    runs = ((sweep_run.folder, facts, sweep_run.code) for sweep_run, facts in records if facts is not None)
+    check_code(runs, help=CHANGED)
 
 
 def missing(runs: Sequence[SweepRun]) -> list[SweepRun]:

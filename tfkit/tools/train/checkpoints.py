@@ -82,6 +82,7 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position
         "ended": checkpoint.ended,
         "skipped": checkpoint.skipped,
         "callbacks": checkpoint.callbacks,
+        # Read back from the disk: a file that cannot be read fails here, before an older checkpoint is removed.
         "model": content_of(target / WEIGHTS),
         "optimizer": content_of(target / OPTIMIZER),
         "metrics": metrics,
@@ -138,10 +139,10 @@ def read_json(path: Path, schema: TypeAdapter[T]) -> T:
         except Malformed as error:
             raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
         except ValidationError as error:
-            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {_cause(error)}")) from error
+            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {cause_of(error)}")) from error
 
 
-def _cause(error: ValidationError) -> str:
+def cause_of(error: ValidationError) -> str:
     """Describe the first error of a schema."""
     first = error.errors(include_url=False)[0]
     name = quoted(".".join(map(str, first["loc"]))) if first["loc"] else "it"

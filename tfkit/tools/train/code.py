@@ -51,9 +51,9 @@ def digest_of(code: Code) -> str:
 
 
 def session_code(facts: Facts, folder: Path, code: Code) -> dict[str, Code]:
-    """Return what the record of a new process has about its code: nothing if the process before had the same.
+    """Return the code for the record of a new process; empty if the previous process had the same code.
 
-    Processes that left no checkpoint are forgotten: nothing that they computed is part of the run.
+    The code of processes that left no checkpoint is removed from `facts`: no part of the run was computed by them.
     """
     if not _has_result(facts, folder):
         for session in facts.sessions:

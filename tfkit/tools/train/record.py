@@ -107,7 +107,7 @@ class RunFolder:
         return Facts(self._run.digest, self._run.meaning.values, bits, environment, facts.sessions, facts.ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
-        """Note a new process; `code` is what `tfkit.tools.train.code.session_code` returns."""
+        """Note a new process; `code` is the result of `tfkit.tools.train.code.session_code`."""
         session = {"command": command, "began": time, "ended": None, "environment": self.facts.environment, **code}
         self.facts.sessions.append(session)
         self._write_facts()
@@ -129,12 +129,15 @@ class RunFolder:
         return self._latest and self._latest.restored
 
     def resume(self) -> None:
-        """Remove everything that was recorded after the checkpoint of `restored`, and open the files to write."""
+        """Remove the lines that were recorded after the checkpoint of `restored`, and open the files to write.
+
+        Later checkpoints stay until the next checkpoint has been written.
+        """
         step, position = 0, 0
         if self._latest is not None:
             step, position, self._digest = self._latest.restored.step, self._latest.position, self._latest.digest
             self._latest = None  # its tensors are views of files, which take space on the disk as long as they are open
-        self._remove_old(step)
+        self._remove_checkpoints(step, later=False)
         path = self.folder / METRICS
         with writing(path):
             path.touch()
@@ -173,15 +176,15 @@ class RunFolder:
         with written_folder(place, SafetensorError) as target:
             write_checkpoint(target, checkpoint, self._run, position=position, metrics=digest)
         write_file(self.folder / LATEST, f"{place.name}\n")
-        self._remove_old(checkpoint.step)
+        self._remove_checkpoints(checkpoint.step, later=True)
 
-    def _remove_old(self, newest: int) -> None:
-        """Remove all checkpoints but the last ones up to the step `newest`: the run writes later ones again."""
+    def _remove_checkpoints(self, newest: int, *, later: bool) -> None:
+        """Remove all checkpoints up to the step `newest` but the last ones; with `later`, also the ones after it."""
         checkpoints = checkpoints_in(self.folder)
         steps = [int(path.name.removeprefix("step-")) for path in checkpoints]
         past = [path for path, step in zip(checkpoints, steps, strict=True) if step <= newest]
         for path in checkpoints:
-            if path not in past[-self._run.config.checkpoint.last :]:
+            if path not in past[-self._run.config.checkpoint.last :] and (later or path in past):
                 shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
