@@ -100,10 +100,10 @@ def test_cached_samples_are_the_recomputed_ones(model: torch.fx.GraphModule) -> 
 
 
 def test_parts_of_a_list_of_prompts_draw_what_the_entire_list_draws(model: torch.fx.GraphModule) -> None:
-    given = {"max_new_tokens": 4, "temperature": 1.0, "n_samples": 2, "seed": 3}
+    options = {"max_new_tokens": 4, "temperature": 1.0, "n_samples": 2, "seed": 3}
     prompts = [[1, 2], [3, 4], [3, 4]]
-    rows = generate(model, prompts, **given).rows()  # type: ignore[arg-type]
-    parts = [generate(model, prompts[i:][:2], first_prompt=i, **given).rows() for i in (0, 2)]  # type: ignore[arg-type]
+    rows = generate(model, prompts, **options).rows()  # type: ignore[arg-type]
+    parts = [generate(model, prompts[i:][:2], first_prompt=i, **options).rows() for i in (0, 2)]  # type: ignore[arg-type]
     assert parts == [rows[:4], rows[4:]]
     assert rows[2:4] != rows[4:]
 

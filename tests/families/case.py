@@ -121,11 +121,13 @@ class Trial:
         theirs.save_pretrained(folder / "theirs")  # type: ignore[operator]
         imported = import_config(folder / "theirs", family=case.family)
         graph = tfkit.loads(imported.text)  # the text says all that there is to know
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always", LeftOutWarning)
             ours = build_with_weights(graph, folder / "theirs").eval()
         if case.leaves_out is not None:
-            assert [one.category for one in said] == [LeftOutWarning] * case.leaves_out, list(map(str, said))
+            assert [record.category for record in records] == [LeftOutWarning] * case.leaves_out, list(
+                map(str, records)
+            )
         return cls(case, theirs, imported, ours, folder)
 
     @property
@@ -148,18 +150,18 @@ def check_logits(trial: Trial, side: str, tolerance: float = 1e-5) -> None:
     """Logits of all real tokens equal theirs."""
     case, ids, masks = trial.case, *_batch(trial, side)
     types = [torch.randint(0, case.token_types, ids[0].shape)] if case.token_types else []
-    found = trial.ours(*ids, *types) if side == "none" else trial.ours(*ids, *types, *masks)
-    found = found[0] if isinstance(found, tuple) else found
+    output = trial.ours(*ids, *types) if side == "none" else trial.ours(*ids, *types, *masks)
+    output = output[0] if isinstance(output, tuple) else output
     pools_padding = case.kind == "sequence" and _has_encoder(trial)  # theirs takes the first place, whatever is there
     if side == "left" and (case.alone or pools_padding):
         expected = _alone(trial, ids, masks, types)
     else:
         expected = _theirs(trial, ids, masks, side, types)
-    assert found.shape == expected.shape
+    assert output.shape == expected.shape
     real = torch.ones(BATCH, dtype=torch.bool) if case.kind == "sequence" else masks[-1]
     assert expected[real].std() > 0.05, "outputs so small that everything is near"
     largest = max(1.0, expected[real].abs().max().item())
-    torch.testing.assert_close(found[real], expected[real], rtol=tolerance, atol=tolerance * largest)
+    torch.testing.assert_close(output[real], expected[real], rtol=tolerance, atol=tolerance * largest)
 
 
 def _batch(trial: Trial, side: str) -> tuple[list[Tensor], list[Tensor]]:

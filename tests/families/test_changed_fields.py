@@ -33,10 +33,10 @@ EXCEPT = {
 
 @pytest.mark.parametrize("name", chosen(sorted(CASES), QUICK))
 def test_a_changed_field_is_read_or_refused(name: str, tmp_path: Path) -> None:
-    found = outcomes(name, tmp_path)
-    wrong = {change: why for change, (verdict, why) in found.items() if verdict in ("silent", "wrong", "crashed")}
-    assert {change: why for change, why in wrong.items() if not excepted(f"{name} {change}")} == {}
-    assert any(earlier(name)) or any(verdict == "equal" for verdict, _ in found.values())
+    results = outcomes(name, tmp_path)
+    failures = {change: why for change, (verdict, why) in results.items() if verdict in ("silent", "wrong", "crashed")}
+    assert {change: why for change, why in failures.items() if not excepted(f"{name} {change}")} == {}
+    assert any(earlier(name)) or any(verdict == "equal" for verdict, _ in results.values())
 
 
 @pytest.mark.parametrize(

@@ -81,5 +81,5 @@ def test_tables_that_a_class_stores_are_written(name: str, tmp_path: Path) -> No
     ids = torch.randint(3, 53, (2, 9))
     inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if trial.has_target else {})}
     with torch.no_grad():
-        expected, found = (model(**inputs, use_cache=False).logits for model in (trial.theirs, again.eval()))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        expected, logits = (model(**inputs, use_cache=False).logits for model in (trial.theirs, again.eval()))
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)

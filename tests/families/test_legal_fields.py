@@ -19,10 +19,10 @@ class Row:
     """A case of a family with other values of some fields.
 
     Attributes:
-        case: its name, also of one with another head.
+        case: name of the case, which may be a case with another head.
         fields: the values.
         unread: parameters that the class has and does not use with these values: they are left out.
-        sides: where padding may stand; that of the case unless given.
+        sides: the sides where padding may be; by default, the sides of the case.
     """
 
     case: str

@@ -130,7 +130,7 @@ def test_the_same_code(module: str, old: str, new: str, tmp_path: Path) -> None:
 def test_other_code(module: str, old: str, new: str, tmp_path: Path) -> None:
     before, after = digests(tmp_path), digests(tmp_path, **{module: (old, new)})
     name = "own" if module == "__init__" else f"own.{module}"
-    assert [one for one in before if before[one] != after[one]] == [name]
+    assert [key for key in before if before[key] != after[key]] == [name]
 
 
 def test_a_file_that_is_no_source_counts_as_one_piece(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_file_that_is_no_source_counts_as_one_piece(tmp_path: Path) -> None:
     first, second = (load_file(tmp_path / f"own{number}.py")[0] for number in range(2))
     for number in range(2):
         (tmp_path / f"own{number}.py").write_bytes(b"\x00" * (number + 1))
-    (one,), (other,) = (reach.reached(module.OwnConfig).values() for module in (first, second))  # type: ignore[attr-defined]
-    assert one != other
+    (first_digest,), (second_digest,) = (reach.reached(module.OwnConfig).values() for module in (first, second))  # type: ignore[attr-defined]
+    assert first_digest != second_digest
 
 
 def test_the_code_of_tfkit_that_computes_counts() -> None:

@@ -70,8 +70,8 @@ ODD = [
 """Values that may stand in any place."""
 FIELDS = sorted(
     {*RunSpec.model_fields, *SweepSpec.model_fields, "extends", "model", "base", "requires", "model.decoder.ffn"}
-    | {name for slot in PLUGINS.registry.slots() for one in PLUGINS.registry.kinds(slot).values()
-       for name in one.config.model_fields}
+    | {name for slot in PLUGINS.registry.slots() for entry in PLUGINS.registry.kinds(slot).values()
+       for name in entry.config.model_fields}
 )  # fmt: skip
 Place = tuple[Any, Any]
 """A container, and the key or index of a value in it."""
@@ -283,9 +283,9 @@ def test_mutants(kind: str, folder: Path) -> None:
 @pytest.mark.parametrize(("kind", "name"), FILES)
 def test_many_mutants(kind: str, name: str, folder: Path) -> None:
     """2,000 of each kind in total. Some of them are valid, which reaches the plan."""
-    others = [other for of, other in FILES if of == kind and other not in SLOW]
-    slow = sum(of == kind for of, _ in FILES) - len(others)
-    count = OF_SLOW if name in SLOW else -(-(MANY - OF_SLOW * slow) // len(others))
+    fast_files = [other for of, other in FILES if of == kind and other not in SLOW]
+    slow = sum(of == kind for of, _ in FILES) - len(fast_files)
+    count = OF_SLOW if name in SLOW else -(-(MANY - OF_SLOW * slow) // len(fast_files))
     assert check(name, range(QUICK, QUICK + count), folder / kind / "mutant.yaml") >= 5
 
 

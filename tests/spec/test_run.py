@@ -73,8 +73,8 @@ def test_errors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gold
 def test_errors_of_a_pair(value: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         load_run(write_run(tmp_path, RUN.replace("lr: 1e-2", f"lr: 1e-2, betas: {value}")), PLUGINS)
-    assert message in [one.message for one in error.value.diagnostics]
-    assert all(one.span and one.span.line == 14 for one in error.value.diagnostics)
+    assert message in [diagnostic.message for diagnostic in error.value.diagnostics]
+    assert all(diagnostic.span and diagnostic.span.line == 14 for diagnostic in error.value.diagnostics)
 
 
 @pytest.mark.parametrize(

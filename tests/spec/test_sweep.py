@@ -137,9 +137,9 @@ def test_another_kind_starts_anew_in_a_mapping_and_keeps_its_fields_in_a_path() 
 def test_the_grid_crosses_all_variants() -> None:
     arms = arms_of(SWEEP + "grid: {optimizer.lr: [1e-3, 1e-2], batch.sequences: [4]}\n")
     assert len(arms.arms) == 6
-    one = arms.arm("deeper, lr 0.01, sequences 4")
-    assert one.base == "relu, lr 0.01, sequences 4"
-    run = arms.runs(one)[0].run
+    arm = arms.arm("deeper, lr 0.01, sequences 4")
+    assert arm.base == "relu, lr 0.01, sequences 4"
+    run = arms.runs(arm)[0].run
     assert (run.config.optimizer.lr, run.config.batch.sequences) == (0.01, 4)
 
 
@@ -233,8 +233,12 @@ def test_sweeps_that_come_with_tfkit(name: str) -> None:
 
 def runs_of(arms: Arms, name: str) -> list[Path]:
     """The folders of all runs that an arm may need: trials and, whichever of them is the best, runs."""
-    arm, every = arms.arm(name), choices(arms.file.tuned)
-    return [sweep_run.folder for one in every for sweep_run in (*arms.trial(arm, one).runs, *arms.runs(arm, one))]
+    arm, combinations = arms.arm(name), choices(arms.file.tuned)
+    return [
+        sweep_run.folder
+        for choice in combinations
+        for sweep_run in (*arms.trial(arm, choice).runs, *arms.runs(arm, choice))
+    ]
 
 
 def test_sweeps_share_runs() -> None:

@@ -70,10 +70,10 @@ def test_metrics_do_not_depend_on_chunks_of_logits(tmp_path: Path, monkeypatch: 
     model = tfkit.build(run.graph, seed=1)
     model.get_submodule("head").register_forward_hook(lambda module, args, logits: rows.append(len(logits)))
     assert run.config.eval is not None
-    found = evaluate(model, run, run.config.eval.splits, run.config.eval.metrics)
+    results = evaluate(model, run, run.config.eval.splits, run.config.eval.metrics)
     assert max(rows) == 5
     monkeypatch.undo()
-    assert found == pytest.approx(numbers_of(run), abs=1e-6)
+    assert results == pytest.approx(numbers_of(run), abs=1e-6)
 
 
 # ---- memory ----
@@ -163,10 +163,12 @@ def test_processes_add_their_sums(count: int, case: str, tmp_path: Path) -> None
     for rank in range(count):
         model, lengths = tfkit.build(run.graph, seed=1), []
         model.get_submodule("decoder").register_forward_hook(lambda *args, lengths=lengths: lengths.append(1))
-        found = evaluate(model, run, run.config.eval.splits, run.config.eval.metrics, processes=Part(rank, count, sums))
+        results = evaluate(
+            model, run, run.config.eval.splits, run.config.eval.metrics, processes=Part(rank, count, sums)
+        )
         calls.append(len(lengths))
     assert len(set(calls)) == 1
-    assert found == pytest.approx(numbers_of(run), abs=1e-6)
+    assert results == pytest.approx(numbers_of(run), abs=1e-6)
 
 
 def test_a_micro_batch_is_that_of_the_run(tmp_path: Path) -> None:

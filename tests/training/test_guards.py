@@ -46,12 +46,12 @@ def planted(tmp_path: Path, memory: Memory, bad: tuple[int, ...], *sets: str, un
 def test_the_first_component_that_is_not_finite_is_named(tmp_path: Path) -> None:
     memory = Memory()
     trainer = planted(tmp_path, memory, (3,))
-    with pytest.raises(SpecError) as wrong:
+    with pytest.raises(SpecError) as error:
         trainer.train()
-    assert "step 3 has a loss or a gradient that is not finite" in str(wrong.value)
-    assert f"the output of `{PLACE}` is the first that is not finite" in str(wrong.value)
+    assert "step 3 has a loss or a gradient that is not finite" in str(error.value)
+    assert f"the output of `{PLACE}` is the first that is not finite" in str(error.value)
     assert trainer.ended == "diverged"
-    assert memory.lines[-1] == {"step": 2, "diverged": str(wrong.value.diagnostics[0].message)}
+    assert memory.lines[-1] == {"step": 2, "diverged": str(error.value.diagnostics[0].message)}
     _, before = trained(small_run(tmp_path), until=2)
     assert same(before, trainer.model.state_dict())
 

@@ -89,8 +89,8 @@ def test_an_encoder_decoder_writes_to_its_source(tmp_path: Path) -> None:
     config = small_run(tmp_path, "{kind: addition}", "eval={every: 1, splits: {val: all}, metrics: [decoded_accuracy]}")
     assert config.config.eval is not None
     whole = {"val": SplitConfig(batches="all")}
-    found = evaluate(model, run, whole, config.config.eval.metrics)
-    assert found["val.decoded_accuracy"] == pytest.approx((read[:, 1:] == targets).float().mean().item())
+    results = evaluate(model, run, whole, config.config.eval.metrics)
+    assert results["val.decoded_accuracy"] == pytest.approx((read[:, 1:] == targets).float().mean().item())
 
 
 def test_constants_are_counted(tmp_path: Path) -> None:

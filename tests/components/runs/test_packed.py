@@ -77,14 +77,14 @@ def test_an_evaluation_reads_documents_apart(tmp_path: Path) -> None:
     trainer = Trainer(run, Memory())
     assert run.config.eval is not None
     splits, metrics = run.config.eval.splits, run.config.eval.metrics
-    found = evaluate(trainer.model, run, splits, metrics)
+    results = evaluate(trainer.model, run, splits, metrics)
     other = run.data.examples("val", "sequential")
     batch = other.batch(np.arange(len(other)))
     inputs, targets = tensors(batch, trainer.model, trainer.device)
     assert inputs["tokens_mask"].shape == (len(other), 12, 12)
     logits = trainer.model.eval()(**inputs)
-    wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-    assert found["val.loss"] == pytest.approx(wanted.item(), abs=1e-5)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    assert results["val.loss"] == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_hidden_tokens_of_documents(tmp_path: Path) -> None:

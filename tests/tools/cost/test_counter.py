@@ -193,5 +193,5 @@ def test_equal_chunks_of_the_loss_count_as_if_each_ran(name: str, monkeypatch: p
 
 def test_a_batch_of_any_size_takes_no_longer() -> None:
     costs = [cost(reduced("gpt2"), batch=batch, length=8) for batch in (4096, 4096 * 10**5)]
-    small, large = (sum(part.flops for part in one.parts) for one in costs)
+    small, large = (sum(part.flops for part in result.parts) for result in costs)
     assert large == small * 10**5

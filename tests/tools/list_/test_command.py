@@ -23,10 +23,10 @@ def test_list(run: Callable[..., str]) -> None:
 
 def test_list_ends_with_runs_and_sweeps(run: Callable[..., str], golden: Callable[[str, str], None]) -> None:
     shipped = {"run": shipped_runs(), "sweep": shipped_sweeps()}
-    every = json.loads(run("list", "--json"))
+    entries = json.loads(run("list", "--json"))
     for sort, names in shipped.items():
-        assert [one["name"] for one in every if one["sort"] == sort] == names
-    assert {one["sort"] for one in every} == {"model", "run", "sweep"}
+        assert [entry["name"] for entry in entries if entry["sort"] == sort] == names
+    assert {entry["sort"] for entry in entries} == {"model", "run", "sweep"}
     _, last = run("list", "--no-plugins").split("tfkit train")
     assert all(f"\n{name} " in last for names in shipped.values() for name in names)
     assert f" specs, {len(shipped['run'])} runs, {len(shipped['sweep'])} sweeps\n" in last
@@ -35,10 +35,10 @@ def test_list_ends_with_runs_and_sweeps(run: Callable[..., str], golden: Callabl
 
 
 def test_list_says_which_specs_need_a_plugin_that_is_not_there(run: Callable[..., str]) -> None:
-    every = json.loads(run("list", "--json", "--no-plugins"))
-    needing = [one for one in every if one.get("requires")]
-    assert {name for one in needing for name in one["requires"]} == {"tfkit-mla", "tfkit-moe"}
-    assert all(one["missing"] == one["requires"] for one in needing)
+    entries = json.loads(run("list", "--json", "--no-plugins"))
+    needing = [entry for entry in entries if entry.get("requires")]
+    assert {name for entry in needing for name in entry["requires"]} == {"tfkit-mla", "tfkit-moe"}
+    assert all(entry["missing"] == entry["requires"] for entry in needing)
     text = " ".join(run("list", "mixtral", "--no-plugins").split())
     assert "needs tfkit-moe" in text
     assert "tfkit-moe, needed by 2, is not loaded: " in text

@@ -97,9 +97,9 @@ def test_a_model_that_cannot_be_counted(profile: Run, monkeypatch: pytest.Monkey
         raise UncountableError(Diagnostic("it needs values"))
 
     monkeypatch.setattr(assemble, "cost", fails)
-    found = profile("small", mode="prefill")
-    assert found.notes == (assemble.UNPREDICTED,)
-    assert all(part.floor is None for part in found.parts)
+    result = profile("small", mode="prefill")
+    assert result.notes == (assemble.UNPREDICTED,)
+    assert all(part.floor is None for part in result.parts)
 
 
 def test_limits_of_this_machine() -> None:

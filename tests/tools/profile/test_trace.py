@@ -52,7 +52,7 @@ def microseconds(times: dict[Owner, float]) -> dict[tuple[str | None, str], floa
 
 def test_kernels_that_run_later_belong_to_whoever_launched_them() -> None:
     """The host is ahead: a is over before its kernel runs, and b's waits for that."""
-    found = on_device(
+    times = on_device(
         parse_trace(
             [
                 span("[step]", 0, 200),
@@ -65,19 +65,19 @@ def test_kernels_that_run_later_belong_to_whoever_launched_them() -> None:
             ]
         )
     )
-    assert microseconds(found.device) == {("a", "forward"): 90, ("b", "forward"): 78}
-    assert microseconds(found.exclusive) == {
+    assert microseconds(times.device) == {("a", "forward"): 90, ("b", "forward"): 78}
+    assert microseconds(times.exclusive) == {
         ("a", "forward"): 100,
         ("b", "forward"): 80,
     }  # with the time before the kernels
-    assert found.idle == pytest.approx(32e-6)
-    assert found.kernels[("of b", Owner("b", "forward"))] == [pytest.approx(78e-6)]
-    assert found.calls == {"a": 1, "b": 1}
+    assert times.idle == pytest.approx(32e-6)
+    assert times.kernels[("of b", Owner("b", "forward"))] == [pytest.approx(78e-6)]
+    assert times.calls == {"a": 1, "b": 1}
 
 
 def test_a_device_that_waits_for_the_host() -> None:
     """The kernels are short: the time belongs to what the host did until each was launched."""
-    found = on_device(
+    times = on_device(
         parse_trace(
             [
                 span("[step]", 0, 200),
@@ -90,8 +90,8 @@ def test_a_device_that_waits_for_the_host() -> None:
             ]
         )
     )
-    assert microseconds(found.exclusive) == {("a", "forward"): 100, ("b", "forward"): 100}
-    assert microseconds(found.device) == {("a", "forward"): 5, ("b", "forward"): 5}
+    assert microseconds(times.exclusive) == {("a", "forward"): 100, ("b", "forward"): 100}
+    assert microseconds(times.device) == {("a", "forward"): 5, ("b", "forward"): 5}
 
 
 def test_the_backward_runs_in_another_thread() -> None:
@@ -124,7 +124,7 @@ def test_the_backward_runs_in_another_thread() -> None:
 
 
 def test_kernels_side_by_side_count_once() -> None:
-    found = on_device(
+    times = on_device(
         parse_trace(
             [
                 span("[step]", 0, 100),
@@ -136,8 +136,8 @@ def test_kernels_side_by_side_count_once() -> None:
             ]
         )
     )
-    assert microseconds(found.device) == {("a", "forward"): 90}
-    assert sum(found.exclusive.values()) == pytest.approx(100e-6)
+    assert microseconds(times.device) == {("a", "forward"): 90}
+    assert sum(times.exclusive.values()) == pytest.approx(100e-6)
 
 
 def test_the_last_operator_with_a_number_has_made_the_node() -> None:
@@ -155,8 +155,8 @@ def test_the_last_operator_with_a_number_has_made_the_node() -> None:
             span("aten::mm", 41, 49, sequence=7),
         ]
     )
-    found = host_times(locate(trace, PATHS))
-    assert microseconds(found.exclusive) == {
+    times = host_times(locate(trace, PATHS))
+    assert microseconds(times.exclusive) == {
         (None, "backward"): 50,
         ("a", "forward"): 10,
         ("b", "forward"): 10,
@@ -179,11 +179,11 @@ def test_between_two_nodes_the_first_one_gives_memory_back() -> None:
             span(f"{NODE}MmBackward0", 60, 90, sequence=1),
         ]
     )
-    found = microseconds(host_times(locate(trace, PATHS)).exclusive)
-    assert found[("b", "backward")] == 30
-    assert found[("a", "backward")] == 30
-    assert found[("[loss]", "backward")] == 8
-    assert found[(None, "backward")] == 12
+    exclusive = microseconds(host_times(locate(trace, PATHS)).exclusive)
+    assert exclusive[("b", "backward")] == 30
+    assert exclusive[("a", "backward")] == 30
+    assert exclusive[("[loss]", "backward")] == 8
+    assert exclusive[(None, "backward")] == 12
 
 
 def test_what_runs_outside_of_the_steps_does_not_count() -> None:

@@ -120,8 +120,8 @@ def test_more_is_better_where_one_says_so(run: Callable[..., str], here: dict[st
 
 
 def named(*sets: tuple[str, ...]) -> list[str]:
-    runs = [load_run("small.yaml", PLUGINS, sets=one) for one in sets]
-    return [one.name for one in variants(SweepRun(run, Path(str(number))) for number, run in enumerate(runs))]
+    runs = [load_run("small.yaml", PLUGINS, sets=overrides) for overrides in sets]
+    return [variant.name for variant in variants(SweepRun(run, Path(str(number))) for number, run in enumerate(runs))]
 
 
 FFN = "model.decoder.ffn"
@@ -245,17 +245,17 @@ def diverge(folder: str) -> None:
 def test_a_diverged_run_is_a_result(run: Callable[..., str], here: dict[str, Any]) -> None:
     """It is not left out as if it were unfinished, and the remaining seeds give no verdict."""
     diverge("gelu-1")
-    own = found(run, *RELU, *GELU)
-    relu, gelu = own["arms"]
+    report = found(run, *RELU, *GELU)
+    relu, gelu = report["arms"]
     assert (gelu["verdict"], gelu["mean"], gelu["difference"]) == ("diverged", None, None)
     assert [curve["seed"] for curve in gelu["diverged"]] == [1]
     assert relu["mean"] == here["arms"][0]["mean"]
-    assert own["notes"] == ["gelu diverged on seed 1; the remaining seeds alone give no verdict"]
+    assert report["notes"] == ["gelu diverged on seed 1; the remaining seeds alone give no verdict"]
     assert "diverged 1/3" in run("runs", *RELU, *GELU)
     unfinish("relu-0", 7)
-    own = found(run, *RELU, *GELU, "--so-far")
-    assert [curve["steps"] for curve in own["arms"][0]["curves"]] == [[0, 4]] * 3
-    assert own["arms"][1]["verdict"] == "diverged"
+    report = found(run, *RELU, *GELU, "--so-far")
+    assert [curve["steps"] for curve in report["arms"][0]["curves"]] == [[0, 4]] * 3
+    assert report["arms"][1]["verdict"] == "diverged"
 
 
 def test_runs_without_a_common_step_are_refused(run: Callable[..., str], here: dict[str, Any]) -> None:

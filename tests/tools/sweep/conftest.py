@@ -21,8 +21,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs are made in this process; the folders of those that were."""
+def new_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Train runs in this process, and return the names of the folders of the trained runs."""
     here = InProcess()
     monkeypatch.setattr(module, "work", here)
     monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 @pytest.fixture
-def finished(whole: tuple[Path, list[str]], here: None, made: list[str]) -> list[str]:
-    """The folders of the sweep's runs, which are all made; those that are made besides are in `made`."""
+def finished(whole: tuple[Path, list[str]], here: None, new_folders: list[str]) -> list[str]:
+    """Names of the folders of the sweep's runs, which are all trained; further folders are in `new_folders`."""
     shutil.copytree(whole[0], "out")
     return whole[1]

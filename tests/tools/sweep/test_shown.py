@@ -24,12 +24,12 @@ def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[st
 
 
 def test_another_number_is_shown_of_the_same_runs(
-    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
     """What was tuned stays, for it was chosen on the sweep's own number."""
     write(SWEEP + TUNE)
     found = result(capsys)
-    made.clear()
+    new_folders.clear()
     for better in ("higher", "lower"):
         other = result(capsys, "--on", "val.accuracy", "--better", better)
         assert (other["on"], other["lower"]) == ("val.accuracy", better == "lower")
@@ -41,7 +41,7 @@ def test_another_number_is_shown_of_the_same_runs(
             for curve in arm["curves"]:
                 lines = Path(curve["folder"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
                 assert curve["values"][-1] == json.loads(lines[-1])["val.accuracy"]
-    assert made == []
+    assert new_folders == []
     assert sweep("--so-far", "--on", "val.accuracy", "--better", "higher") == 0
     assert "tried   val.loss" in capsys.readouterr().out
 
@@ -64,28 +64,28 @@ def test_a_wide_number_has_several_lines_in_a_head() -> None:
     ],
 )
 def test_a_number_that_cannot_be_shown(
-    options: tuple[str, ...], status: int, words: str, capsys: pytest.CaptureFixture[str], made: list[str]
+    options: tuple[str, ...], status: int, words: str, capsys: pytest.CaptureFixture[str], new_folders: list[str]
 ) -> None:
     assert sweep(*options) == status
     assert capsys.readouterr().err.startswith(f"error: {words}")
-    assert made == []
+    assert new_folders == []
 
 
-def test_a_margin_of_one_variant(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+def test_a_margin_of_one_variant(capsys: pytest.CaptureFixture[str], new_folders: list[str]) -> None:
     write("tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n")
     assert sweep("--on", "val.loss", "--margin", "0.1") == 1
     assert capsys.readouterr().err.startswith("error: `margin` has no effect: there is one variant\n")
-    assert made == []
+    assert new_folders == []
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("new_folders")
 def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))
     (note,) = [one for one in result(capsys, "--so-far")["notes"] if "differently" in one]
     assert note == "part is evaluated differently from relu: eval.splits.val.batches: 2 -> 3"
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("new_folders")
 @pytest.mark.parametrize(("more", "remarks"), [("", 1), ("equal: {params: 0%}\n", 1), ("equal: {flops: 70%}\n", 0)])
 def test_a_note_says_which_variants_have_other_lengths(
     more: str, remarks: int, capsys: pytest.CaptureFixture[str]
@@ -113,46 +113,46 @@ def test_each_variant_is_compared_to_the_one_before_it(capsys: pytest.CaptureFix
 @pytest.mark.usefixtures("finished")
 def test_a_margin_of_the_file_or_of_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("val.loss}", "val.loss, margin: 0.5}"))
-    found = result(capsys)
-    assert found["margin"] == 0.5
-    assert [one["verdict"] for one in found["arms"]] == [None, "open", "open"]  # three seeds show nothing
-    page = Path(found["page"]).read_text(encoding="utf-8")
+    report = result(capsys)
+    assert report["margin"] == 0.5
+    assert [arm["verdict"] for arm in report["arms"]] == [None, "open", "open"]  # three seeds show nothing
+    page = Path(report["page"]).read_text(encoding="utf-8")
     assert page.count('class="margin"') == 1
     assert "The band is ± 0.5, the margin" in page
-    found = result(capsys, "--on", "val.loss", "--margin", "1e-9")
-    assert [one["verdict"] for one in found["arms"]] == [None, "open", "open"]
-    (note,) = [note for note in found["notes"] if note.startswith("gelu is open: ")]
+    report = result(capsys, "--on", "val.loss", "--margin", "1e-9")
+    assert [arm["verdict"] for arm in report["arms"]] == [None, "open", "open"]
+    (note,) = [note for note in report["notes"] if note.startswith("gelu is open: ")]
     assert note.endswith(" seeds would show it to be the same within 1e-09, in 4 of 5 cases, if it is")
-    found = result(capsys, "--on", "val.loss")
-    assert (found["margin"], [one["verdict"] for one in found["arms"]]) == (None, [None, "open", "open"])
-    assert 'class="margin"' not in Path(found["page"]).read_text(encoding="utf-8")
+    report = result(capsys, "--on", "val.loss")
+    assert (report["margin"], [arm["verdict"] for arm in report["arms"]]) == (None, [None, "open", "open"])
+    assert 'class="margin"' not in Path(report["page"]).read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("finished")
 def test_seeds_and_metrics_that_are_added_after_results_are_said(
-    capsys: pytest.CaptureFixture[str], made: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str]
 ) -> None:
     """The first results are the plan, whatever is shown of it later."""
 
-    def said(*options: str) -> list[str]:
+    def warnings(*options: str) -> list[str]:
         return [note for note in result(capsys, "--so-far", *options)["notes"] if "false alarms" in note]
 
     for name in ("out/shown.json", "out/report.html"):
         Path(name).unlink()
     write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
-    assert said() == []
-    assert said() == []
+    assert warnings() == []
+    assert warnings() == []
     write(SWEEP)
-    (note,) = said()
+    (note,) = warnings()
     assert note.startswith("the seeds were 0-1 when results were first shown, and are 0-2 now: changing the seeds")
     accuracy = ("--on", "val.accuracy", "--better", "higher")
-    note, second = said(*accuracy)
+    note, second = warnings(*accuracy)
     assert second == "val.loss was shown first: the best of 2 metrics gives more false alarms than 5%"
     write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
-    assert said() == []
+    assert warnings() == []
     write(SWEEP.replace("gelu:", "other:").replace("kind: gelu", "kind: silu").replace("[0, 1, 2]", "[0, 1, 2, 3]"))
-    assert said()[0].startswith("the seeds were 0-1 ")  # of `again`, which shares its runs with the baseline
-    assert made == []
+    assert warnings()[0].startswith("the seeds were 0-1 ")  # of `again`, which shares its runs with the baseline
+    assert new_folders == []
 
 
 @pytest.mark.usefixtures("finished")
@@ -167,7 +167,7 @@ def test_a_damaged_list_of_what_was_shown_is_one_error(text: str, capsys: pytest
 
 
 def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
-    capsys: pytest.CaptureFixture[str], made: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str]
 ) -> None:
     assert sweep("--plan") == 0
     assert capsys.readouterr().out.endswith("\n3 seeds, and a verdict needs 6 or more\n")
@@ -178,7 +178,7 @@ def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
     assert "\n1 seed, and a verdict needs 6 or more\n" in out
     write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
     assert "1 of 2 seeds are complete: a verdict counts only with all seeds" in result(capsys, "--so-far")["notes"]
-    assert len(made) == 2
+    assert len(new_folders) == 2
 
 
 @pytest.mark.usefixtures("finished")

@@ -326,13 +326,13 @@ def test_enough_seeds_are_enough(deviation: float) -> None:
 )
 def test_a_margin_tells_same_from_open(shift: float, margin: float, verdict: str) -> None:
     """A difference that is sure and does not matter is none."""
-    base, own = experiment(np.random.default_rng(5), 6, 1, shift, margin)
-    assert own.verdict == verdict
-    assert own.difference is not None
-    assert own.difference.significant() == (shift > 0)
-    assert own.difference.interval is not None
-    assert (max(map(abs, own.difference.interval)) < margin) == (verdict == "same")
-    notes = [note for note in remarks([base, own], margin) if note.startswith("v1 is open: about ")]
+    base, arm = experiment(np.random.default_rng(5), 6, 1, shift, margin)
+    assert arm.verdict == verdict
+    assert arm.difference is not None
+    assert arm.difference.significant() == (shift > 0)
+    assert arm.difference.interval is not None
+    assert (max(map(abs, arm.difference.interval)) < margin) == (verdict == "same")
+    notes = [note for note in remarks([base, arm], margin) if note.startswith("v1 is open: about ")]
     assert len(notes) == (verdict == "open")
 
 

@@ -32,11 +32,11 @@ def planned(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def test_a_sweep_makes_what_is_missing(
-    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
     assert len(finished) == len(set(finished)) == 6  # `again` is `relu`, and has its runs
     found = result(capsys)
-    assert made == []
+    assert new_folders == []
     relu, again, gelu = found["arms"]
     assert gelu["memory"] == MEMORY
     assert again["difference"]["mean"] == 0
@@ -54,9 +54,9 @@ def test_a_sweep_makes_what_is_missing(
     assert result(capsys) == found
     write(SWEEP.replace("  gelu:", "  silu: {model.decoder.ffn.kind: silu}\n  gelu:").replace("[0, 1, 2]", "[0, 1]"))
     assert len(result(capsys)["arms"]) == 4
-    assert len(made) == 2
+    assert len(new_folders) == 2
     assert sweep("--set", "machine.threads=2") == 0
-    assert len(made) == 2
+    assert len(new_folders) == 2
 
 
 @pytest.mark.parametrize(("options", "more"), [((), ""), (("--so-far",), ""), (("--plan",), "equal: {params: 0%}\n")])
@@ -86,21 +86,21 @@ def test_a_run_with_another_default_is_not_taken_and_not_touched(
 
 
 def test_runs_that_were_named_while_defaults_counted_are_found(
-    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
     found = result(capsys)
     for folder in [Path("out/runs", name) for name in finished]:
         folder.rename(folder.with_name(load_run(folder, PLUGINS).meaning.former_digest[:16]))
     assert [arm["difference"] for arm in result(capsys)["arms"]] == [arm["difference"] for arm in found["arms"]]
-    assert made == []
+    assert new_folders == []
 
 
 def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
-    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
     write(SWEEP + TUNE)
     found = result(capsys)
-    assert len(made) == 2 * 2  # the best value is that of the runs that are there
+    assert len(new_folders) == 2 * 2  # the best value is that of the runs that are there
     assert [one["tuned"]["values"] for one in found["arms"]] == [{"optimizer.lr": 1e-2}] * 3
     assert (
         "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the values that were tried" in found["notes"]
@@ -125,58 +125,60 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
 WILD = SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0, 1]")
 
 
-def test_a_diverged_run_is_a_result(capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]) -> None:
+def test_a_diverged_run_is_a_result(
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
+) -> None:
     """It is counted, nothing is trained again, and the seeds that are left give no verdict."""
     write(WILD)
     assert sweep() == 0
     assert re.search(r"^wild +- +2 +- +- +- +diverged 2/2$", capsys.readouterr().out, re.MULTILINE)
-    assert len(made) == 2
-    assert {json.loads(Path("out/runs", name, "run.json").read_text())["ended"] for name in made} == {"diverged"}
-    found = result(capsys)
-    assert len(made) == 2
-    relu, _, wild, gelu = found["arms"]
+    assert len(new_folders) == 2
+    assert {json.loads(Path("out/runs", name, "run.json").read_text())["ended"] for name in new_folders} == {"diverged"}
+    report = result(capsys)
+    assert len(new_folders) == 2
+    relu, _, wild, gelu = report["arms"]
     assert (wild["mean"], wild["difference"], wild["verdict"]) == (None, None, "diverged")
     assert [curve["seed"] for curve in wild["diverged"]] == [0, 1]
     assert gelu["difference"]["p"] == gelu["difference"]["adjusted"] == 0.5
     assert relu["verdict"] is None
-    assert "wild diverged on seeds 0, 1" in found["notes"]
-    assert not [note for note in found["notes"] if "left out" in note or "no pair" in note]
+    assert "wild diverged on seeds 0, 1" in report["notes"]
+    assert not [note for note in report["notes"] if "left out" in note or "no pair" in note]
     page = Path("out/report.html").read_text(encoding="utf-8")
     assert page.count("<td>diverged</td>") == 2
-    Path("out/runs", made[1], "run.json").unlink()
+    Path("out/runs", new_folders[1], "run.json").unlink()
     assert result(capsys, "--so-far")["arms"][2]["verdict"] == "diverged"
 
 
 def test_a_run_that_ends_before_its_first_step_has_no_speed(
-    capsys: pytest.CaptureFixture[str], made: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str]
 ) -> None:
     write(SWEEP.replace("[0, 1, 2]", "[0]"))
     goal = ("--set", "callbacks={kind: stop_at, below: 100}")
     assert sweep(*goal) == 0
-    assert len(made) == 2
+    assert len(new_folders) == 2
     assert "ended at step 0 of 8" in capsys.readouterr().out
     assert sweep(*goal, "--plan") == 0
 
 
 def test_nothing_is_compared_to_a_baseline_that_diverged(
-    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
     facts = next(
         p for p in Path("out/runs").glob("*/run.json") if "relu" in (text := p.read_text()) and '"seed": 1' in text
     )
     facts.write_text(facts.read_text().replace('"ended": "finished"\n}', '"ended": "diverged"\n}'))
     write(SWEEP.replace("  again: {model: {graph: {decoder: {ffn: {kind: relu}}}}}\n", ""))
-    found = result(capsys)
-    assert made == []
-    assert [arm["verdict"] for arm in found["arms"]] == ["diverged", None]
-    assert found["arms"][1]["difference"] is None
-    assert found["arms"][1]["mean"] is not None
-    assert "relu diverged on seed 1; the remaining seeds alone give no verdict" in found["notes"]
-    assert "gelu: no difference, because relu diverged" in found["notes"]
+    report = result(capsys)
+    assert new_folders == []
+    assert [arm["verdict"] for arm in report["arms"]] == ["diverged", None]
+    assert report["arms"][1]["difference"] is None
+    assert report["arms"][1]["mean"] is not None
+    assert "relu diverged on seed 1; the remaining seeds alone give no verdict" in report["notes"]
+    assert "gelu: no difference, because relu diverged" in report["notes"]
 
 
 def test_a_metric_that_is_not_finite_is_not_left_out(capsys: pytest.CaptureFixture[str], finished: list[str]) -> None:
-    """The loss of a finished run may overflow on other data than that of its steps."""
+    """The loss of a finished run may overflow on other data than the data of its steps."""
     numbers = next(p for p in Path("out/runs").glob("*/run.json") if "gelu" in p.read_text()).with_name("metrics.jsonl")
     (*lines, last) = numbers.read_text().splitlines()
     numbers.write_text("\n".join([*lines, re.sub(r'"val.loss": [\d.]+', '"val.loss": NaN', last)]) + "\n")
@@ -185,21 +187,21 @@ def test_a_metric_that_is_not_finite_is_not_left_out(capsys: pytest.CaptureFixtu
 
 
 def test_a_trial_that_diverges_loses_and_is_made_once(
-    capsys: pytest.CaptureFixture[str], made: list[str], finished: list[str]
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
     write(SWEEP + TUNE.replace("1e-2]", "1e-2, 1e38]"))
-    found = result(capsys)
-    assert len(made) == 2 * 3
-    assert [one["tuned"]["values"] for one in found["arms"]] == [{"optimizer.lr": 1e-2}] * 3
-    wild = [trial for trial in found["trials"] if trial["words"] == "lr 1e+38"]
+    report = result(capsys)
+    assert len(new_folders) == 2 * 3
+    assert [arm["tuned"]["values"] for arm in report["arms"]] == [{"optimizer.lr": 1e-2}] * 3
+    wild = [trial for trial in report["trials"] if trial["words"] == "lr 1e+38"]
     assert [(trial["mean"], trial["runs"], trial["diverged"]) for trial in wild] == [(None, 1, 1)] * 3
-    assert not any("tuned" in note for note in found["notes"])
+    assert not any("tuned" in note for note in report["notes"])
     assert sweep() == 0
     assert re.search(r"^gelu +lr 1e\+38 +diverged 1/1$", capsys.readouterr().out, re.MULTILINE)
-    assert len(made) == 2 * 3
+    assert len(new_folders) == 2 * 3
     write(SWEEP + TUNE.replace("[1e-6, 1e-2]", "[1e38]"))
     assert "gelu is not tuned: every trial diverged" in result(capsys)["notes"]
-    assert len(made) == 2 * 3
+    assert len(new_folders) == 2 * 3
 
 
 SEARCH = """\
@@ -212,7 +214,7 @@ compare: {on: val.loss}
 
 
 @pytest.mark.slow
-def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[str], made: list[str]) -> None:
+def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[str], new_folders: list[str]) -> None:
     """So a second call makes nothing, and an interrupted search goes on where it was."""
     pytest.importorskip("optuna")
     write(SEARCH)
@@ -220,8 +222,8 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     assert "6 different runs, 6 to make" in capsys.readouterr().out
     found = result(capsys)
     (arm,) = found["arms"]
-    trials = made[:5]
-    assert len(set(made)) == 6
+    trials = new_folders[:5]
+    assert len(set(new_folders)) == 6
     values = {}
     for name in trials:
         lines = Path("out/runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -232,9 +234,9 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     assert [one["mean"] for one in found["trials"] if one["best"]] == [min(values)]
     assert len(set(values.values())) == 5
     assert all(1e-4 <= one <= 1e-1 for one in values.values())
-    made.clear()
+    new_folders.clear()
     assert result(capsys) == found
-    assert made == []
+    assert new_folders == []
     for name in trials[3:]:
         shutil.rmtree(Path("out/runs", name))
     assert sweep("--so-far") == 0
@@ -245,23 +247,23 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
         "-",
     ]
     assert result(capsys)["arms"][0]["tuned"] == arm["tuned"]
-    assert made == trials[3:]
+    assert new_folders == trials[3:]
 
 
 @pytest.mark.parametrize(("sampler", "trials"), [("tpe", 5), slow(("gp", 12))])
 def test_a_trial_of_a_search_that_diverges_is_not_the_best(
-    sampler: str, trials: int, capsys: pytest.CaptureFixture[str], made: list[str]
+    sampler: str, trials: int, capsys: pytest.CaptureFixture[str], new_folders: list[str]
 ) -> None:
     """`gp` fits the results of trials after its first ten."""
     pytest.importorskip("optuna")
     search = f"trials: {trials}, sampler: {sampler}"
     write(SEARCH.replace("[1e-4, 1e-1]", "[1e-4, 1e38]").replace("trials: 5", search))
-    found = result(capsys)
-    assert found["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
-    assert None in [trial["mean"] for trial in found["trials"]]
-    assert [trial["diverged"] for trial in found["trials"]] == [trial["mean"] is None for trial in found["trials"]]
-    assert result(capsys) == found
-    assert len(made) == trials + 1
+    report = result(capsys)
+    assert report["arms"][0]["tuned"]["values"]["optimizer.lr"] < 1e3
+    assert None in [trial["mean"] for trial in report["trials"]]
+    assert [trial["diverged"] for trial in report["trials"]] == [trial["mean"] is None for trial in report["trials"]]
+    assert result(capsys) == report
+    assert len(new_folders) == trials + 1
 
 
 def test_without_optuna_the_error_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +285,12 @@ fit: {on: params}
 
 
 def test_a_ladder_of_sizes_has_a_law(
-    capsys: pytest.CaptureFixture[str], made: list[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], new_folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "DRAWS", 5)
     write(LADDER)
     found = result(capsys)
-    assert len(made) == 8
+    assert len(new_folders) == 8
     (one,) = found["laws"]
     assert one["sizes"] == [arm["parameters"] for arm in found["arms"]]
     assert one["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in found["arms"]]
@@ -299,7 +301,7 @@ def test_a_ladder_of_sizes_has_a_law(
     assert "val.loss: differences" not in page  # there is nothing to compare
     assert sweep("--so-far") == 0
     assert re.search(r"^base +E +\d.*\.\.", capsys.readouterr().out, re.MULTILINE)
-    assert len(made) == 8
+    assert len(new_folders) == 8
 
 
 @pytest.mark.parametrize("wrong", ["[4k, 8k, 16k]", slow("[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]")])

@@ -49,8 +49,8 @@ def test_the_plan_counts_the_examples_that_evaluations_read(tmp_path: Path) -> N
     embedding = trainer.model.get_submodule("embedding")
     embedding.register_forward_hook(lambda module, args, out: None if module.training else rows.append(len(out)))
     trainer.train()
-    one = tfkit.cost(run.graph, batch=6, length=12).total.flops_forward / 6
-    assert plan(run).flops_of_evaluations == round(sum(rows) * one) > 0
+    flops_per_example = tfkit.cost(run.graph, batch=6, length=12).total.flops_forward / 6
+    assert plan(run).flops_of_evaluations == round(sum(rows) * flops_per_example) > 0
     assert plan(small_run(tmp_path)).flops_of_evaluations == 0
 
 

@@ -211,7 +211,7 @@ CASES: dict[str, tuple[Tamper, str]] = {**STATES, **FILES, **LATESTS, **RUNS}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A run, and its folders: `whole` has all steps, `part` five of them, and `other` is that of another run."""
+    """A run, and its folders: `whole` has all steps, `part` five of them, and `other` is the folder of another run."""
     home = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
@@ -220,6 +220,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         train_run(run, Path("part"), PLUGINS, command="test", quiet=True, until=5)
         train_run(other, Path("other"), PLUGINS, command="test", quiet=True, until=5)
         yield run
+
+
+def tampered(name: str, tamper: Tamper) -> Path:
+    """Copy `part` to a new folder, and tamper with the copy."""
+    folder = Path(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree("part", folder)
+    tamper(folder)
+    return folder
 
 
 def snapshot(folder: Path) -> dict[str, object]:
@@ -241,10 +250,7 @@ def end_of(folder: str) -> dict[str, object]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_tampered_folder(case: str, run: Run) -> None:
     tamper, expected = CASES[case]
-    folder = Path("tampered")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree("part", folder)
-    tamper(folder)
+    folder = tampered("tampered", tamper)
     before = snapshot(folder)
     if expected == CONTINUES:
         trained = train_run(run, folder, PLUGINS, command="test", quiet=True)
@@ -263,10 +269,7 @@ def test_a_tampered_folder(case: str, run: Run) -> None:
 )
 def test_other_processes_read_the_folder_in_the_same_way(case: str, run: Run) -> None:
     tamper, expected = CASES[case]
-    folder = Path("followed")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree("part", folder)
-    tamper(folder)
+    folder = tampered("followed", tamper)
     follower, model = Follower(folder, run), build(run.graph, device="meta")
     if expected == CONTINUES:
         restored = follower.restored(model)
@@ -280,10 +283,7 @@ def test_other_processes_read_the_folder_in_the_same_way(case: str, run: Run) ->
 @pytest.mark.parametrize("case", LATESTS)
 def test_commands_read_the_checkpoint_that_a_run_continues_from(case: str, run: Run) -> None:
     tamper, expected = CASES[case]
-    folder = Path("read")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree("part", folder)
-    tamper(folder)
+    folder = tampered("read", tamper)
     if expected == CONTINUES:
         weights = load_file(folder / (OLDER if "older" in case else NEWEST) / WEIGHTS)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in tfkit.build(folder).state_dict().items())
