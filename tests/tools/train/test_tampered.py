@@ -22,7 +22,7 @@ from tfkit.errors import SpecError
 from tfkit.graph.run import Run
 from tfkit.spec.folder import LATEST, WEIGHTS
 from tfkit.tools.train import checkpoints
-from tfkit.tools.train.record import FACTS, METRICS, Follower
+from tfkit.tools.train.record import FACTS, METRICS, Follower, RunFolder
 from tfkit.tools.train.train import train_run
 
 from .test_folder import contents
@@ -290,3 +290,18 @@ def test_commands_read_the_checkpoint_that_a_run_continues_from(case: str, run: 
         return
     with pytest.raises(SpecError, match=re.escape(expected.replace("FOLDER", "read"))):
         tfkit.build(folder)
+
+
+def test_a_later_checkpoint_stays_until_the_next_one_is_written(run: Run) -> None:
+    folder = tampered("resumed", write(LATEST, OLDER.encode()))
+    record, model = RunFolder(folder, run, {}, {}), build(run.graph, device="meta")
+    restored = record.restored(model)
+    assert restored is not None
+    assert restored.step == 4
+    record.resume()
+    record.close()
+    assert (folder / NEWEST / WEIGHTS).exists()
+    trained = train_run(run, folder, PLUGINS, command="test", quiet=True)
+    assert trained.steps_made == 2
+    assert not (folder / NEWEST).exists()
+    assert end_of("resumed") == end_of("whole")

@@ -93,6 +93,8 @@ class RunFolder:
         self._trackers: list[Tracker] = []
         self._metrics: IO[bytes] | None = None
         self._latest: _Latest | None = None
+        self._later: list[Path] = []
+        """The checkpoints after the one that this process continued from, until it has written the next one."""
         self._digest = hashlib.sha256()
         """Digest of the lines of `metrics.jsonl`."""
 
@@ -137,7 +139,8 @@ class RunFolder:
         if self._latest is not None:
             step, position, self._digest = self._latest.restored.step, self._latest.position, self._latest.digest
             self._latest = None  # its tensors are views of files, which take space on the disk as long as they are open
-        self._remove_checkpoints(step, later=False)
+        self._later = [path for path in checkpoints_in(self.folder) if int(path.name.removeprefix("step-")) > step]
+        self._remove_old()
         path = self.folder / METRICS
         with writing(path):
             path.touch()
@@ -176,16 +179,17 @@ class RunFolder:
         with written_folder(place, SafetensorError) as target:
             write_checkpoint(target, checkpoint, self._run, position=position, metrics=digest)
         write_file(self.folder / LATEST, f"{place.name}\n")
-        self._remove_checkpoints(checkpoint.step, later=True)
-
-    def _remove_checkpoints(self, newest: int, *, later: bool) -> None:
-        """Remove all checkpoints up to the step `newest` but the last ones; with `later`, also the ones after it."""
-        checkpoints = checkpoints_in(self.folder)
-        steps = [int(path.name.removeprefix("step-")) for path in checkpoints]
-        past = [path for path, step in zip(checkpoints, steps, strict=True) if step <= newest]
-        for path in checkpoints:
-            if path not in past[-self._run.config.checkpoint.last :] and (later or path in past):
+        for path in self._later:
+            if path != place:  # `place` was replaced
                 shutil.rmtree(path, ignore_errors=True)
+        self._later = []
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove all checkpoints but the last ones; later ones of an earlier process do not count."""
+        checkpoints = [path for path in checkpoints_in(self.folder) if path not in self._later]
+        for path in checkpoints[: -self._run.config.checkpoint.last]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         for tracker in self._trackers:
