@@ -58,6 +58,21 @@ EXPERTS: dict[str, Case] = {
             "mlp_only_layers": [1],
         },
     ),
+    "qwen3_moe_local": Case(
+        "qwen3_moe",
+        {
+            **LLAMA,
+            "head_dim": 12,
+            "attention_bias": True,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-4,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+        },
+    ),
     "mellum": Case(
         "mellum",
         {
