@@ -46,15 +46,15 @@ class Target:
 
     what: str
     limit: float
-    found: float
+    measured: float
 
     @property
     def met(self) -> bool:
         """True if the figure is within its limit."""
-        return self.found <= self.limit
+        return self.measured <= self.limit
 
     def __str__(self) -> str:
-        return f"  {'met' if self.met else 'MISSED':7}{self.what}: {self.found:.2f}, at most {self.limit:g}"
+        return f"  {'met' if self.met else 'MISSED':7}{self.what}: {self.measured:.2f}, at most {self.limit:g}"
 
 
 def probe(imports: str, build: str, python: str = sys.executable) -> list[str]:

@@ -47,7 +47,7 @@ def project(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_its_component_and_its_spec_are_right(project: Path) -> None:
     """As its own tests say, but for the promises and the README, which take their time: all of them run below."""
     tests = runpy.run_path(str(project / "tests/test_token_shift.py"))
-    for name in ("test_it_is_its_formula", "test_one_piece_is_refused", "test_the_spec_generates"):
+    for name in ("test_formula", "test_one_piece_is_rejected", "test_generate"):
         tests[name]()
 
 

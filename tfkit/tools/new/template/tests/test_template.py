@@ -1,4 +1,4 @@
-"""The FFN keeps every promise of tfkit, and is its formula; the spec builds."""
+"""Tests of the FFN against the guarantees of tfkit and against its formula, and of the spec."""
 
 import pytest
 import tfkit
@@ -8,13 +8,13 @@ from tfkit.testing import check_component
 from tfkit_template import TemplateConfig
 
 
-def test_it_keeps_every_promise() -> None:
-    """In a decoder, in an encoder, and beside a memory."""
+def test_guarantees() -> None:
+    """Check the FFN in a decoder, in an encoder, and in a decoder with a memory."""
     check_component(TemplateConfig)
 
 
-def test_it_is_its_formula() -> None:
-    """Written once more, in the slowest way."""
+def test_formula() -> None:
+    """Compare the FFN with a second implementation, element by element."""
     ffn = tfkit.build("template_tiny").get_submodule("decoder.layers.0.ffn").eval()
     x = torch.randn(1, 1, 64)
     up = x[0, 0] @ ffn.up.weight.T + ffn.up.bias
@@ -22,12 +22,12 @@ def test_it_is_its_formula() -> None:
     torch.testing.assert_close(ffn(x)[0, 0], hidden @ ffn.down.weight.T + ffn.down.bias)
 
 
-def test_one_piece_is_refused() -> None:
+def test_one_piece_is_rejected() -> None:
     with pytest.raises(tfkit.SpecError, match="the FFN would be linear"):
         tfkit.load("template_tiny", sets=["decoder.ffn.n_pieces=1"])
 
 
-def test_the_spec_generates() -> None:
+def test_generate() -> None:
     model = tfkit.build("template_tiny").eval()
     result = tfkit.generate(model, [[1, 2, 3]], max_new_tokens=4)
     assert len(result.tokens[0]) == 4
