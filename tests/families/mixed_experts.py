@@ -122,6 +122,7 @@ MIXED_EXPERTS: dict[str, Case] = {
             "shared_expert_combination_strategy": "sum",
             "layer_norm_eps": 1e-4,
         },
+        std=0.4,
     ),
     "cohere2_moe_bare": Case(
         "cohere2_moe",
