@@ -33,10 +33,10 @@ NO_VERB = re.compile(
 UNEDITED: dict[str, tuple[str, ...]] = {
     "names": (
         "tfkit/components/fields/rope.py",
-        "tfkit/components/runs/callbacks.py",
-        "tfkit/components/runs/muon.py",
-        "tfkit/graph/run_meaning.py",
-        "tfkit/spec/run.py",
+        "tfkit/run/kinds/callbacks.py",
+        "tfkit/run/kinds/optimizers.py",
+        "tfkit/run/run_meaning.py",
+        "tfkit/run/run_spec.py",
         "tools/bench/build_time.py",
     ),
     "verbs": ("tfkit/tools/new/template/tests/test_template.py",),
