@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 import tfkit
+from tests.run.training.models import SPECS
 from tfkit import reference
 from tfkit.decoding.foreign import FOREIGN
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.profile.models import profile_models
 
 from .sampling import chosen
-from .training.models import SPECS
 
 OWN = Path(tfkit.__file__).parent
 PLUGINS = load_plugins(entry_points=False)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.builder import inputs_of
+from tfkit.building.builder import inputs_of
 from tfkit.testing import example_inputs
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tfkit
-from tests.training.runs import RUN, write_run
+from tests.run.training.runs import RUN, write_run
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.cli import main
 from tfkit.decoding.text import load_tokenizer

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import tfkit
-from tfkit.builder import assemble
+from tfkit.building.builder import assemble
 from tfkit.component import WireMarker, marker
 from tfkit.testing import small_spec
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tfkit
-from tfkit.first_loss import first_losses
+from tfkit.building.first_loss import first_losses
 from tfkit.testing import check_model
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.scene import Tower

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.sequence_limits import max_len

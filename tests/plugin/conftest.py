@@ -32,6 +32,9 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     components = ModuleType("tfkit.components")
     components.tfkit_register = hookimpl(_register_plain)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tfkit.components", components)
+    runs = ModuleType("tfkit.run.plugin")
+    runs.tfkit_register = hookimpl(lambda register: None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tfkit.run.plugin", runs)
     for name in ("TFKIT_DISABLE", "TFKIT_PLUGIN_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -12,25 +12,13 @@ from pydantic import field_validator
 from torch import nn
 
 import tfkit
-from tests.training.runs import RUN, trained, write_run
+from tests.run.training.runs import RUN, trained, write_run
 from tfkit.cli import main
-from tfkit.component import (
-    IGNORED,
-    Batch,
-    BlockConfig,
-    CallbackConfig,
-    DataConfig,
-    FFNConfig,
-    LossConfig,
-    Make,
-    OptimizerConfig,
-    Signal,
-    Signals,
-    Wire,
-)
-from tfkit.graph.run import load_run
+from tfkit.component import BlockConfig, FFNConfig, Make, Signal, Signals, Wire
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
+from tfkit.run.checked_run import load_run
+from tfkit.run.contract import IGNORED, Batch, CallbackConfig, DataConfig, LossConfig, OptimizerConfig
 
 BUILT_IN = tfkit.load_plugins(entry_points=False)
 HEAD = "tfkit: 1\nname: m\nd_model: 8\nvocab_size: 11\n"

@@ -212,7 +212,7 @@ def test_inputs_are_as_long_as_they_say() -> None:
     graph = tfkit.loads(CAPTIONS, plugins=PLUGINS)
     inputs = random_inputs(graph, batch=3, length=7)
     assert {name: tuple(value.shape) for name, value in inputs.items()} == {"pixels": (3, 64, 3), "words": (3, 7)}
-    assert "pixels_mask" not in tfkit.builder.inputs_of(tfkit.build(graph))
+    assert "pixels_mask" not in tfkit.building.builder.inputs_of(tfkit.build(graph))
 
 
 def test_another_length_is_refused_where_it_is_asked_for() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.builder import inputs_of
+from tfkit.building.builder import inputs_of
 from tfkit.reference import Kinds, run
 
 TOLERANCE = 1e-10

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import RUN, write_run
+from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
 
 SWEEP = "tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfkit.errors import SpecError
-from tfkit.spec.merge import assign, extended, merge, nested, without, word_key
+from tfkit.spec.merge import MODEL_KEYS, assign, extended, merge, nested, without
 from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse, plain
 from tfkit.spec.tree import Mapping, Scalar
@@ -105,7 +105,7 @@ def test_small_parts() -> None:
     assert plain(nested(["x", "y"], root)) == {"x": {"y": {"a": 1, "b": 2}}}
     words = {("graph", "a"): "block", ("inputs", "a"): "type", ("graph", "a", "norm"): "kind"}
     words |= {("checkpoint",): "extends", ("checkpoint", "tensors"): "kind"}
-    assert {path: word_key(path) for path in words} == words
+    assert {path: MODEL_KEYS.word_key(path) for path in words} == words
 
 
 # ---- one `--set` ----

@@ -22,19 +22,19 @@ import torch
 from safetensors.torch import save_file
 
 import tfkit
-from tests.training.runs import PLUGINS
-from tfkit.graph.run import load_run
+from tests.run.test_run_mutations import check_refusal
+from tests.run.training.runs import PLUGINS
 from tfkit.plugin.known_specs import own_specs
-from tfkit.spec.run import RunSpec
+from tfkit.run.checked_run import load_run
+from tfkit.run.run_spec import RunSpec
+from tfkit.run.sweep_spec import SweepSpec
 from tfkit.spec.source import MAX_BYTES, parse, plain
-from tfkit.spec.sweep import SweepSpec
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.train.plan import plan
 
 from ..sampling import some
 from ..time_limit import cheaply
-from .test_run_mutations import check_refusal
 
 
 @dataclass(eq=False)

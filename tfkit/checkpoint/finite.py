@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tfkit.building.placement import name_of
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.placement import name_of
 from tfkit.spec.header import shown
 
 CHUNK = 2**20

@@ -5,7 +5,7 @@ that the component fills, its `kind` is the name under which a spec asks for it,
 mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
 `config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
-`run.py` the slots of a run, `field.py` the slot of a family's fields, `stack.py` what tools read of a block's layers.
+`field.py` the slot of a family's fields, `stack.py` what tools read of a block's layers.
 """
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
@@ -38,6 +38,7 @@ from tfkit.component.config import SharedMarker as SharedMarker
 from tfkit.component.config import TableWire as TableWire
 from tfkit.component.config import Wire as Wire
 from tfkit.component.config import WireMarker as WireMarker
+from tfkit.component.config import kinds_in as kinds_in
 from tfkit.component.config import marker as marker
 from tfkit.component.config import optional_slot as optional_slot
 from tfkit.component.config import slot as slot
@@ -47,33 +48,6 @@ from tfkit.component.field import Reading as Reading
 from tfkit.component.field import Writing as Writing
 from tfkit.component.field import case_of as case_of
 from tfkit.component.field import value_of as value_of
-from tfkit.component.run import IGNORED as IGNORED
-from tfkit.component.run import Batch as Batch
-from tfkit.component.run import Callback as Callback
-from tfkit.component.run import CallbackConfig as CallbackConfig
-from tfkit.component.run import Data as Data
-from tfkit.component.run import DataConfig as DataConfig
-from tfkit.component.run import DecodedMetric as DecodedMetric
-from tfkit.component.run import Examples as Examples
-from tfkit.component.run import GroupConfig as GroupConfig
-from tfkit.component.run import Ids as Ids
-from tfkit.component.run import LogitMetric as LogitMetric
-from tfkit.component.run import LossConfig as LossConfig
-from tfkit.component.run import Metric as Metric
-from tfkit.component.run import MetricConfig as MetricConfig
-from tfkit.component.run import NonNegative as NonNegative
-from tfkit.component.run import OptimizerConfig as OptimizerConfig
-from tfkit.component.run import Order as Order
-from tfkit.component.run import PositiveCount as PositiveCount
-from tfkit.component.run import Ratio as Ratio
-from tfkit.component.run import ScheduleConfig as ScheduleConfig
-from tfkit.component.run import Steps as Steps
-from tfkit.component.run import Tokenizer as Tokenizer
-from tfkit.component.run import TokenizerConfig as TokenizerConfig
-from tfkit.component.run import Tracker as Tracker
-from tfkit.component.run import TrackerConfig as TrackerConfig
-from tfkit.component.run import Training as Training
-from tfkit.component.run import count_of as count_of
 from tfkit.component.slots import ActivationConfig as ActivationConfig
 from tfkit.component.slots import AttentionConfig as AttentionConfig
 from tfkit.component.slots import AttentionPositionConfig as AttentionPositionConfig

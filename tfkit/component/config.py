@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -170,6 +171,14 @@ class Component(Config):
     def kind_name(cls) -> str:
         """Return the name under which a spec requests this component."""
         return str(cls.model_fields[str(cls.word_key)].default)
+
+
+def kinds_in(module: ModuleType) -> Iterator[type[Component]]:
+    """Yield the kinds that a module defines. Base classes and imported kinds are left out."""
+    for value in vars(module).values():
+        is_own = isinstance(value, type) and issubclass(value, Component) and value.__module__ == module.__name__
+        if is_own and value.word_key in value.model_fields:
+            yield value
 
 
 class Make(Protocol):

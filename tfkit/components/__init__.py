@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TypeGuard
 
 import tfkit
-from tfkit.component import Component
+from tfkit.component import kinds_in
 
 MODULES = (
     "activation",
@@ -32,24 +31,6 @@ MODULES = (
     "relative_bias",
     "rope",
     "rope_scaling",
-    "runs.addition",
-    "runs.calculator",
-    "runs.callbacks",
-    "runs.copy",
-    "runs.cross_entropy",
-    "runs.decoded",
-    "runs.masked",
-    "runs.metrics",
-    "runs.mqar",
-    "runs.muon",
-    "runs.optimizers",
-    "runs.packed",
-    "runs.profile",
-    "runs.schedules",
-    "runs.text",
-    "runs.tokenizers",
-    "runs.tokens",
-    "runs.trackers",
     "sinusoidal",
 )
 
@@ -58,14 +39,5 @@ MODULES = (
 def tfkit_register(register: tfkit.Register) -> None:
     """Register every config of the modules above that has a kind."""
     for name in MODULES:
-        module = importlib.import_module(f"{__name__}.{name}")
-        for config in vars(module).values():
-            if _is_own_kind(config, module.__name__):
-                register(config)
-
-
-def _is_own_kind(config: object, module: str) -> TypeGuard[type[Component]]:
-    """Return True if `config` is written in `module` and has a kind: base classes have none."""
-    if not isinstance(config, type) or not issubclass(config, Component) or config.__module__ != module:
-        return False
-    return config.word_key in config.model_fields
+        for config in kinds_in(importlib.import_module(f"{__name__}.{name}")):
+            register(config)

@@ -14,7 +14,7 @@ from tfkit.arguments import DTYPES
 if TYPE_CHECKING:
     import torch
 
-    from tfkit.spec.sweep import CompareConfig
+    from tfkit.run.sweep_spec import CompareConfig
 
 Decorator: TypeAlias = Callable[[Any], Any]
 
@@ -31,7 +31,7 @@ class FiniteRange(click.FloatRange):
 
 def device_of(name: str) -> torch.device:
     """Return the device with a name; a device that is not available is a usage error."""
-    from tfkit import placement
+    from tfkit.building import placement
 
     try:
         return placement.device_of(name)
@@ -99,7 +99,7 @@ def number_option(help: str, *, default: str | None = None) -> Decorator:
 
 def shown_number(on: str, better: Literal["lower", "higher"] | None, margin: float | None) -> CompareConfig:
     """Return the metric that the options name; a metric without a known direction is a usage error."""
-    from tfkit.spec.sweep import LOWER, CompareConfig
+    from tfkit.run.sweep_spec import LOWER, CompareConfig
 
     if better is None and on.rpartition(".")[2] not in LOWER:
         raise click.UsageError(f"nothing says if `{on}` is better higher or lower: add --better")

@@ -17,19 +17,18 @@ import torch
 from torch import Tensor
 
 from tfkit.arguments import Positive, checked, shown
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
+from tfkit.building.model import BuiltModel, called, is_sharded, name_layer, sharded_dtype, unwrapped, wrong_inputs
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_lengths
 from tfkit.graph.sequence_limits import beyond, max_len
-from tfkit.model import BuiltModel, name_layer, wrong_inputs
 from tfkit.nn import Past, is_token, of_length
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.torch_private import compiler
 from tfkit.torch_private.tensors import leaves, map_nested
-from tfkit.wrapped import called, is_sharded, sharded_dtype, unwrapped
 
 
 class CachedModel:

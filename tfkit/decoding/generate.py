@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.arguments import INT64, Natural, Positive, Seed, check_argument, checked, fits, shown
-from tfkit.builder import evaluating, graph_of
+from tfkit.building.builder import evaluating, graph_of
+from tfkit.building.model import BuiltModel, check_values, unwrapped, wrong_inputs
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.foreign import no_argument
 from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
-from tfkit.model import BuiltModel, wrong_inputs
 from tfkit.nn import is_token
-from tfkit.wrapped import check_values, unwrapped
 
 End: TypeAlias = Literal["stop", "length"]
 Id: TypeAlias = Annotated[int, INT64, "a token id"]

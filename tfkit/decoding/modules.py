@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tfkit.builder import call, mask_inputs
+from tfkit.building.builder import call, mask_inputs
 from tfkit.component import Pieces
 from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.arguments import Positive, checked
-from tfkit.model import BuiltModel
+from tfkit.building.model import BuiltModel, unwrapped
 from tfkit.nn.kernels import Kernel, ask, large_weights, sample
-from tfkit.wrapped import unwrapped
 
 Layout = Literal["rows", "columns"]
 """Values of a weight [d_out, d_in] that are contiguous: the row of an output, or the column of an input."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tfkit.arguments import Limit, Positive, checked
-from tfkit.initialize import generator_of
+from tfkit.building.initialize import generator_of
 
 GRID = 2**32
 """Draws are multiples of 1 / GRID: fine enough for any vocabulary; times a sum, always less than it in float64."""

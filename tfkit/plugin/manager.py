@@ -26,6 +26,7 @@ from tfkit.plugin.registry import Registered, Registry, check_config
 from tfkit.plugin.torch_settings import unchanged_torch
 
 COMPONENTS = "tfkit.components"
+RUNS = "tfkit.run.plugin"
 FORMATS = "tfkit.tools.export.formats"
 
 
@@ -195,8 +196,8 @@ def _nothing(returned: object) -> None:
 
 
 def _built_in() -> Candidate:
-    """Return tfkit's components and formats. Nothing works without them, so their failures are not caught."""
-    modules = [COMPONENTS, FORMATS]
+    """Return tfkit's components, runs and formats. Nothing works without them, so their failures are not caught."""
+    modules = [COMPONENTS, RUNS, FORMATS]
     return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 
 

@@ -1,26 +1,37 @@
-"""The top of every file in the spec language: a model, a run, a sweep; and how they are told apart."""
+"""The top of every file in the spec language, and how the types of documents are told apart.
+
+A type of document is a subclass of `Document`: the models of this package, and the documents of packages above it.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.spec.merge import MergeKeys
 from tfkit.spec.tree import Mapping
 
 VERSION = 1
-Sort = Literal["model", "run", "sweep"]
-KEYS: dict[Sort, tuple[str, ...]] = {"model": ("graph",), "run": ("model", "data"), "sweep": ("base", "compare")}
-"""Keys that only documents of one sort have together."""
-COMMANDS: dict[Sort, str] = {"model": "show", "run": "train", "sweep": "sweep"}
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """The form of the names of models and runs."""
 
 
 class Document(Config):
-    """A file with the version of the language that it is written in."""
+    """A type of document: a file with the version of the language that it is written in."""
+
+    sort: ClassVar[str]
+    """The name of the type in errors, such as `model`."""
+    command: ClassVar[str]
+    """The command that reads its documents."""
+    typical: ClassVar[tuple[str, ...]]
+    """Keys that only documents of this type have together."""
+    further_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys that are not fields, since the document is resolved without them, such as the model inside a run."""
+    merge_keys: ClassVar[MergeKeys] = MergeKeys({})
+    """The paths at which its mappings merge in a special way."""
 
     tfkit: Literal[1]
     """Version of the spec language."""
@@ -34,12 +45,12 @@ class Document(Config):
         return version
 
 
-def check_sort(root: Mapping, expected: Sort) -> None:
-    """Raise SpecError if a document is none of the sort that was asked for, but of another one."""
-    if any(key in root.items for key in KEYS[expected]):
+def check_sort(root: Mapping, expected: type[Document]) -> None:
+    """Raise SpecError if a document is not of the expected type, but of a different type."""
+    if any(key in root.items for key in expected.typical):
         return
-    for sort, keys in KEYS.items():
-        if all(key in root.items for key in keys):
-            message = f"{quoted(root.span.source.name)} is a {sort}, not a {expected}"
-            help = f"`tfkit {COMMANDS[sort]}` reads it"
-            raise SpecError(Diagnostic(message, root.keys[keys[0]], keys[0], help=help))
+    for document in Document.__subclasses__():
+        first = document.typical[0]
+        if all(key in root.items for key in document.typical):
+            message = f"{quoted(root.span.source.name)} is a {document.sort}, not a {expected.sort}"
+            raise SpecError(Diagnostic(message, root.keys[first], first, help=f"`tfkit {document.command}` reads it"))

@@ -1,4 +1,4 @@
-"""One document over another that it extends, for specs and for runs."""
+"""One document over another that it extends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError
 from tfkit.spec import source
-from tfkit.spec.document import Sort, check_sort
+from tfkit.spec.document import Document, check_sort
 from tfkit.spec.merge import without
 from tfkit.spec.tree import Mapping, Scalar
 
@@ -20,16 +20,16 @@ MAX_EXTENDS = 16
 
 @dataclass(frozen=True)
 class Language:
-    """A kind of document.
+    """The search and the merging of documents of a type.
 
     Attributes:
-        sort: its documents.
+        document: their type.
         find: the file of a name, relative to a folder; the place of the name is for errors.
         merge: a base, or None, changed by a document without `extends`, whose paths start at a folder.
         read: the tree of one file.
     """
 
-    sort: Sort
+    document: type[Document]
     find: Callable[[str, Path, Span], Path]
     merge: Callable[[Mapping | None, Mapping, Path], Mapping]
     read: Read = source.read
@@ -43,7 +43,7 @@ def read_based(path: Path, language: Language, chain: Sequence[Path] = ()) -> Ma
 
 def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
     """Merge `root` over the document that it extends, if any."""
-    check_sort(root, language.sort)
+    check_sort(root, language.document)
     word = root.items.get("extends")
     if word is None:
         return language.merge(None, root, folder)

@@ -11,9 +11,10 @@ from tfkit.errors import Diagnostic, Span, closest, listing, quoted
 from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.annotations import either
+from tfkit.spec.document import Document
 from tfkit.spec.messages import kind_of, label
+from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Path, Provenance
-from tfkit.spec.run import MODEL, RunSpec
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ def _explains(unknown: Unknown, missing: Missing) -> bool:
 def _unknown_key(unknown: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
     key, cls = unknown.key, unknown.cls
     word_key = cls.word_key if issubclass(cls, Component) else None
-    run = issubclass(cls, RunSpec)
-    names = [*([MODEL] if run else []), *(name for name in cls.model_fields if name != word_key)]
+    further = cls.further_keys if issubclass(cls, Document) else ()
+    names = [*further, *(name for name in cls.model_fields if name != word_key)]
     path, notes = ".".join((*unknown.path, key)), [f"keys of {owner(cls, unknown.path)}: {listing(names, 24)}"]
     if not names:
         notes = [f"{owner(cls, unknown.path)} has no keys"]
-    shared = [] if unknown.path or run else sorted(plugins.registry.shared_names())
+    shared = sorted(plugins.registry.shared_names()) if issubclass(cls, ModelSpec) else []
     if shared:
         notes.append(f"keys that its components share: {listing(shared, 24)}")
     if unknown.meant:
@@ -142,7 +143,7 @@ def owner(cls: type[Config], path: Path) -> str:
     if issubclass(cls, Component):
         return f"{kind_of(cls)} `{cls.kind_name()}`"
     if not path:
-        return "a run" if issubclass(cls, RunSpec) else "a spec"
+        return f"a {cls.sort}" if issubclass(cls, Document) and cls is not ModelSpec else "a spec"
     if len(path) == 2 and path[0] == "inputs":
         return "an input"
     return f"a {cls.word_key or 'mapping'}" if path[-1].isdigit() else f"`{path[-1]}`"

@@ -258,4 +258,4 @@ def models(specs: KnownSpecs, read: Read = source.read) -> Language:
     def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
         return patch if base is None else extended(without(base, {"parameters"}), patch)
 
-    return Language("model", find, merge, read)
+    return Language(ModelSpec, find, merge, read)

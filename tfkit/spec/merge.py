@@ -8,6 +8,7 @@ entries of a family. Null removes keys at the top of a spec, and the entries tha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
 
 from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
@@ -15,39 +16,53 @@ from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-_NAMED = {("graph",), ("inputs",)}
-_VALUES = ("batches", "path")
-"""Keys that a bare word of a run stands for, and that name no kind."""
+ANY = "*"
+"""Stands for any key in the paths of `MergeKeys`."""
 
 
-def word_key(path: tuple[str, ...]) -> str:
-    """Return the key that a bare word stands for at a path of a spec or a run."""
-    if path == ("weights",):
-        return "path"
-    if len(path) == 3 and path[:2] == ("eval", "splits"):
-        return "batches"
-    if len(path) == 2 and path[0] in ("graph", "inputs"):
-        return "block" if path[0] == "graph" else "type"
-    return "extends" if path == ("checkpoint",) else "kind"
+@dataclass(frozen=True)
+class MergeKeys:
+    """The paths of a type of document at which mappings merge in a special way.
+
+    Attributes:
+        words: the key that a bare word stands for, where it is not `kind`.
+        values: keys among `words` that name no kind: a change of their value keeps the other keys of the mapping.
+        named: the mappings whose entries the document names. Null removes an entry.
+    """
+
+    words: MappingABC[tuple[str, ...], str]
+    values: frozenset[str] = frozenset()
+    named: frozenset[tuple[str, ...]] = frozenset()
+
+    def word_key(self, path: tuple[str, ...]) -> str:
+        """Return the key that a bare word stands for at a path."""
+        return self.words.get(path) or self.words.get((*path[:-1], ANY), "kind")
 
 
-def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = ()) -> Mapping:
+MODEL_KEYS = MergeKeys(
+    words={("graph", ANY): "block", ("inputs", ANY): "type", ("checkpoint",): "extends"},
+    named=frozenset({("graph",), ("inputs",)}),
+)
+"""The special paths of a model."""
+
+
+def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = (), keys: MergeKeys = MODEL_KEYS) -> Mapping:
     """Apply the changes of `patch` to `base`. Every value keeps its location."""
-    items, keys = dict(base.items), dict(base.keys)
+    items, spans = dict(base.items), dict(base.keys)
     for name, value in patch.items.items():
         here = (*path, name)
-        if path in _NAMED and name in items and is_null(value):
-            del items[name], keys[name]
+        if path in keys.named and name in items and is_null(value):
+            del items[name], spans[name]
             continue
-        items[name] = _merged(items[name], value, here) if name in items else value
-        keys[name] = patch.keys[name]
-    return Mapping(items, keys, patch.span)
+        items[name] = _merged(items[name], value, here, keys) if name in items else value
+        spans[name] = patch.keys[name]
+    return Mapping(items, spans, patch.span)
 
 
-def extended(base: Mapping, patch: Mapping) -> Mapping:
-    """Merge a spec over the spec that it extends. Keys that are null at its top are removed."""
+def extended(base: Mapping, patch: Mapping, keys: MergeKeys = MODEL_KEYS) -> Mapping:
+    """Merge a document over the document that it extends. Keys that are null at its top are removed."""
     gone = {name for name, value in patch.items.items() if name in base.items and is_null(value)}
-    return merge(without(base, gone), without(patch, gone))
+    return merge(without(base, gone), without(patch, gone), keys=keys)
 
 
 def nested(keys: Iterable[str], value: Node) -> Mapping:
@@ -63,19 +78,19 @@ def without(root: Mapping, names: Collection[str]) -> Mapping:
     return Mapping(items, {name: root.keys[name] for name in items}, root.span)
 
 
-def _merged(old: Node, new: Node, path: tuple[str, ...]) -> Node:
+def _merged(old: Node, new: Node, path: tuple[str, ...], keys: MergeKeys) -> Node:
     whole = path[-2:] == ("layers", "pattern") or (path[0] == "checkpoint" and len(path) > 2)
     if not isinstance(new, Mapping) or whole:
         return new
-    key = word_key(path)
+    key = keys.word_key(path)
     if isinstance(old, Scalar) and isinstance(old.value, str):
         old = Mapping({key: old}, {key: old.span}, old.span)
     if not isinstance(old, Mapping):
         return new
     kind = new.items.get(key)
-    if key not in _VALUES and kind is not None and _word(kind) != _word(old.items.get(key)):
+    if key not in keys.values and kind is not None and _word(kind) != _word(old.items.get(key)):
         return new
-    return merge(old, new, path)
+    return merge(old, new, path, keys)
 
 
 def is_null(value: Node) -> bool:
@@ -126,7 +141,9 @@ def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
     return put(root, change_of(argument), fields)
 
 
-def put(root: Mapping, change: Change, fields: frozenset[str], *, what: str = "spec") -> Mapping:
+def put(
+    root: Mapping, change: Change, fields: frozenset[str], *, what: str = "spec", keys: MergeKeys = MODEL_KEYS
+) -> Mapping:
     """Assign a value in `root`.
 
     The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top; errors call it
@@ -148,10 +165,12 @@ def put(root: Mapping, change: Change, fields: frozenset[str], *, what: str = "s
         )
     if first not in fields:
         steps.insert(0, ("graph", span))
-    return _assigned(root, steps, change.value, ())  # type: ignore[return-value]
+    return _assigned(root, steps, change.value, (), keys)  # type: ignore[return-value]
 
 
-def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, path: tuple[str, ...]) -> Node:
+def _assigned(
+    node: Node | None, steps: list[tuple[str, Span]], value: Node, path: tuple[str, ...], keys: MergeKeys
+) -> Node:
     """Assign `value` at the end of `steps`, each a key and its location in the argument."""
     if not steps:
         return value
@@ -163,19 +182,19 @@ def _assigned(node: Node | None, steps: list[tuple[str, Span]], value: Node, pat
             raise SpecError(Diagnostic(message, span, ".".join((*path, head)), (count,)))
         index = int(head)
         items = list(node.items)
-        items[index] = _assigned(items[index], rest, value, (*path, head))
+        items[index] = _assigned(items[index], rest, value, (*path, head), keys)
         return replace(node, items=tuple(items))
     if isinstance(node, Scalar) and isinstance(node.value, str):
-        key = word_key(path)
+        key = keys.word_key(path)
         node = Mapping({key: node}, {key: node.span}, node.span)
     if isinstance(node, Scalar) and not isinstance(node.value, bool | None):
         message = f"`{path[-1]}` is a number: it has no {quoted(head)}"
         raise SpecError(Diagnostic(message, span, ".".join((*path, head)), help=f"set `{'.'.join(path)}` itself"))
     if not isinstance(node, Mapping):
         node = Mapping({}, {}, span)
-    removable = not path or path in _NAMED
+    removable = not path or path in keys.named
     if removable and not rest and head in node.items and is_null(value) and not left_out(value):
         return without(node, {head})
-    child = _assigned(node.items.get(head), rest, value, (*path, head))
+    child = _assigned(node.items.get(head), rest, value, (*path, head), keys)
     place = node.keys.get(head, span) if rest else span  # the enclosing mappings keep their places
     return Mapping({**node.items, head: child}, {**node.keys, head: place}, node.span)

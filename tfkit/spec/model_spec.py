@@ -9,6 +9,7 @@ from pydantic import Field
 from tfkit.component import BlockConfig, Config, Dim, Immaterial, InitConfig, slot
 from tfkit.errors import Invalid
 from tfkit.spec.document import NAME, Document
+from tfkit.spec.merge import MODEL_KEYS
 
 
 class InputConfig(Config):
@@ -42,6 +43,9 @@ class InputConfig(Config):
 
 class ModelSpec(Document):
     """A model, every value resolved."""
+
+    sort, command, typical = "model", "show", ("graph",)
+    merge_keys = MODEL_KEYS
 
     name: str = Field(pattern=NAME, max_length=100)
     """The name of the model."""

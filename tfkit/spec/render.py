@@ -16,7 +16,6 @@ from tfkit.component import Component, Config, PatchMarker, SharedMarker, WireMa
 from tfkit.errors import Invalid
 from tfkit.spec.annotations import extra, numeric
 from tfkit.spec.model_spec import InputConfig, ModelSpec
-from tfkit.spec.run import RunSpec
 from tfkit.spec.scalars import MAX_DIGITS, resolve
 from tfkit.spec.source import UNWELCOME, plain
 from tfkit.spec.tree import MERGE
@@ -47,20 +46,10 @@ def render(model: ModelSpec) -> str:
     lines = []
     for key, value in data.items():
         if key == "graph" and isinstance(value, dict) and value:
-            lines += ["", "graph:", *_mapping(value, 1), ""]
+            lines += ["", "graph:", *lines_of(value, 1), ""]
         else:
             lines += _entry(key, value, 0)
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def render_run(config: RunSpec, model: ModelSpec) -> str:
-    """Return the YAML text of a resolved run, its model inside."""
-    values = _config(config, None)
-    inside = {name: value for name, value in document(model).items() if name != "tfkit"}
-    first = [name for name in ("tfkit", "name", "description", "source") if name in values]
-    data: dict[str, Data] = {**{name: values[name] for name in first}, "model": inside}
-    data |= {name: values[name] for name in RunSpec.model_fields if name in values}
-    return "".join(f"{line}\n" for line in _mapping(data, 0))
 
 
 def render_tree(root: Tree) -> str:
@@ -69,7 +58,7 @@ def render_tree(root: Tree) -> str:
     lines = []
     for key, value in data.items():
         apart = key in ("graph", "checkpoint") and isinstance(value, dict)
-        lines += ["", f"{key}:", *_mapping(value, 1), ""] if apart else _entry(key, value, 0)
+        lines += ["", f"{key}:", *lines_of(value, 1), ""] if apart else _entry(key, value, 0)
     return "\n".join(lines).rstrip("\n").replace("\n\n\n", "\n\n") + "\n"
 
 
@@ -80,13 +69,13 @@ def schema_line(folder: Path) -> str:
 
 def document(model: ModelSpec) -> dict[str, Data]:
     """Return a resolved spec as plain data, in the order of its text."""
-    data = _config(model, None)
+    data = data_of(model)
     if "inputs" in data and all(value == TOKENS for value in model.inputs.values()):
         data["inputs"] = list(model.inputs)
     return {name: data[name] for name in ModelSpec.model_fields if name in data}
 
 
-def _config(config: Config, parent: Config | None) -> dict[str, Data]:
+def data_of(config: Config, parent: Config | None = None) -> dict[str, Data]:
     """Return the mapping of a config; `parent` is the config around it."""
     data: dict[str, Data] = {}
     for name in _ordered(config):
@@ -134,7 +123,7 @@ def _same(a: object, b: object) -> bool:
 
 def _value(value: Any, config: Config, name: str) -> Data:
     if isinstance(value, Config):
-        data = _config(value, config)
+        data = data_of(value, config)
         return _word(data, value) if isinstance(value, Component) and value.word_key == "kind" else data
     if isinstance(value, Mapping):
         return {key: _value(item, config, name) for key, item in value.items()}
@@ -187,7 +176,8 @@ def _entries(old: Data, new: Data, name: str) -> Data:
     return {k: _entries(old[k], v, name) if k in old else v for k, v in new.items() if k not in old or old[k] != v}
 
 
-def _mapping(data: Mapping[str, Data], depth: int) -> list[str]:
+def lines_of(data: Mapping[str, Data], depth: int) -> list[str]:
+    """Return the lines of a mapping, indented by its depth."""
     return [line for key, value in data.items() for line in _entry(key, value, depth)]
 
 
@@ -199,7 +189,7 @@ def _entry(key: str, value: Data, depth: int) -> list[str]:
     line = f"{start} {_flow(value) if isinstance(value, dict | list) else _scalar(value, flow=False)}"
     if len(line) <= WIDTH or not isinstance(value, dict | list):
         return [line]
-    return [start, *(_mapping(value, depth + 1) if isinstance(value, dict) else _items(value, depth + 1))]
+    return [start, *(lines_of(value, depth + 1) if isinstance(value, dict) else _items(value, depth + 1))]
 
 
 def _items(items: list[Data], depth: int) -> list[str]:
@@ -209,7 +199,7 @@ def _items(items: list[Data], depth: int) -> list[str]:
         if len(line) <= WIDTH or not isinstance(item, dict):
             lines.append(line)
         else:
-            first, *rest = _mapping(item, depth + 1)
+            first, *rest = lines_of(item, depth + 1)
             lines += [f"{INDENT * depth}- {first.lstrip()}", *rest]
     return lines
 

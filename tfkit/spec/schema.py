@@ -21,7 +21,6 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered
 from tfkit.spec.annotations import Shape, extra, numeric, shape_of
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.run import LISTS, MODEL, RunSpec
 from tfkit.spec.schema_form import Schema, any_of, ref, told_apart, with_fields_once
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -33,20 +32,12 @@ SHARED = "Inherited from the enclosing mappings of the spec if it is not given."
 
 def json_schema(plugins: Plugins) -> Schema:
     """Return the schema of a spec: plain data, in the same order for the same plugins."""
-    language = _Language(plugins)
+    language = SchemaWriter(plugins)
     whole, changes = language.document(partial=False), language.document(partial=True)
     return language.schema("spec", "A transformer as tfkit reads it", whole, changes, language.arithmetic())
 
 
-def run_schema(plugins: Plugins) -> Schema:
-    """Return the schema of a run, as `json_schema` does for a spec."""
-    language = _Language(plugins)
-    whole, changes = language.run(partial=False), language.run(partial=True)
-    arithmetic = language.arithmetic("data")  # of `data.vocab_size`
-    return language.schema("run", "A run as tfkit reads it", whole, changes, arithmetic)
-
-
-class _Language:
+class SchemaWriter:
     """Writes one definition for each config and each slot that a spec can reach."""
 
     def __init__(self, plugins: Plugins) -> None:
@@ -69,34 +60,19 @@ class _Language:
 
     def document(self, *, partial: bool) -> Schema:
         """Return the schema of the top of a spec: its fields, and the shared fields."""
-        whole = self._mapping(ModelSpec, partial=partial)
+        whole = self.mapping(ModelSpec, partial=partial)
         properties = whole["properties"]
         for part in ("inputs", "graph"):
             properties[part]["propertyNames"] = {"pattern": NAME}
         names = {"type": "array", "items": {"type": "string", "pattern": NAME}, "uniqueItems": True}
         inputs = properties.pop("inputs")
-        properties["inputs"] = {**_about(inputs), "anyOf": [names, _bare(inputs)]}
+        properties["inputs"] = {**about_of(inputs), "anyOf": [names, _bare(inputs)]}
         properties |= {name: self._shared(name, partial=partial) for name in self._shared_names()}
         about = "The spec, by path or bare name, that this one changes."
         properties["extends"] = {"type": "string", "description": about}
         if partial:  # null removes what is inherited
             for name in properties.keys() - {"tfkit", "name", "extends"}:
-                properties[name] = {**_about(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
-        return whole
-
-    def run(self, *, partial: bool) -> Schema:
-        """Return the schema of the top of a run: its fields and its model, which may inherit name and version."""
-        self.defs.setdefault(f"{CHANGES}spec", self.document(partial=True))
-        whole = self._mapping(RunSpec, partial=partial)
-        properties = whole["properties"]
-        about = "The model: the name or path of a spec, or a spec in place."
-        properties[MODEL] = {"description": about, **any_of([{"type": "string"}, ref(f"{CHANGES}spec")])}
-        for name in LISTS:
-            items = properties[name].pop("items")
-            properties[name] = {**_about(properties[name]), **any_of([items, {"type": "array", "items": items}])}
-        properties["extends"] = {"type": "string", "description": "The run, by path or name, that this one changes."}
-        if not partial:
-            whole["required"] = [*whole["required"], MODEL]
+                properties[name] = {**about_of(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
         return whole
 
     def arithmetic(self, *further: str) -> Schema:
@@ -135,10 +111,10 @@ class _Language:
         key = f"{CHANGES}{name}" if partial else name
         if key not in self.defs:
             self.defs[key] = {}  # its fields may lead back to it
-            self.defs[key] |= {"title": name, **self._mapping(config, partial=partial), **_documented(about)}
+            self.defs[key] |= {"title": name, **self.mapping(config, partial=partial), **_documented(about)}
         return ref(key)
 
-    def _mapping(self, config: type[Config], *, partial: bool) -> Schema:
+    def mapping(self, config: type[Config], *, partial: bool) -> Schema:
         fields = config.model_fields
         first = [name for name in (config.word_key,) if name in fields]
         properties = {
@@ -244,7 +220,9 @@ class _Language:
                 schema = self._field(registered.config, field, info, partial=True)
                 if field != registered.config.word_key and schema not in fields.setdefault(field, []):
                     fields[field].append(schema)
-        properties = {field: {**_about(schemas[0]), **any_of(map(_bare, schemas))} for field, schemas in fields.items()}
+        properties = {
+            field: {**about_of(schemas[0]), **any_of(map(_bare, schemas))} for field, schemas in fields.items()
+        }
         self.defs[key] |= {"type": "object", "properties": properties, "additionalProperties": False}
         return ref(key)
 
@@ -306,7 +284,7 @@ def _bare(schema: Schema, *keep: str) -> Schema:
     return {key: value for key, value in schema.items() if key not in ABOUT or key in keep}
 
 
-def _about(schema: Schema) -> Schema:
+def about_of(schema: Schema) -> Schema:
     """Return the descriptions of a schema."""
     return {key: value for key, value in schema.items() if key in ABOUT}
 

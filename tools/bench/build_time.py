@@ -33,7 +33,7 @@ print(json.dumps({{
 }}))
 """
 # The plugins are loaded, and with them the components imported, before the clock starts. Reading the spec is measured.
-TFKIT = "import torch, tfkit, tfkit.builder\ntfkit.load_plugins()"
+TFKIT = "import torch, tfkit, tfkit.building.builder\ntfkit.load_plugins()"
 LITGPT = "import torch\nfrom litgpt import GPT, Config"
 LLAMA_CONFIG = """LlamaConfig(
     vocab_size=128256, hidden_size=16384, intermediate_size=53248, num_hidden_layers=126, num_attention_heads=128,

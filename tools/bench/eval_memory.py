@@ -23,11 +23,11 @@ from measure import run_once
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import tfkit
-from tfkit.graph.run import load_run
+from tfkit.run.checked_run import load_run
+from tfkit.run.training import memory
+from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.loop import Trainer
 from tfkit.tools.train.plan import plan
-from tfkit.training import memory
-from tfkit.training.evaluate import evaluate
-from tfkit.training.loop import Trainer
 
 VOCABULARY, SEQUENCES, MEGABYTE = 32_000, 8, 1e6
 SIZES = (8, 2)

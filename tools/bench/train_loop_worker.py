@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.component import Callback, Training
-from tfkit.graph.run import Run, load_run
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.contract import Callback, Training
 
 RUN = "minigpt_relu"
 SETS = ["eval=null", "checkpoint={every: 1000000}", "steps=1000000"]
@@ -55,9 +55,9 @@ class Turns(Callback):
 
 def by_tfkit(run: Run, turns: Turns) -> None:
     """Run the loop of `tfkit train`."""
+    from tfkit.run.training.loop import Trainer
     from tfkit.tools.train.environment import bits_of
     from tfkit.tools.train.record import RunFolder
-    from tfkit.training.loop import Trainer
 
     with tempfile.TemporaryDirectory() as folder:
         Trainer(run, RunFolder(Path(folder), run, bits_of(run, 1), {}), watchers=[turns]).train()

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 import tfkit
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.spec.render import render
 from tfkit.tools.export.export import Exported, check_format, export
 from tfkit.tools.export.torchscript import TorchScript

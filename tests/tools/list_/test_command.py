@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.spec.read_run import shipped_runs
-from tfkit.spec.read_sweep import shipped_sweeps
+from tfkit.run.read_run import shipped_runs
+from tfkit.run.read_sweep import shipped_sweeps
 
 pytestmark = pytest.mark.usefixtures("specs")
 

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.run.training.runs import PLUGINS
 from tests.tools.sweep.in_process import InProcess
 from tests.tools.sweep.small import SWEEP, drawn, sweep, write, write_files
-from tests.training.runs import PLUGINS
 from tfkit.cli import main
-from tfkit.graph.run import load_run
+from tfkit.run.checked_run import load_run
+from tfkit.run.run_spec import render_run
+from tfkit.run.training import memory
 from tfkit.spec.folder import RUN
-from tfkit.spec.render import render_run
 from tfkit.tools.runs.variants import variants
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.train.record import FACTS, METRICS
-from tfkit.training import memory
 
 RELU, GELU = ("relu-0", "relu-1", "relu-2"), ("gelu-0", "gelu-1", "gelu-2")
 

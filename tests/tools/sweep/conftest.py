@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tfkit.run.training import memory
 from tfkit.tools.sweep import sweep as module
-from tfkit.training import memory
 
 from .in_process import InProcess
 from .small import MEMORY, sweep, write_files

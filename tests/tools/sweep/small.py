@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.runs import RUN, write_run
+from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
 
 SWEEP = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.graph.run import Run, load_run
+from tfkit.run.checked_run import Run, load_run
 from tfkit.tools.sweep.equal import unlike
 
 SHIPPED = Path(__file__).parents[3] / "specs" / "runs" / "calculator.yaml"

@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from tfkit.spec.sweep import CompareConfig
+from tfkit.run.sweep_spec import CompareConfig
 from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
 from tfkit.tools.sweep.page import GAPS, NAMES, ROW, forest, gaps
 from tfkit.tools.sweep.result import Curve, Result

@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.cpu import times_torch
-from tests.training.runs import same
+from tests.run.training.cpu import times_torch
+from tests.run.training.runs import same
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep import work

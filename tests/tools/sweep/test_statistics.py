@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tfkit.errors import SpecError
-from tfkit.spec.sweep import CompareConfig
+from tfkit.run.sweep_spec import CompareConfig
 from tfkit.tools.sweep.remarks import _pairing, remarks
 from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.results import _compared

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.runs import PLUGINS
-from tfkit.graph.run import load_run
+from tests.run.training.runs import PLUGINS
+from tfkit.run.checked_run import load_run
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep.scaling import law_of
 

@@ -64,8 +64,8 @@ def check_latest(folder: Path) -> None:
 
 
 def run_script(times: int) -> None:
+    from tests.run.training.runs import write_run
     from tests.tools.train.test_folder import SETS, contents
-    from tests.training.runs import write_run
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

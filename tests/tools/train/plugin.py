@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from tests.training.runs import RUN, write_run
-from tfkit.plugin import reach
+from tests.run.training.runs import RUN, write_run
 from tfkit.plugin.import_code import OWN_NAME
+from tfkit.run import reach
 
 FFN = '''
 from typing import Literal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tfkit
-from tests.training.runs import PLUGINS, small_run
+from tests.run.training.runs import PLUGINS, small_run
 from tfkit.cli import main
 from tfkit.tools.train.code import EXAMPLES, LOOP, code_of
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import tfkit
-from tests.components.runs.small import small_run
+from tests.run.kinds.small import small_run
 from tfkit.cli import main
-from tfkit.component import IGNORED
+from tfkit.run.contract import IGNORED
 from tfkit.tools.train.floors import MOST, floors
 
 PLUGINS = tfkit.load_plugins(entry_points=False)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.training.runs import Memory, small_run, write_run
+from tests.run.training.runs import Memory, small_run, write_run
 from tfkit.cli import main
-from tfkit.graph.run import load_run
+from tfkit.run.checked_run import load_run
+from tfkit.run.training.loop import Trainer
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.plan import plan
-from tfkit.training.loop import Trainer
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 FLOPS = 1e9

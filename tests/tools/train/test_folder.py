@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.training.runs import PLUGINS, TEXT, write_run
+from tests.run.training.runs import PLUGINS, TEXT, write_run
 from tfkit.cli import main
-from tfkit.graph.run import load_run
+from tfkit.run.checked_run import load_run
 
 SETS = [
     "--set",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.run.training.runs import write_run
 from tests.tools.common.moments import State, moments, restored
-from tests.training.runs import write_run
 from tfkit.cli import main
 from tfkit.spec.folder import LATEST, STEP
 

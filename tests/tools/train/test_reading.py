@@ -13,7 +13,7 @@ from safetensors.torch import load_file, load_model
 from torch import Tensor
 
 import tfkit
-from tests.training.runs import write_run
+from tests.run.training.runs import write_run
 from tfkit.cli import main
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject

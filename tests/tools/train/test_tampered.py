@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tfkit
-from tests.training.runs import PLUGINS, small_run
-from tfkit.builder import build
+from tests.run.training.runs import PLUGINS, small_run
+from tfkit.building.builder import build
 from tfkit.errors import SpecError
-from tfkit.graph.run import Run
+from tfkit.run.checked_run import Run
 from tfkit.spec.folder import LATEST, WEIGHTS
 from tfkit.tools.train import checkpoints
 from tfkit.tools.train.record import FACTS, METRICS, Follower, RunFolder

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 import tfkit
-from tests.training.runs import RUN, write_run
+from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
-from tfkit.component import Training
 from tfkit.errors import SpecError
+from tfkit.run.contract import Training
 from tfkit.tools.train.history import history
 from tfkit.tools.train.progress import Watch
 from tfkit.tools.train.report import MOST_POINTS, _binned

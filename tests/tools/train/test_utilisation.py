@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import small_run
+from tests.run.training.runs import small_run
 from tfkit.tools.cost.devices import devices
 from tfkit.tools.train.utilisation import known_device, utilisation
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.arguments import checked
-from tfkit.builder import assemble, graph_of
-from tfkit.model import BuiltModel
+from tfkit.building.builder import assemble, graph_of
+from tfkit.building.model import BuiltModel, whole
 from tfkit.nn import Softmax
-from tfkit.wrapped import whole
 
 
 @checked

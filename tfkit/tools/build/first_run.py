@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import build, evaluating, graph_of
+from tfkit.building.builder import build, evaluating, graph_of
+from tfkit.building.guarantees import Watch
+from tfkit.building.placement import name_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import sources
 from tfkit.graph.places import place_of
 from tfkit.nn.forward_text import GRAPH, forward_text
 from tfkit.nn.program import steps_of
-from tfkit.placement import name_of
 from tfkit.plugin.registry import last_line
-from tfkit.promises import Watch
 from tfkit.spec.messages import kind_of
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.common.memory import check_memory, size_of

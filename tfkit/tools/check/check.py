@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from tfkit.building.placement import threads
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.placement import threads
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.messages import kind_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tfkit.builder import inputs_of
+from tfkit.building.builder import inputs_of
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.tools.common.inputs import random_inputs

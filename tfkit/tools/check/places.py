@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import evaluating
+from tfkit.building.builder import evaluating
 from tfkit.tools.check.measure import TOLERANCE, Measured, distance, unequal
 from tfkit.tools.compare.outputs import Outputs, outputs
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.tools.check.inputs import Inputs, call
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import build, evaluating
+from tfkit.building.builder import build, evaluating
+from tfkit.building.initialize import generator_of
 from tfkit.component import AttentionConfig, Component, Layer, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
@@ -19,7 +20,6 @@ from tfkit.graph.expand import Graph, Node, expand
 from tfkit.graph.inputs import fixed_length
 from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import max_len
-from tfkit.initialize import generator_of
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
 from tfkit.tools.check.changes import Change, every, leaves

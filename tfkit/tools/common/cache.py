@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from tfkit.building.placement import name_of
 from tfkit.component import Cached
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
-from tfkit.placement import name_of
 
 
 @dataclass(frozen=True)

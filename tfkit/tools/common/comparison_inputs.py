@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.graph.decode_split import DecodeSplit, read_whole
 from tfkit.graph.inputs import fixed_length
 from tfkit.graph.sequence_limits import max_len

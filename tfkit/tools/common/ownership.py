@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from torch import fx
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.component import Component
 from tfkit.graph.expand import Node
 

@@ -8,14 +8,13 @@ import torch
 from torch import fx
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.builder import build, build_filled, graph_of
+from tfkit.building.builder import build, build_filled, graph_of
+from tfkit.building.model import BuiltModel, whole
 from tfkit.checkpoint.files import Checkpoint
 from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.graph.expand import Graph
-from tfkit.model import BuiltModel
 from tfkit.spec.header import shown
 from tfkit.tools.common.memory import check_memory
-from tfkit.wrapped import whole
 
 
 def build_with_weights(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
+from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import SPEC
 from tfkit.tools.common.weights import build_with_weights

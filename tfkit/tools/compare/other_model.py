@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.arguments import AnyPath
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.names import above
 from tfkit.checkpoint.weights import Link

@@ -9,14 +9,14 @@ import torch
 from torch import fx
 
 from tfkit.arguments import Positive, checked
-from tfkit.builder import build
+from tfkit.building.builder import build
+from tfkit.building.guarantees import Watch
+from tfkit.building.placement import AnyDtype, dtype_of, name_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
-from tfkit.placement import AnyDtype, dtype_of, name_of
-from tfkit.promises import Watch
 from tfkit.tools.build.first_run import failed
 from tfkit.tools.common.cache import cached_values
 from tfkit.tools.common.choices import LENGTH, Mode, Optimizer

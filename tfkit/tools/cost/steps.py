@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Signal
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.inputs import input_shapes
 from tfkit.nn import Past
+from tfkit.run.training.chunked_loss import PiecewiseLoss
+from tfkit.run.training.loss import Loss
 from tfkit.tools.common.choices import Mode
 from tfkit.tools.cost.observe import Watch
-from tfkit.training.chunked_loss import PiecewiseLoss
-from tfkit.training.loss import Loss
 
 Step = Callable[[Watch], Any]
 """Runs a step that a watch observes."""

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.component import AttentionConfig, Layer, MaskConfig
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.kernels import Kernels, OwnKernels

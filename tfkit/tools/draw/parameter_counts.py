@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfkit.builder import build
+from tfkit.building.builder import build
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.ownership import owners_of

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from tfkit.builder import build
+from tfkit.building.builder import build
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.comparison_inputs import as_tensors, whole_cases

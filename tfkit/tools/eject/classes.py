@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tfkit.building.initialize import RESETS
 from tfkit.graph.expand import Graph
-from tfkit.initialize import RESETS
 from tfkit.tools.eject.cleanup import changes_tensors
 from tfkit.tools.eject.code import written_out
 from tfkit.tools.eject.config import Config

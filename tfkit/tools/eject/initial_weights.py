@@ -1,7 +1,7 @@
 """The method that fills the weights of an ejected model as the spec's `init` does.
 
-The methods of the `init` are specialised like a `forward`, for each rule of `tfkit.initialize.rules`. Modules with
-equal code share a branch. A branch is chosen by the class of the module, or by the end of its name.
+The methods of the `init` are specialised like a `forward`, for each rule of `tfkit.building.initialize.rules`. Modules
+with equal code share a branch. A branch is chosen by the class of the module, or by the end of its name.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from tfkit.building.initialize import Rule
 from tfkit.component import InitConfig
-from tfkit.initialize import Rule
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import Replaced, changes_tensors, reads

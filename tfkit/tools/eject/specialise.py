@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tfkit.building.initialize import RESETS
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.initialize import RESETS
 from tfkit.tools.eject.code import Code, Key, refuse
 from tfkit.tools.eject.statements import Function
 from tfkit.tools.eject.torch_modules import has_torch_class

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from tfkit.arguments import checked
-from tfkit.builder import assemble
+from tfkit.building.builder import assemble
+from tfkit.building.initialize import rules
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.initialize import rules
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes

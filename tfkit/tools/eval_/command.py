@@ -40,7 +40,7 @@ def eval_(
     metric: tuple[str, ...],
     json: bool,
 ) -> None:
-    from tfkit.graph.run import load_run
+    from tfkit.run.checked_run import load_run
     from tfkit.tools.cost.of_run import flops_of_step
     from tfkit.tools.eval_.evaluate import evaluate_run, weights_of
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from tfkit.arguments import AnyPath, Sets, checked
-from tfkit.component import MetricConfig
 from tfkit.errors import Diagnostic, SpecError, similar
-from tfkit.graph.run import Run, load_run
 from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.contract import MetricConfig
+from tfkit.run.run_spec import SplitConfig
+from tfkit.run.training.evaluate import evaluate as numbers_of
 from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import WEIGHTS, has_weights, model_folder
-from tfkit.spec.run import SplitConfig
 from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.training.evaluate import evaluate as numbers_of
 
 Names: TypeAlias = Annotated[Iterable[str], "a list of names"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import split_if_decodable

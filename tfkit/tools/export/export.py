@@ -15,11 +15,11 @@ from typing import Any
 from torch import fx
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.builder import build, evaluating, graph_of
+from tfkit.building.builder import build, evaluating, graph_of
+from tfkit.building.model import BuiltModel, whole
 from tfkit.checkpoint.finite import BROKEN, not_finite
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
-from tfkit.model import BuiltModel
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.tools.common.atomic_files import check_file, fresh_file
 from tfkit.tools.common.comparison_inputs import example
@@ -29,7 +29,6 @@ from tfkit.tools.common.workshop import extras_of
 from tfkit.tools.export.check import Check, check
 from tfkit.tools.export.format import Format
 from tfkit.tools.export.formats import formats_of
-from tfkit.wrapped import whole
 
 MARGIN = 2**24
 """The maximum number of bytes of a file in addition to the weights."""

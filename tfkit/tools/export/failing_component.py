@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.messages import fault_of
 from tfkit.tools.common.ownership import owners_of

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
 from tfkit.plugin.discover import own_version
 from tfkit.spec.render import render

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from safetensors.torch import save_file
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.decoding.modules import made_once
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import split_for_decoding

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable

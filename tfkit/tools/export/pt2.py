@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
 from tfkit.graph.inputs import fixed_lengths
 from tfkit.tools.common.comparison_inputs import as_tensors, example

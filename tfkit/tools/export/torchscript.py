@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import graph_of, inputs_of
+from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Cached
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError, quoted

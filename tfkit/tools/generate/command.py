@@ -130,7 +130,7 @@ def _check_usage(asked: Asked) -> None:
 def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.GraphModule:
     import torch
 
-    from tfkit.builder import build
+    from tfkit.building.builder import build
     from tfkit.tools.common.memory import check_memory
     from tfkit.tools.common.weights import build_with_weights
 

@@ -15,10 +15,10 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.discover import BUILT_IN, canonical
 from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Available, available
+from tfkit.run.read_run import shipped_runs
+from tfkit.run.read_sweep import shipped_sweeps
 from tfkit.spec.extending import Read
 from tfkit.spec.load import read_tree
-from tfkit.spec.read_run import shipped_runs
-from tfkit.spec.read_sweep import shipped_sweeps
 from tfkit.spec.source import plain, read
 
 EXPERIMENTS: tuple[Literal["run", "sweep"], ...] = ("run", "sweep")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from tfkit.arguments import checked
-from tfkit.builder import build
+from tfkit.building.builder import build
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear

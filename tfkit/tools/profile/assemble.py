@@ -8,9 +8,9 @@ from statistics import fmean
 
 from torch import fx
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
+from tfkit.building.placement import name_of
 from tfkit.graph.expand import Graph
-from tfkit.placement import name_of
 from tfkit.tools.common.memory import check_free
 from tfkit.tools.common.ownership import Ownership
 from tfkit.tools.cost.count import UncountableError, cost

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.profiler import record_function
 
-from tfkit.builder import graph_of
+from tfkit.building.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
+from tfkit.run.training.loss import Loss
+from tfkit.run.training.optimizer import adamw
+from tfkit.run.training.without_head import find_ends
 from tfkit.tools.common.choices import Mode
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.tools.common.memory import size_of
@@ -24,9 +27,6 @@ from tfkit.tools.cost.watch_step import frames_of
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.result import STEP_ROWS, Memory
 from tfkit.torch_private.profiler import QuickRange
-from tfkit.training.loss import Loss
-from tfkit.training.optimizer import adamw
-from tfkit.training.without_head import find_ends
 
 Range: TypeAlias = Callable[[str], Any]
 """name -> a context manager that the profiler sees."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.run import Run, check_run
 from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import Run, check_run
+from tfkit.run.contract import Data
+from tfkit.run.read_run import RunText, resolve_run
+from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.folder import RUN
-from tfkit.spec.read_run import RunText, resolve_run
-from tfkit.spec.sweep import CompareConfig
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.diff.differences import Difference
 from tfkit.tools.runs.variants import Variant, variants

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfkit.graph.run import Run
-from tfkit.graph.run_meaning import Value
+from tfkit.run.checked_run import Run
+from tfkit.run.run_meaning import Value
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.equal import NONE, word_of
 

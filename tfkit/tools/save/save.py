@@ -14,7 +14,9 @@ from safetensors.torch import save_model
 from torch import fx, nn
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.builder import build, graph_of
+from tfkit.building.builder import build, graph_of
+from tfkit.building.model import BuiltModel, whole
+from tfkit.building.placement import name_of
 from tfkit.checkpoint.finite import BROKEN, not_finite
 from tfkit.checkpoint.fitting import left_out_lines
 from tfkit.checkpoint.links import published
@@ -22,8 +24,6 @@ from tfkit.checkpoint.meaning import safetensors_metadata
 from tfkit.checkpoint.weights import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.model import BuiltModel
-from tfkit.placement import name_of
 from tfkit.plugin.manager import AnyPlugins, Plugins
 from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
@@ -32,7 +32,6 @@ from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import fresh_folder, names_in
 from tfkit.tools.common.tokenizer_files import tokenizer_files
 from tfkit.tools.import_.importing import export_config
-from tfkit.wrapped import whole
 
 UNREAD = "it was written as it is, and does not load; `safetensors.torch.load_file` reads its weights"
 Layout = Literal["tfkit", "huggingface"]

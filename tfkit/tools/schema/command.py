@@ -29,9 +29,11 @@ from tfkit.console.reader import Reader
 def schema(reader: Reader, run: bool, output: Path | None) -> None:
     import json
 
-    from tfkit.spec.schema import json_schema, run_schema
-
-    text = json.dumps((run_schema if run else json_schema)(reader.plugins), indent=2)
+    if run:
+        from tfkit.run.run_schema import run_schema as schema_of
+    else:
+        from tfkit.spec.schema import json_schema as schema_of
+    text = json.dumps(schema_of(reader.plugins), indent=2)
     if output is None:
         click.echo(text)
         return

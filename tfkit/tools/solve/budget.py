@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 import torch
 
 from tfkit.arguments import Limit, Positive, checked
-from tfkit.builder import build
+from tfkit.building.builder import build
+from tfkit.building.placement import AnyDtype, dtype_of
 from tfkit.graph.expand import Graph
 from tfkit.graph.sequence_limits import max_len
-from tfkit.placement import AnyDtype, dtype_of
 from tfkit.tools.common.choices import LENGTH, NEEDS, Budgeted, Mode, Optimizer
 from tfkit.tools.common.units import bytes_text
 from tfkit.tools.params.count import active_of

@@ -98,7 +98,7 @@ def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, jso
     if output is not None:
         _write(reader, spec, solved.sizes[0], output)
     if json:
-        from tfkit.placement import dtype_of, name_of
+        from tfkit.building.placement import dtype_of, name_of
 
         print_json(
             {

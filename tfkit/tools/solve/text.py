@@ -12,7 +12,7 @@ from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.find import SUFFIXES, find_spec, is_folder
 from tfkit.spec.load import read_tree
-from tfkit.spec.merge import assign, word_key
+from tfkit.spec.merge import MODEL_KEYS, assign
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree, schema_line
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
@@ -67,5 +67,5 @@ def _difference(old: Mapping, new: Mapping, path: tuple[str, ...]) -> Mapping:
 
 
 def _kind(node: Mapping, path: tuple[str, ...]) -> object:
-    word = node.items.get(word_key(path))
+    word = node.items.get(MODEL_KEYS.word_key(path))
     return word.value if isinstance(word, Scalar) else None

@@ -10,19 +10,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfkit.component import Data
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import expand
-from tfkit.graph.run import Run, check_run
 from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import Run, check_run
+from tfkit.run.contract import Data
+from tfkit.run.read_run import RunFile, RunText, model_of, of_model, resolve_run
+from tfkit.run.read_sweep import Setting, SweepFile
+from tfkit.run.run_spec import MODEL
+from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.merge import Change, change_of
 from tfkit.spec.messages import expression_span, unknown_name
-from tfkit.spec.read_run import RunFile, RunText, model_of, of_model, resolve_run
-from tfkit.spec.read_sweep import Setting, SweepFile
-from tfkit.spec.run import MODEL
 from tfkit.spec.source import plain
-from tfkit.spec.sweep import CompareConfig
 from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Invalid, SpecError
-from tfkit.graph.run import CONTENT, SUFFIX, Run
-from tfkit.graph.run_meaning import Value
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.read_sweep import SweepFile
+from tfkit.run.checked_run import CONTENT, SUFFIX, Run
+from tfkit.run.read_sweep import SweepFile
+from tfkit.run.run_meaning import Value
 from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.cost.device_file import find_device

@@ -9,7 +9,8 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from tfkit.graph.expand import Graph
-from tfkit.graph.run import Run
+from tfkit.run.checked_run import Run
+from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.common import charts
 from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
 from tfkit.tools.common.page import Child, remark, section, table, tag, terms, text_of
@@ -22,7 +23,6 @@ from tfkit.tools.sweep import tables
 from tfkit.tools.sweep.equal import word_of
 from tfkit.tools.sweep.result import Curve, Result, Results, Scaling, pairs
 from tfkit.tools.train.record import read_facts
-from tfkit.training.loop import DIVERGED
 
 STYLE = """
 .seed { fill: var(--c); fill-opacity: 0.5; } .margin { fill: var(--track); }

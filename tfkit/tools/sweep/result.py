@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.statistics import Interval, Paired
 from tfkit.tools.train.history import lines
 from tfkit.tools.train.record import Facts, read_facts
-from tfkit.training.loop import DIVERGED
 
 
 @dataclass(frozen=True)

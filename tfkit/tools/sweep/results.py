@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tfkit.errors import listing
-from tfkit.spec.sweep import PREVIOUS, CompareConfig
+from tfkit.run.sweep_spec import PREVIOUS, CompareConfig
+from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Choice, SweepRun
 from tfkit.tools.sweep.equal import unequal, unlike
 from tfkit.tools.sweep.remarks import ended_early, left_out, mixed_code, remarks
@@ -16,7 +17,6 @@ from tfkit.tools.sweep.scaling import scalings
 from tfkit.tools.sweep.statistics import Paired, compare_pairs, interval_of
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
-from tfkit.training.loop import DIVERGED
 
 
 @dataclass(frozen=True)

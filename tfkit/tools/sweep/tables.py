@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import click
 
 from tfkit.console.output import show, table
+from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.common.units import bytes_text, flops_text, short
 from tfkit.tools.sweep.result import Result, Results, Scaling, TrialResult
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS, Interval
-from tfkit.training.loop import DIVERGED
 
 NONE = "-"
 _LATEX = str.maketrans(

@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any, Self
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.spec.read_sweep import Setting
+from tfkit.run.read_sweep import Setting
+from tfkit.run.sweep_spec import Range, SearchConfig
 from tfkit.spec.source import plain
-from tfkit.spec.sweep import Range, SearchConfig
 from tfkit.tools.sweep.arms import Arm, Arms, Choice, Trial, choices, collected
 from tfkit.tools.sweep.result import TrialResult, Tuned, curve_of
 from tfkit.tools.sweep.work import is_complete

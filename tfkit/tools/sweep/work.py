@@ -21,9 +21,9 @@ from typing import IO
 
 import torch
 
-from tfkit.graph.run import Run
+from tfkit.run.checked_run import Run
+from tfkit.run.run_spec import render_run
 from tfkit.spec.folder import RUN
-from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep.arms import SweepRun

@@ -28,9 +28,9 @@ from tfkit.console.reader import Reader
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @json_option
 def tensors(reader: Reader, path: Path, json: bool) -> None:
+    from tfkit.building.placement import name_of
     from tfkit.checkpoint.files import Checkpoint
     from tfkit.checkpoint.names import collapsed
-    from tfkit.placement import name_of
 
     with Checkpoint.open(path) as checkpoint:
         names = checkpoint.names

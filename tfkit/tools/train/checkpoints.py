@@ -18,16 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, fx
 
+from tfkit.building.placement import name_of
 from tfkit.checkpoint.files import Checkpoint as TensorFiles
 from tfkit.checkpoint.files import TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.run import Run
-from tfkit.placement import name_of
+from tfkit.run.checked_run import Run
+from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Restored
 from tfkit.spec.folder import LATEST, WEIGHTS, checkpoints_in
 from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.save.save import write_model
-from tfkit.training.checkpoint import SEPARATOR, Checkpoint, Restored
 
 STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
 FORMAT = 1

@@ -18,14 +18,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tfkit.component import Batch, Component, TrackerConfig
+from tfkit.component import Component
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.graph.run import Run
-from tfkit.plugin.reach import reached
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import Batch, TrackerConfig
+from tfkit.run.reach import reached
+from tfkit.run.training.loop import Trainer
 from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.parts import parts
 from tfkit.tools.train.record import Facts
-from tfkit.training.loop import Trainer
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]
 """The digest of each module that a kind depends on, by the slot and the name of the kind: `ffn swiglu`."""

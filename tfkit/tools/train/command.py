@@ -16,11 +16,11 @@ from tfkit.console.reader import Reader, warn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tfkit.graph.run import Run
     from tfkit.plugin.manager import Plugins
+    from tfkit.run.checked_run import Run
+    from tfkit.run.training.processes import Processes
     from tfkit.tools.train.plan import Plan
     from tfkit.tools.train.train import Trained
-    from tfkit.training.processes import Processes
 
 
 @command(
@@ -61,10 +61,10 @@ def train(
         _plan(_loaded(reader, run), reader.plugins, json=json)
         return
 
-    from tfkit.training.processes import launched
+    from tfkit.run.training.processes import launched
 
     if launched() > 1:
-        from tfkit.training.parallel import together
+        from tfkit.run.training.parallel import together
 
         with together() as processes:
             _train(reader, run, output, stop_after, processes, allow_change=allow_change, json=json)
@@ -73,7 +73,7 @@ def train(
 
 
 def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
-    from tfkit.graph.run import load_run
+    from tfkit.run.checked_run import load_run
     from tfkit.tools.common.plugin_checks import warnings_of
     from tfkit.tools.cost.of_run import flops_of_step
 
@@ -106,9 +106,9 @@ def _train(
     """Train in this process, with any other processes of the launch."""
     run = _loaded(reader, name, quiet=launched is not None and launched.rank > 0)
 
+    from tfkit.run.training.processes import Processes
     from tfkit.tools.train.code import code_of, digest_of
     from tfkit.tools.train.train import folder_of, follow_run, train_run
-    from tfkit.training.processes import Processes
 
     folder, processes = output or folder_of(name, run), launched or Processes()
     processes.check_equal(run.digest, "reads a run of another meaning: its file, its data or its versions")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy
 import torch
 
-from tfkit.graph.run import Run
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import Run
 
 
 def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:

@@ -8,9 +8,9 @@ from functools import reduce
 import numpy as np
 import torch
 
-from tfkit.component import IGNORED, Batch, MetricConfig
-from tfkit.graph.run import Run
 from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import IGNORED, Batch, MetricConfig
 
 METRICS = ("constant_accuracy", "constant_exact_match")
 MOST, AT_ONCE = 10_000, 500

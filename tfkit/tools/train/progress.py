@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.component import Callback, Training
 from tfkit.console.output import WIDTH
+from tfkit.run.contract import Callback, Training
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -22,16 +22,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 from torch import fx
 
-from tfkit.component import Tracker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
-from tfkit.graph.run import CONTENT, Run
+from tfkit.run.checked_run import CONTENT, Run
+from tfkit.run.contract import Tracker
+from tfkit.run.run_spec import render_run
+from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, checkpoints_in, latest_checkpoint
 from tfkit.spec.header import open_regular, shown
-from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file, writing, written_folder
 from tfkit.tools.common.workshop import held, sweep
 from tfkit.tools.train.checkpoints import read_checkpoint, read_json, unusable, write_checkpoint
-from tfkit.training.checkpoint import Checkpoint, Restored
 
 FACTS, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"
 CHUNK = 2**20
@@ -80,7 +80,7 @@ class Facts:
 
 
 class RunFolder:
-    """A run on the disk; see `tfkit.training.checkpoint.Record`. Raises SpecError if the folder holds another run."""
+    """A run on the disk, a `Record` of the training loop. Raises SpecError if the folder holds another run."""
 
     def __init__(self, folder: Path, run: Run, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.folder = folder

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from tfkit.graph.run import Run
-from tfkit.spec.render import render_run
+from tfkit.run.checked_run import Run
+from tfkit.run.run_spec import render_run
 from tfkit.tools.common import charts
 from tfkit.tools.common.charts import Line, colour, curves
 from tfkit.tools.common.page import Child, page, remark, section, tag, terms

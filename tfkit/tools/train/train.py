@@ -15,11 +15,14 @@ import click
 from tfkit.arguments import AnyPath, Positive, Sets, checked
 from tfkit.console.signals import asked_to_end
 from tfkit.errors import Diagnostic, SpecError, SpecWarning, quoted
-from tfkit.graph.run import Run, load_run
 from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.read_run import AnyRun
+from tfkit.run.training import memory
+from tfkit.run.training.loop import DIVERGED, DivergedError, Trainer
+from tfkit.run.training.processes import Processes
 from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import RUN
-from tfkit.spec.read_run import AnyRun
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.code import changes, check_code, code_of, session_code
@@ -28,9 +31,6 @@ from tfkit.tools.train.history import History, history
 from tfkit.tools.train.progress import Watch
 from tfkit.tools.train.record import Follower, RunFolder, locked, named_by_meaning
 from tfkit.tools.train.report import report
-from tfkit.training import memory
-from tfkit.training.loop import DIVERGED, DivergedError, Trainer
-from tfkit.training.processes import Processes
 
 REPORT = "report.html"
 CHANGED = "--allow-change, or `allow_change=True`, continues with the current code; -o names a new folder"

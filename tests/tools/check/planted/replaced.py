@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-import tfkit.initialize
+import tfkit.building.initialize
 from tfkit.components import (
     rope_scaling,
 )
@@ -34,7 +34,7 @@ BUGS += [
         "huggingface/transformers#47458",
         "gpt2",
         "init",
-        ((tfkit.initialize, "Linear", type("Unknown", (nn.Linear,), {})),),
+        ((tfkit.building.initialize, "Linear", type("Unknown", (nn.Linear,), {})),),
     ),
     Bug(
         "the window is too wide in the mask and in the cache",

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tfkit.builder import assemble, build, inputs_of
+from tfkit.building.builder import assemble, build, inputs_of
+from tfkit.building.initialize import initialize
+from tfkit.building.placement import threads
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.initialize import initialize
-from tfkit.placement import threads
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.measure import Measured, in_words, property_of
 from tfkit.tools.check.places import compared

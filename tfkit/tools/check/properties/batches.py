@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import evaluating, graph_of, inputs_of
+from tfkit.building.builder import evaluating, graph_of, inputs_of
 from tfkit.component import Component
 from tfkit.nn import StackedLinear
 from tfkit.spec.messages import kind_of

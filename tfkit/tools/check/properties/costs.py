@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfkit.builder import build
+from tfkit.building.builder import build
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.nn import StackedLinear

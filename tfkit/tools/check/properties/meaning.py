@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tfkit.builder import inputs_of
+from tfkit.building.builder import inputs_of
 from tfkit.component import RopeScalingConfig
 from tfkit.reference import Result, UnknownKind, run
 from tfkit.tools.check.inputs import Inputs, call, cast

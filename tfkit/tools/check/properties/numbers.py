@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import build, inputs_of
+from tfkit.building.builder import build, inputs_of
+from tfkit.building.placement import name_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.nn import Context
-from tfkit.placement import name_of
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import call, cast, example_inputs, hooked

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import evaluating, inputs_of
+from tfkit.building.builder import evaluating, inputs_of
 from tfkit.errors import SpecError
 from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, in_words, property_of

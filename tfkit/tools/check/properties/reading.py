@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.builder import evaluating
+from tfkit.building.builder import evaluating
 from tfkit.component import MaskConfig, Signal
 from tfkit.nn import Context
 from tfkit.nn.checked import of_length

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.builder import build
-from tfkit.first_loss import first_losses
+from tfkit.building.builder import build
+from tfkit.building.first_loss import first_losses
 from tfkit.graph.tables import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.check.inputs import call

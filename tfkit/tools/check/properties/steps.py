@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import evaluating, inputs_of
+from tfkit.building.builder import evaluating, inputs_of
+from tfkit.building.placement import name_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.nn import StackedLinear
-from tfkit.placement import name_of
 from tfkit.tools.check.inputs import Inputs, cast
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, place_of, property_of
 from tfkit.tools.check.rows import Rows, Schedule, cut, pick, schedules

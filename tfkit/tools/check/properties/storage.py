@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from tfkit.builder import build
+from tfkit.building.builder import build
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.tables import heads_of_tables

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tfkit.building.placement import forked_generator
 from tfkit.component import MaskConfig
 from tfkit.graph.tables import heads_of_tables
-from tfkit.placement import forked_generator
 from tfkit.tools.check.changes import without_dropout
 from tfkit.tools.check.choices import Choices
 from tfkit.tools.check.inputs import Inputs, call, cast, hooked

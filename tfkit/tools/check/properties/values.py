@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.builder import allocate, assemble
+from tfkit.building.builder import allocate, assemble
+from tfkit.building.initialize import initialize
+from tfkit.building.placement import forked_generator
 from tfkit.component import AttentionConfig, Component, Config, PositionConfig
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.initialize import initialize
-from tfkit.placement import forked_generator
 from tfkit.spec.messages import kind_of
 from tfkit.spec.parts import parts
 from tfkit.tools.check.changes import Place, put

@@ -1,0 +1,125 @@
+"""The calculator: the published generator's rules, and the scores of constants that were measured for it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfkit.run.contract import IGNORED
+from tfkit.run.kinds.calculator import CalculatorConfig, Problems
+
+from .small import refused, small_run
+
+PROBLEM = re.compile(r"\$\((0*)(\d+(?:\.\d{1,2})?)([-+*/])(0*)(\d+(?:\.\d{1,2})?)\)=(.{10})\$")
+
+ANSWER = re.compile(r"0*(nan|-?(0|[1-9]\d*)(\.\d\d?)?)")
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[str]:
+    drawn = Problems(1, 20_000)
+    return [drawn.text(number) for number in range(20_000)]
+
+
+def test_every_problem_is_right(problems: list[str]) -> None:
+    for text in problems[:4000]:
+        found = PROBLEM.fullmatch(text)
+        assert found is not None
+        assert len(text) == 36
+        assert len(found[1] + found[2]) == len(found[4] + found[5]) == 10
+        assert ANSWER.fullmatch(found[6][::-1])
+        answer = found[6][::-1].lstrip("0")
+        if Fraction(found[5]) == 0 and found[3] == "/":
+            assert answer == "nan"
+            continue
+        exact = {
+            "+": lambda a, b: a + b,
+            "-": lambda a, b: a - b,
+            "*": lambda a, b: a * b,
+            "/": lambda a, b: a / b,
+        }[found[3]](Fraction(found[2]), Fraction(found[5]))
+        assert abs(Fraction(answer or "0") - exact) <= Fraction(501, 100_000)
+        whole = "." not in found[2] + found[5] and found[3] != "/"
+        assert ("." in answer) != whole
+
+
+def test_the_numbers_are_distributed_as_published(problems: list[str]) -> None:
+    found = [PROBLEM.fullmatch(text) for text in problems]
+    operators = Counter(one[3] for one in found if one)
+    assert all(abs(count / len(problems) - 0.25) < 0.015 for count in operators.values())
+    numbers = [number for one in found if one for number in (one[2], one[5])]
+    decimal = [float(number) for number in numbers if "." in number]
+    whole = [int(number) for number in numbers if "." not in number]
+    assert abs(len(decimal) / len(numbers) - 0.4) < 0.01
+    assert (min(whole), max(whole)) == (1, 1000)
+    assert abs(np.mean(whole) - 500.5) < 8
+    assert abs(np.mean(decimal) - 250.25) < 6  # of a product of two uniform numbers
+    both = Counter((("." in one[2]) + ("." in one[5])) for one in found if one)
+    assert [round(both[count] / len(problems), 2) for count in range(3)] == [0.36, 0.48, 0.16]
+
+
+def test_scores_of_constants_are_those_that_were_measured() -> None:
+    """The most frequent character of each place is right in 0.616, the most frequent answer in 0.0028."""
+    rows = Problems(1, 100_000).rows(np.arange(100_000))[:, -11:]
+    of_places = [np.bincount(column).max() / len(rows) for column in rows.T]
+    assert np.mean(of_places) == pytest.approx(0.616, abs=0.002)
+    assert np.unique(rows, axis=0, return_counts=True)[1].max() / len(rows) == pytest.approx(0.0028, abs=0.0004)
+
+
+def test_windows_begin_anywhere_in_one_text(tmp_path: Path) -> None:
+    data = small_run(tmp_path, "{kind: calculator, problems: 300, test: 5}", length=50).data
+    assert data.vocab_size == 21
+    assert data.splits == ["train", "val", "test"]
+    assert data.tokenizer is not None
+    text = "".join(Problems(0, 300).text(number) for number in range(300))
+    train, val = text[:9720], text[9720:]  # 90% of the characters
+    windows = data.examples("train", "sampled")
+    assert len(windows) == 9720 - 50
+    places = np.array([0, 7, 35, 9669])
+    batch = windows.batch(places)
+    for row, place in enumerate(places):
+        assert data.tokenizer.decode(batch.inputs["tokens"][row]) == train[place : place + 50]
+        assert data.tokenizer.decode(batch.targets[row]) == train[place + 1 : place + 51]
+    first = data.examples("val", "sequential").batch(np.array([0]))
+    assert data.tokenizer.decode(first.inputs["tokens"][0]) == val[:50]
+
+
+def test_rows_are_one_problem_each_and_may_count_the_answer_alone(tmp_path: Path) -> None:
+    data = small_run(tmp_path, "{kind: calculator, problems: 30, test: 5, layout: rows, loss_on: answer}").data
+    assert data.length == 35
+    assert data.tokenizer is not None
+    drawn = Problems(0, 30)
+    for split, first in (("train", drawn.text(0)), ("val", drawn.text(27)), ("test", Problems(1, 5).text(0))):
+        batch = data.examples(split, "sequential").batch(np.array([0]))
+        assert data.tokenizer.decode(batch.inputs["tokens"][0]) == first[:-1]
+        assert (batch.targets[0, :-11] == IGNORED).all()
+        assert data.tokenizer.decode(batch.targets[0, -11:]) == first[-11:]
+    whole = CalculatorConfig(problems=30, layout="rows").build(None).examples("train", "sequential")
+    assert (whole.batch(np.array([0])).targets != IGNORED).all()
+
+
+def test_answers_in_their_usual_order(tmp_path: Path) -> None:
+    plain = small_run(tmp_path, "{kind: calculator, problems: 30, test: 5, layout: rows, reverse: false}").data
+    assert plain.tokenizer is not None
+    for split, drawn in (("train", Problems(0, 30)), ("test", Problems(1, 5))):
+        row = plain.examples(split, "sequential").batch(np.array([0]))
+        text = drawn.text(0)
+        assert plain.tokenizer.decode(row.inputs["tokens"][0]) == (text[:25] + text[34:24:-1])
+        assert plain.tokenizer.decode(row.targets[0, -11:]) == text[34:24:-1] + "$"
+
+
+def test_errors(tmp_path: Path, golden) -> None:  # type: ignore[no-untyped-def]
+    data = [
+        "{kind: calculator, split: {train: 0.5, test: 0.5}, layout: rows}",
+        "{kind: calculator, loss_on: answer}",
+        "{kind: calculator, problems: 1, layout: rows}",
+        "{kind: calculator, problems: 1, layout: stream}",
+    ]
+    lengths = (None, 50, None, 50)
+    texts = [refused(tmp_path, one, length=length) for one, length in zip(data, lengths, strict=True)]
+    golden("runs/calculator_errors", "\n\n".join(texts))

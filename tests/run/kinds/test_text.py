@@ -1,0 +1,115 @@
+"""A trained tokenizer in a run, and a profile in its record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from tests.run.training.runs import TEXT, trained
+from tfkit.cli import main
+from tfkit.errors import SpecError
+from tfkit.tools.tokenizer.train import train
+
+from .small import refused, small_run
+
+DATA = "{kind: text, files: sheep.txt, tokenizer: {kind: file, path: bpe.json}}"
+
+
+def write(folder: Path, size: int = 300) -> tokenizers.Tokenizer:
+    (folder / "sheep.txt").write_text(TEXT, encoding="utf-8")
+    made = train([TEXT], vocab_size=size, special=["<|end|>"])
+    made.save(str(folder / "bpe.json"))
+    return made
+
+
+def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
+    made = write(tmp_path)
+    data = small_run(tmp_path, DATA, "data.split={train: 1.0}", length=12).data
+    assert data.vocab_size == 300
+    windows = data.examples("train", "sequential")
+    batch = windows.batch(np.arange(len(windows)))
+    ids = made.encode(TEXT).ids
+    assert batch.inputs["tokens"].ravel()[: len(ids) - 1].tolist() == ids[:-1]
+    assert data.tokenizer is not None
+    assert data.tokenizer.decode(ids) == TEXT
+    counts = data.tokenizer.byte_counts()
+    assert sum(counts[one] for one in ids) == len(TEXT.encode())
+    assert counts[made.token_to_id("<|end|>")] == 0
+
+
+def test_another_tokenizer_is_another_run(tmp_path: Path) -> None:
+    write(tmp_path, 300)
+    one = small_run(tmp_path, DATA, "data.split={train: 1.0}", length=12)
+    write(tmp_path, 290)
+    other = small_run(tmp_path, DATA, "data.split={train: 1.0}", length=12)
+    assert one.data.fingerprint != other.data.fingerprint
+
+
+def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    write(tmp_path)
+    (tmp_path / "chars.json").write_text('{"characters": "abc"}')
+    paths = ("absent.json", "chars.json", "sheep.txt")
+    golden(
+        "runs/tokenizer_errors",
+        "\n\n".join(refused(tmp_path, DATA.replace("bpe.json", path), length=12) for path in paths),
+    )
+
+
+def test_bytes_of_tokens_that_are_not_bytes(tmp_path: Path) -> None:
+    (tmp_path / "sheep.txt").write_text(TEXT, encoding="utf-8")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "sheep": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "bpe.json"))
+    run = small_run(tmp_path, DATA, "eval={every: 1, splits: {val: all}, metrics: [bits_per_byte]}", length=12)
+    with pytest.raises(SpecError, match="cannot count the bytes of the tokenizer: its tokens are not bytes"):
+        trained(run)
+
+
+def test_a_profile_is_a_text_of_the_record(tmp_path: Path) -> None:
+    profile = "callbacks=[{kind: profile, after: 1, steps: 2, rows: 5}]"
+    memory, weights = trained(small_run(tmp_path, "{kind: addition}", "steps=5", profile))
+    _, plain = trained(small_run(tmp_path, "{kind: addition}", "steps=5"))
+    (found,) = [(line["step"], line["profile"]) for line in memory.lines if "profile" in line]
+    assert found[0] == 3
+    assert "Self CPU" in found[1]
+    assert "aten::" in found[1]
+    assert all((weights[name] == plain[name]).all() for name in plain)
+    early, _ = trained(small_run(tmp_path, "{kind: addition}", "steps=2", profile))
+    assert [line["step"] for line in early.lines if "profile" in line] == [2]
+
+
+# ---- the command ----
+
+
+def test_the_command_trains_one(run: Callable[..., str], specs: Path, golden: Callable[[str, str], None]) -> None:
+    (specs / "sheep.txt").write_text(TEXT, encoding="utf-8")
+    (specs / "latin.txt").write_bytes(b"caf\xe9")
+    (specs / "empty.txt").write_text("")
+    golden("cli/tokenizer", run("tokenizer", "sheep.txt", "--vocab-size", "300", "-o", "a.json"))
+    found = json.loads(run("tokenizer", "sheep.txt", "--vocab-size", "300", "-o", "b.json", "--json"))
+    made = tokenizers.Tokenizer.from_file("a.json")
+    text = "Grüße, 3 sheep \U0001f411\n\x00"
+    assert made.decode(made.encode(text).ids) == text
+    assert made.get_vocab_size() == found["vocab_size"] == 300
+    assert len(made.encode(TEXT).ids) == found["tokens"]
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    size = ("--vocab-size", "300", "-o")
+    errors = [
+        run("tokenizer", "absent.txt", *size, "c.json", status=1, stderr=True),
+        run("tokenizer", "latin.txt", *size, "c.json", status=1, stderr=True),
+        run("tokenizer", "empty.txt", *size, "c.json", status=1, stderr=True),
+        run("tokenizer", "sheep.txt", "--vocab-size", "9999", "-o", "d.json", stderr=True),
+    ]
+    assert not Path("c.json").exists()
+    for arguments in (
+        (*size, "c.txt"),
+        ("--vocab-size", "256", "-o", "c.json", "--special", "<s>"),
+        (*size, "c.json", "--special", "<s>", "--special", "<s>"),
+    ):
+        assert main(["tokenizer", "sheep.txt", *arguments]) == 2
+    golden("cli/tokenizer_errors", "\n".join(errors))

@@ -1,0 +1,214 @@
+"""The file of a run: what it may say, what it means, and the errors of what it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+import tfkit
+from tests.run.training.runs import PLUGINS, RUN, TEXT, small_run, write_run
+from tfkit.errors import SpecError
+from tfkit.plugin.known_specs import own_specs
+from tfkit.run.checked_run import load_run
+from tfkit.run.read_run import shipped_runs
+from tfkit.run.run_schema import run_schema
+from tfkit.run.run_spec import render_run
+
+from ..sampling import some
+
+CHILD = "extends: small.yaml\nname: child\n"
+WRONG = {
+    "no_end": RUN.replace("steps: 8\n", ""),
+    "two_ends": RUN + "passes: 2\n",
+    "no_model": RUN.replace(RUN[RUN.index("model:") : RUN.index("data:")], ""),
+    "no_length": RUN.replace(", length: 12", ""),
+    "a_length_without_effect": RUN.replace("{kind: text, files: sheep.txt}", "addition"),
+    "misspelt_key": RUN.replace("optimizer:", "optimiser:"),
+    "misspelt_kind": RUN.replace("kind: adamw", "kind: adamv"),
+    "misspelt_file": RUN.replace("sheep.txt", "sheeps.txt"),
+    "key_of_another_kind": RUN.replace("lr: 1e-2", "lr: 1e-2, momentum: 0.9"),
+    "betas_of_one_number": RUN.replace("lr: 1e-2", "lr: 1e-2, betas: [0.9]"),
+    "vocabulary": RUN.replace("data.vocab_size", "21"),
+    "positions": RUN.replace("length: 12", "length: 13"),
+    "unknown_split": RUN + "eval: {every: 2, splits: {test: all}}\n",
+    "splits_of_too_much": RUN.replace("sheep.txt}", "sheep.txt, split: {train: 0.9, val: 0.2}}"),
+    "split_too_short": RUN.replace("sheep.txt}", "sheep.txt, split: {train: 0.9999, val: 0.0001}}"),
+    "warmup_too_long": RUN + "schedule: {kind: cosine, warmup: 9}\n",
+    "warmup_and_decay": RUN + "schedule: {kind: wsd, warmup: 7, decay: 0.5}\n",
+    "micro_batch": RUN + "machine: {micro_batch: 7}\n",
+    "a_group_that_changes_nothing": RUN.replace("lr: 1e-2", "lr: 1e-2, groups: [{match: '*norm*'}]"),
+    "model_without_effect": RUN.replace("d_model: 16", "d_model: 16\n  n_kv_heads: 2"),
+    "model_misspelt": CHILD + "model: {decoder: {n_layers: 3}}\n",
+    "unknown_base": "extends: smal.yaml\nname: child\n",
+    "model_of_no_name": CHILD + "model: gpt3\n",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Callable[..., None]) -> None:
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.yaml").write_text(WRONG[name], encoding="utf-8")
+    with pytest.raises(SpecError) as wrong:
+        load_run("wrong.yaml", PLUGINS)
+    golden(f"runs/errors/{name}", str(wrong.value))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[]", "`betas` must have 2 items; got 0"),
+        ("[0.9, 0.95, 0.99]", "`betas` must have at most 2 items; got 3"),
+        ("[[0.9], 0.95]", "an item of `betas` takes a number of at least 0 and below 1, not a list"),
+        ("[null, 0.95]", "an item of `betas` takes a number of at least 0 and below 1, not null"),
+        ("[1.5]", "`betas` must have 2 items; got 1"),
+        ("null", "`betas` takes a list, not null"),
+        ("{a: 0.9}", "`betas` takes a list, not a mapping"),
+    ],
+)
+def test_errors_of_a_pair(value: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        load_run(write_run(tmp_path, RUN.replace("lr: 1e-2", f"lr: 1e-2, betas: {value}")), PLUGINS)
+    assert message in [diagnostic.message for diagnostic in error.value.diagnostics]
+    assert all(diagnostic.span and diagnostic.span.line == 14 for diagnostic in error.value.diagnostics)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("step=3", "the run has no key `step`"),
+        ("model.decodr.n_layers=3", "the model has no node or key `decodr`"),
+        ("model.decoder.ffn.kind=swigl", "unknown ffn kind `swigl`"),
+        ("optimizer.lr=-1", "`lr` takes a number above 0"),
+        ("schedule.warmup=steps * 2", "`warmup` takes 16 steps, but the run has 8"),
+    ],
+)
+def test_errors_of_changes(change: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as wrong:
+        small_run(tmp_path, change)
+    assert says in str(wrong.value)
+    assert "--set:1:" in str(wrong.value)
+
+
+def test_a_run_that_extends_another_changes_its_model(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    path = tmp_path / "child.yaml"
+    path.write_text(
+        CHILD + "model: {graph: {decoder: {ffn: {kind: swiglu, d_ff: 24}, n_layers: 3}}}\nsteps: 5\n", encoding="utf-8"
+    )
+    run = load_run(path, PLUGINS)
+    decoder = run.graph.node("decoder").config.model_dump(serialize_as_any=True)
+    assert (decoder["n_layers"], decoder["ffn"]["kind"], decoder["attention"]["n_heads"]) == (3, "swiglu", 2)
+    assert (run.steps, run.config.name, run.config.seed) == (5, "child", 3)
+    path.write_text(CHILD + "model: {extends: nanogpt, vocab_size: data.vocab_size}\n", encoding="utf-8")
+    assert load_run(path, PLUGINS).graph.spec.model.name == "nanogpt"
+    path.write_text(CHILD, encoding="utf-8")
+    changed = load_run(path, PLUGINS, sets=["model=nanogpt", "model.vocab_size=data.vocab_size"])
+    assert changed.graph.spec.model.name == "nanogpt"
+
+
+@pytest.mark.parametrize("word", ["all", "5"])
+def test_the_batches_of_a_split_are_a_word_or_a_number(word: str, tmp_path: Path) -> None:
+    """And a change reaches what the word stands for."""
+    write_run(tmp_path, RUN + f"eval: {{every: 2, splits: {{val: {word}}}}}\n")
+    (tmp_path / "child.yaml").write_text(CHILD + "eval: {splits: {val: {batches: 3}}}\n", encoding="utf-8")
+    small, child = (load_run(tmp_path / name, PLUGINS) for name in ("small.yaml", "child.yaml"))
+    whole = load_run(tmp_path / "small.yaml", PLUGINS, sets=[f"eval.splits.val={{batches: {word}}}"])
+    changed = load_run(tmp_path / "small.yaml", PLUGINS, sets=["eval.splits.val=all", "eval.splits.val.batches=3"])
+    assert small.digest == whole.digest != changed.digest == child.digest
+
+
+def test_a_change_reaches_the_path_of_weights(tmp_path: Path) -> None:
+    write_run(tmp_path, RUN + "weights: base\n")
+    path = tmp_path / "child.yaml"
+    for text, missing in [("{missing: ['head.*']}", ("head.*",)), ("{path: base, missing: [a]}", ("a",)), ("base", ())]:
+        path.write_text(CHILD + f"weights: {text}\n", encoding="utf-8")
+        weights = load_run(path, PLUGINS).config.weights
+        assert weights is not None
+        assert (Path(weights.path).name, weights.missing) == ("base", missing)
+    path.write_text(CHILD + "weights: {missing: ['head.*']}\n", encoding="utf-8")
+    weights = load_run(path, PLUGINS, sets=["weights.path=other"]).config.weights
+    assert weights is not None
+    assert (Path(weights.path).name, weights.missing) == ("other", ("head.*",))
+
+
+@pytest.mark.parametrize("end", ["tokens=144", "passes=0.02", "steps=2"])
+def test_another_end_replaces_the_former_one(end: str, tmp_path: Path) -> None:
+    name, _, value = end.partition("=")
+    (tmp_path / "child.yaml").write_text(f"extends: small.yaml\n{name}: {value}\n", encoding="utf-8")
+    changed = load_run(write_run(tmp_path), PLUGINS, sets=[end])
+    child = load_run(tmp_path / "child.yaml", PLUGINS)
+    assert changed.steps == child.steps < 8
+    given = [one for one in ("steps", "tokens", "passes", "flops") if getattr(child.config, one) is not None]
+    assert given == [name]
+
+
+def test_steps_follow_from_tokens_and_passes(tmp_path: Path) -> None:
+    path = write_run(tmp_path, RUN.replace("steps: 8", "tokens: 73"))
+    assert load_run(path, PLUGINS).steps == 2
+    path = write_run(tmp_path, RUN.replace("steps: 8", "passes: 1"))
+    windows = -(-(int(0.9 * len(TEXT)) - 1) // 12)
+    assert load_run(path, PLUGINS).steps == -(-windows // 6)
+
+
+def test_what_changes_the_meaning_of_a_run(tmp_path: Path) -> None:
+    whole = small_run(tmp_path).digest
+    spaced = RUN.replace(": ", ":   ").replace("\n", "  # a comment\n")
+    assert load_run(write_run(tmp_path, spaced), PLUGINS).digest == whole
+    for same in ("name=other", "machine={threads: 2, micro_batch: 1}", "track=tensorboard", "description=text"):
+        assert small_run(tmp_path, same).digest == whole, same
+    for other in ("seed=4", "steps=9", "optimizer.lr=2e-2", "model.dropout=0.1", "clip=1", "batch.length=11"):
+        assert small_run(tmp_path, other).digest != whole, other
+    path = write_run(tmp_path)
+    (tmp_path / "sheep.txt").write_text(TEXT.replace("went", "wetn", 1), encoding="utf-8")
+    assert load_run(path, PLUGINS).digest != whole
+
+
+def test_the_text_of_a_run_gives_the_same_run(tmp_path: Path) -> None:
+    run = small_run(
+        tmp_path, "callbacks={kind: stop_at, below: 1}", "schedule=wsd", "eval={every: 2, splits: {val: all}}"
+    )
+    path = tmp_path / "again.yaml"
+    path.write_text(render_run(run.config, run.graph.spec.model), encoding="utf-8")
+    again = load_run(path, PLUGINS)
+    assert again.digest == run.digest
+    assert again.config == run.config
+
+
+NOT_IN_A_SCHEMA = ("vocabulary", "positions", "warmup", "split", "micro", "misspelt_file", "unknown", "two", "no_end")
+
+
+@pytest.fixture(scope="module")
+def schema() -> Draft202012Validator:
+    return Draft202012Validator(run_schema(PLUGINS))
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if not name.startswith(NOT_IN_A_SCHEMA)])
+def test_an_editor_finds_errors_of_one_field(name: str, schema: Draft202012Validator) -> None:
+    relations = ("no_length", "a_length_without_effect", "a_group_that_changes_nothing", "model_of_no_name")
+    assert schema.is_valid(yaml.safe_load(WRONG[name])) == (name in relations)
+
+
+@pytest.mark.parametrize("more", ["", "callbacks: spikes\ntrack: [tensorboard]\n"])
+def test_an_editor_accepts_what_tfkit_accepts(more: str, schema: Draft202012Validator) -> None:
+    schema.validate(yaml.safe_load(RUN + more))
+
+
+@pytest.mark.parametrize("path", some(sorted((own_specs() / "runs").glob("*.yaml")), 4), ids=lambda path: path.stem)
+def test_an_editor_accepts_what_comes_with_tfkit(path: Path, schema: Draft202012Validator) -> None:
+    schema.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    run = load_run(path, PLUGINS)
+    schema.validate(yaml.safe_load(render_run(run.config, run.graph.spec.model)))
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_runs() if name.startswith("minigpt")])
+def test_a_published_experiment_has_its_parameters_and_characters(name: str) -> None:
+    run = load_run(f"runs/{name}", PLUGINS)
+    assert sum(parameter.numel() for parameter in tfkit.build(run.graph, device="meta").parameters()) == 913_601
+    assert run.data.vocab_size == 65
+    assert len(run.data.examples("train", "sampled")) == 1_003_854 - 128
+    assert len(run.data.examples("val", "sampled")) == 111_540 - 128

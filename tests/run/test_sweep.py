@@ -1,0 +1,247 @@
+"""The file of a sweep: what it may say, the runs of its variants, and the errors of what it may not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.run.training.runs import PLUGINS, RUN, write_run
+from tfkit.errors import SpecError
+from tfkit.run.checked_run import load_run
+from tfkit.run.read_sweep import shipped_sweeps
+from tfkit.tools.params.count import count_params
+from tfkit.tools.sweep.arms import Arms, choices
+from tfkit.tools.sweep.sweep import Sweep
+from tfkit.tools.sweep.tuning import Tuning
+
+from ..sampling import chosen
+
+EVALUATED = RUN + "eval: {every: 4, splits: {val: {batches: 2}}, metrics: [loss, accuracy]}\n"
+SWEEP = """\
+tfkit: 1
+base: small.yaml
+variants:
+  relu: {}
+  swiglu: {model.decoder.ffn: {kind: swiglu, d_ff: 21}}
+  deeper: {model: {graph: {decoder: {n_layers: 3}}}}
+seeds: [0, 1]
+compare: {to: relu, on: val.loss}
+"""
+TUNE = "tune: {over: {optimizer.lr: [1e-3, 1e-2]}, seeds: [9], steps: 4}\n"
+SEARCH = "tune: {over: {optimizer.lr: {log: [1e-3, 1e-1]}}, search: {trials: 4}, seeds: [9], steps: 2}\n"
+WRONG = {
+    "no_variants": re.sub(r"variants:\n(  .*\n)+", "", SWEEP),
+    "variants_of_a_word": re.sub(r"variants:\n(  .*\n)+", "variants: relu\n", SWEEP),
+    "variant_of_a_word": SWEEP.replace("relu: {}", "relu: plain"),
+    "misspelt_key": SWEEP.replace("seeds:", "seed:"),
+    "misspelt_variant": SWEEP.replace("to: relu", "to: rela"),
+    "misspelt_base": SWEEP.replace("small.yaml", "smal.yaml"),
+    "misspelt_path": SWEEP.replace("decoder.ffn", "decodr.ffn"),
+    "misspelt_kind": SWEEP.replace("kind: swiglu", "kind: swigl"),
+    "misspelt_number": SWEEP.replace("val.loss", "test.loss"),
+    "unknown_direction": SWEEP.replace("val.loss", "val.accuracy"),
+    "path_with_a_hole": SWEEP.replace("model.decoder.ffn:", "model..ffn:"),
+    "seed_of_a_variant": SWEEP.replace("relu: {}", "relu: {seed: 3}"),
+    "seed_twice": SWEEP.replace("[0, 1]", "[0, 1, 0]"),
+    "previous_of_that_name": SWEEP.replace("to: relu", "to: previous").replace("deeper:", "previous:"),
+    "margin_of_nothing": SWEEP.replace("val.loss}", "val.loss, margin: 0}"),
+    "margin_of_one_variant": "tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss, margin: 0.1}\n",
+    "no_seed": SWEEP.replace("[0, 1]", "[]"),
+    "seeds_of_tuning": SWEEP + TUNE.replace("[9]", "[1]"),
+    "nothing_to_tune": SWEEP + TUNE.replace("{optimizer.lr: [1e-3, 1e-2]}", "{}"),
+    "no_values_to_tune": SWEEP + TUNE.replace("[1e-3, 1e-2]", "[]"),
+    "tuned_and_in_the_grid": SWEEP + TUNE + "grid: {optimizer.lr: [1, 2]}\n",
+    "wrong_value_to_tune": SWEEP + TUNE.replace("1e-2", "-1"),
+    "wrong_value_of_the_grid": SWEEP + "grid: {batch.sequences: [4, many]}\n",
+    "equal_of_nothing": SWEEP + "equal: {}\n",
+    "equal_to_a_number": SWEEP + "equal: {params: half}\n",
+    "equal_without_percent": SWEEP + "equal: {params: 5}\n",
+    "not_equal": SWEEP + "equal: {params: 5%}\n",
+    "not_equal_flops": SWEEP + "equal: {flops: 5%}\n",
+    "not_equal_time": SWEEP + "equal: {time: 5%, device: a100}\n",
+    "time_of_no_device": SWEEP + "equal: {time: 5%}\n",
+    "time_of_a_misspelt_device": SWEEP + "equal: {time: 5%, device: a10}\n",
+    "device_without_time": SWEEP + "equal: {params: 5%, device: a100}\n",
+    "misspelt_name_of_a_size": SWEEP + "tokens: 20 * prams\n",
+    "tokens_of_nothing": SWEEP + "tokens: params - params\n",
+    "tokens_of_a_list": SWEEP + "tokens: [1, 2]\n",
+    "tokens_twice": SWEEP.replace("relu: {}", "relu: {steps: 12}") + "tokens: 20 * params\n",
+    "no_sizes": SWEEP + "sizes: {params: []}\n",
+    "size_of_a_word": SWEEP + "sizes: {params: [4k, large]}\n",
+    "size_too_small": SWEEP + "sizes: {params: [100]}\n",
+    "arms_of_one_name": SWEEP + "grid: {optimizer.lr: [1e-3, 0.0010000001]}\n",
+    "range_without_a_search": SWEEP + TUNE.replace("[1e-3, 1e-2]", "{log: [1e-3, 1e-2]}"),
+    "range_of_one_end": SWEEP + SEARCH.replace("{log: [1e-3, 1e-1]}", "{log: [1e-3]}"),
+    "range_from_zero": SWEEP + SEARCH.replace("[1e-3, 1e-1]", "[0, 1e-1]"),
+    "range_of_a_misspelt_scale": SWEEP + SEARCH.replace("log:", "lag:"),
+    "fractions_of_whole_numbers": SWEEP + SEARCH.replace("log:", "whole:"),
+    "a_law_of_no_loss": SWEEP.replace("val.loss}", "val.accuracy, better: higher}") + "fit: {on: params}\n",
+    "a_law_of_a_misspelt_loss": SWEEP + "fit: {loss: vall.loss, on: params}\n",
+    "not_equal_tokens": SWEEP.replace("relu: {}", "relu: {}\n  longer: {steps: 12}") + "equal: {tokens: 0%}\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, EVALUATED)
+    monkeypatch.chdir(tmp_path)
+
+
+def arms_of(text: str) -> Arms:
+    """The arms of a sweep's text, their sizes checked."""
+    Path("sweep.yaml").write_text(text, encoding="utf-8")
+    return Sweep("sweep.yaml", PLUGINS, Path("out")).arms
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(name: str, golden: Callable[..., None]) -> None:
+    with pytest.raises(SpecError) as wrong:
+        arms_of(WRONG[name])
+    golden(f"sweeps/errors/{name}", str(wrong.value))
+
+
+def test_a_run_without_evaluations_has_nothing_to_compare() -> None:
+    write_run(Path(), RUN)
+    with pytest.raises(SpecError, match="the run has no `eval`"):
+        arms_of(SWEEP)
+
+
+def test_variants_are_the_runs_that_set_and_extends_make() -> None:
+    """A path is assigned as by `--set`; a mapping merges as in a run that extends another."""
+    arms = arms_of(SWEEP)
+    runs = {arm.name: arms.runs(arm) for arm in arms.arms}
+    assert [cell.seed for cell in runs["relu"]] == [0, 1]
+    sets = {
+        "relu": [],
+        "swiglu": ["model.decoder.ffn={kind: swiglu, d_ff: 21}"],
+        "deeper": ["model.decoder.n_layers=3"],
+    }
+    for name, changes in sets.items():
+        for cell in runs[name]:
+            assert cell.run.digest == load_run("small.yaml", PLUGINS, sets=[*changes, f"seed={cell.seed}"]).digest
+            assert cell.folder.name == cell.run.digest[:16]
+
+
+def test_another_kind_starts_anew_in_a_mapping_and_keeps_its_fields_in_a_path() -> None:
+    arms = arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model.decoder.ffn.kind: gelu}"))
+    gelu = arms.runs(arms.arm("gelu"))[0].run
+    assert gelu.meaning.values["model.graph.decoder.ffn.d_ff"] == 32
+    with pytest.raises(SpecError, match="d_ff"):
+        arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model: {graph: {decoder: {ffn: {kind: swiglu}}}}}")
+                .replace("ffn: {kind: swiglu}", "ffn: {kind: gelu, d_fff: 2}"))  # fmt: skip
+
+
+def test_the_grid_crosses_all_variants() -> None:
+    arms = arms_of(SWEEP + "grid: {optimizer.lr: [1e-3, 1e-2], batch.sequences: [4]}\n")
+    assert len(arms.arms) == 6
+    arm = arms.arm("deeper, lr 0.01, sequences 4")
+    assert arm.base == "relu, lr 0.01, sequences 4"
+    run = arms.runs(arm)[0].run
+    assert (run.config.optimizer.lr, run.config.batch.sequences) == (0.01, 4)
+
+
+def test_each_variant_may_have_the_one_before_it_as_its_base() -> None:
+    arms = arms_of(SWEEP.replace("to: relu", "to: previous") + "grid: {optimizer.lr: [1e-3, 1e-2]}\n")
+    bases = {arm.name: arm.base for arm in arms.arms if arm.name.endswith("0.01")}
+    names = ["relu, lr 0.01", "swiglu, lr 0.01", "deeper, lr 0.01"]
+    assert bases == dict(zip(names, [names[0], *names], strict=False))
+    named = arms_of(SWEEP.replace("deeper:", "previous:"))
+    assert {arm.base for arm in named.arms} == {"relu"}
+
+
+def test_trials_have_their_own_seeds_and_length() -> None:
+    write_run(Path(), EVALUATED.replace("steps: 8", "passes: 1"))
+    arms = arms_of(SWEEP + TUNE)
+    first, second = Tuning.of(arms, arms.arm("relu")).trials
+    (low,), (high,) = first.runs, second.runs
+    assert (low.run.steps, low.seed, low.run.config.optimizer.lr) == (4, 9, 1e-3)
+    assert high.run.config.optimizer.lr == 1e-2
+    assert arms.runs(arms.arm("relu"), second.choice)[0].run.config.optimizer.lr == 1e-2
+
+
+SIZES = {
+    "architecture": {913_601, 912_424},
+    "calculator": {905_109, 892_821},
+    "ladder": {16_129, 28_001, 59_633, 112_913},
+    "minigpt": {913_601},
+    "recipe": {913_601},
+    "swiglu": {913_601},
+}
+
+
+def steps_of(arms: Arms) -> dict[str, int]:
+    return {arm.name: arms.runs(arm)[0].run.steps for arm in arms.arms}
+
+
+def parameters_of(arms: Arms) -> dict[str, int]:
+    return {arm.name: count_params(arms.runs(arm)[0].run.graph).total for arm in arms.arms}
+
+
+def test_a_length_from_the_size_of_each_run() -> None:
+    arms = arms_of(SWEEP + "tokens: 3 * params / 2\n")
+    step = 6 * 12
+    assert steps_of(arms) == {name: -(-3 * count // (2 * step)) for name, count in parameters_of(arms).items()}
+    small, large = (steps_of(arms_of(SWEEP + f"tokens: {compute} / flops\n"))["deeper"] for compute in ("1e8", "3e8"))
+    assert large == pytest.approx(3 * small, abs=3)
+    assert set(steps_of(arms_of(SWEEP + "tokens: 720\n")).values()) == {10}
+
+
+def test_equal_flops_by_the_length() -> None:
+    arms_of(SWEEP + "tokens: 1e9 / flops\nequal: {flops: 2%}\n")
+
+
+def test_equal_time_on_a_device() -> None:
+    """Predicted: a model with half more layers needs about half more time."""
+    with pytest.raises(SpecError) as wrong:
+        arms_of(SWEEP + "equal: {time: 5%, device: a100}\n")
+    assert re.findall(r"about (\d+) steps", str(wrong.value))[-1] in ("5", "6")
+    Path("mine.yaml").write_text("{flops: {float32: 1e12}, bandwidth: 1e11, memory: 1e9}", encoding="utf-8")
+    arms_of(SWEEP + "equal: {time: 60%, device: mine.yaml}\n")
+
+
+def test_variants_in_several_sizes() -> None:
+    arms = arms_of(SWEEP + "sizes: {params: [6k, 20k]}\n")
+    names = [f"{variant}, {size}" for variant in ("relu", "swiglu", "deeper") for size in ("6K", "20K")]
+    assert [arm.name for arm in arms.arms] == names
+    assert arms.arm("deeper, 20K").base == "relu, 20K"
+    counts = parameters_of(arms)
+    for name, count in counts.items():
+        wanted = int(name.split()[1][:-1]) * 1000
+        assert abs(count - wanted) < 0.1 * wanted, name
+
+
+def test_two_lengths_are_refused() -> None:
+    Path("sweep.yaml").write_text(SWEEP + "tokens: 20 * params\n", encoding="utf-8")
+    with pytest.raises(SpecError, match="`steps` has no effect beside the sweep's `tokens`"):
+        Sweep("sweep.yaml", PLUGINS, Path("out"), sets=["steps=9"])
+
+
+def test_the_base_may_be_the_only_variant() -> None:
+    arms = arms_of("tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\n")
+    assert [arm.name for arm in arms.arms] == ["base"]
+    assert arms.runs(arms.arms[0])[0].run.digest == load_run("small.yaml", PLUGINS, sets=["seed=0"]).digest
+
+
+@pytest.mark.parametrize("name", chosen(shipped_sweeps(), {"minigpt"}))
+def test_sweeps_that_come_with_tfkit(name: str) -> None:
+    rows = Sweep(name, PLUGINS, Path("out")).outline().rows
+    assert {one.parameters for one in rows} == SIZES[name]
+
+
+def runs_of(arms: Arms, name: str) -> list[Path]:
+    """The folders of all runs that an arm may need: trials and, whichever of them is the best, runs."""
+    arm, combinations = arms.arm(name), choices(arms.file.tuned)
+    return [
+        sweep_run.folder
+        for choice in combinations
+        for sweep_run in (*arms.trial(arm, choice).runs, *arms.runs(arm, choice))
+    ]
+
+
+def test_sweeps_share_runs() -> None:
+    """Half of the runs of `recipe` are those of the SwiGLU of `architecture`."""
+    architecture, recipe = (Sweep(name, PLUGINS, Path("out")).arms for name in ("architecture", "recipe"))
+    assert runs_of(architecture, "swiglu") == runs_of(recipe, "constant")

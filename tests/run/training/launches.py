@@ -1,0 +1,112 @@
+"""Runs of `tfkit train` by several processes, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tfkit.cli import main
+
+LONGEST = 150
+"""Seconds until a launch is ended as one that hangs."""
+
+
+def options(*sets: str) -> list[str]:
+    """The options of a command that change values."""
+    return [word for one in sets for word in ("--set", one)]
+
+
+def start(folder: Path, processes: int, *arguments: str, script: str | None = None) -> subprocess.Popen[str]:
+    """`torchrun -m tfkit train` on a port of its own, each process with one thread; or a script instead of tfkit."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.Popen(
+        [sys.executable, *launcher, *([script] if script else ["-m", "tfkit"]), "train", "--no-plugins", *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(started: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The status, the output and the errors of a launch; ends one that hangs, with all of its processes."""
+    try:
+        out, errors = started.communicate(timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        raise
+    return started.returncode, out, errors
+
+
+def launched(folder: Path, processes: int, *arguments: str) -> str:
+    """The output of a launch that must succeed."""
+    status, out, errors = finish(start(folder, processes, *arguments))
+    assert status == 0, errors
+    assert "Warning" not in errors
+    return out
+
+
+def forked(folder: Path, processes: int, *arguments: str) -> None:
+    """The same in forks of one process, which imports torch once; not of this one, whose threads they would lack."""
+    command = [sys.executable, str(Path(__file__)), str(processes), "train", "--no-plugins", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * LONGEST)
+    assert done.returncode == 0, done.stderr
+
+
+def _fork(processes: int, arguments: list[str]) -> int:
+    """Run a command of tfkit in processes that know of each other; returns how many of them failed."""
+    with socket.create_server(("localhost", 0)) as free:
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    children = []
+    for rank in range(processes):
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(LONGEST)
+                os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank))
+                os._exit(main(arguments))
+            finally:
+                os._exit(1)
+        children.append(child)
+    return sum(os.waitpid(one, 0)[1] != 0 for one in children)
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def tensors(folder: Path, name: str = "model") -> dict[str, Tensor]:
+    """The tensors of the latest checkpoint."""
+    return load_file(folder / (folder / "latest").read_text().strip() / f"{name}.safetensors")
+
+
+def children(started: subprocess.Popen[str]) -> list[int]:
+    """The processes of a launch, by rank."""
+    found = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()
+    ranks = {}
+    for word in found.split():
+        environment = Path(f"/proc/{word}/environ").read_bytes().split(b"\0")
+        rank = next((one for one in environment if one.startswith(b"RANK=")), None)
+        if rank is not None:
+            ranks[int(rank[5:])] = int(word)
+    return [number for _, number in sorted(ranks.items())]
+
+
+if __name__ == "__main__":
+    import tfkit.run.training.loop  # what every fork needs, once
+    import tfkit.run.training.parallel  # noqa: F401
+
+    sys.exit(_fork(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,91 @@
+"""Small runs for tests: models of width 16 that learn a short text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, fx
+
+import tfkit
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.training.checkpoint import Checkpoint, Restored
+from tfkit.run.training.loop import Trainer
+
+PLUGINS = tfkit.load_plugins(entry_points=False)
+TEXT = "".join(f"{number} sheep and {number * 7 % 13} goats went up the hill.\n" for number in range(150))
+RUN = """\
+tfkit: 1
+name: small
+seed: 3
+model:
+  vocab_size: data.vocab_size
+  d_model: 16
+  graph:
+    embedding: {block: embedding, position: {kind: learned, max_len: 12}}
+    decoder: {block: decoder, n_layers: 2, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 32}}
+    head: lm_head
+data: {kind: text, files: sheep.txt}
+batch: {sequences: 6, length: 12}
+steps: 8
+optimizer: {kind: adamw, lr: 1e-2}
+"""
+
+
+def write_run(folder: Path, text: str = RUN) -> Path:
+    """The run and its text as files."""
+    (folder / "sheep.txt").write_text(TEXT, encoding="utf-8")
+    path = folder / "small.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def small_run(folder: Path, *sets: str) -> Run:
+    return load_run(write_run(folder), PLUGINS, sets=sets)
+
+
+class Memory:
+    """A record in memory; `saved` may be continued from."""
+
+    def __init__(self, saved: Restored | None = None) -> None:
+        self.saved = saved
+        self.lines: list[dict[str, Any]] = []
+
+    def restored(self, model: fx.GraphModule) -> Restored | None:
+        return self.saved
+
+    def resume(self) -> None:
+        """Nothing was recorded after the checkpoint."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.lines.append({"step": step, **numbers})
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self.lines.append({"step": step, name: text})
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        weights = {name: one.clone() for name, one in checkpoint.model.state_dict().items()}
+        optimizer = {name: one.clone() for name, one in checkpoint.optimizer.items()}
+        rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped
+        self.saved = Restored(checkpoint.step, weights, optimizer, *rest)
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.lines if "loss" in line]
+
+
+def trained(run: Run, memory: Memory | None = None, **options: Any) -> tuple[Memory, dict[str, Tensor]]:
+    """The record of a run, and its weights."""
+    memory = memory or Memory()
+    trainer = Trainer(run, memory, **options)
+    trainer.train()
+    return memory, {name: one.clone() for name, one in trainer.model.state_dict().items()}
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Iterable[str] | None = None) -> bool:
+    """True if tensors are equal to the last bit."""
+    return all(bool((one[name] == other[name]).all()) for name in (one if names is None else names))

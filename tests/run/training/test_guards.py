@@ -1,0 +1,162 @@
+"""A step that must not change the weights: numbers that are not finite, memory that runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tfkit.errors import SpecError
+from tfkit.run.contract import Callback
+from tfkit.run.training.loop import Trainer
+
+from .runs import Memory, same, small_run, trained
+
+PLACE = "decoder.layers.1.attention.output"
+
+
+class Planted(Trainer):
+    """A run in which a module returns an infinite number at some steps."""
+
+    bad: tuple[int, ...] = ()
+
+    def _gradients(self, *given: object) -> Tensor:
+        module = self.model.get_submodule(PLACE)
+
+        def spoil(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+            return output * float("inf") if self.step + 1 in self.bad else output
+
+        hook = module.register_forward_hook(spoil, prepend=True)
+        try:
+            return super()._gradients(*given)  # type: ignore[arg-type]
+        finally:
+            hook.remove()
+
+
+def planted(tmp_path: Path, memory: Memory, bad: tuple[int, ...], *sets: str, until: int | None = None) -> Planted:
+    trainer = Planted(small_run(tmp_path, *sets), memory, until=until)
+    trainer.bad = bad
+    return trainer
+
+
+def test_the_first_component_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    memory = Memory()
+    trainer = planted(tmp_path, memory, (3,))
+    with pytest.raises(SpecError) as error:
+        trainer.train()
+    assert "step 3 has a loss or a gradient that is not finite" in str(error.value)
+    assert f"the output of `{PLACE}` is the first that is not finite" in str(error.value)
+    assert trainer.ended == "diverged"
+    assert memory.lines[-1] == {"step": 2, "diverged": str(error.value.diagnostics[0].message)}
+    _, before = trained(small_run(tmp_path), until=2)
+    assert same(before, trainer.model.state_dict())
+
+
+def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    trainer = Trainer(small_run(tmp_path), Memory())
+    weight = trainer.model.get_parameter("decoder.layers.0.ffn.up.weight")
+    weight.register_hook(lambda grad: grad * float("nan"))
+    with pytest.raises(SpecError, match=r"the gradient of `decoder.layers.0.ffn.up.weight` is not finite"):
+        trainer.train()
+
+
+def test_steps_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    skip = "nonfinite={skip: 2}"
+    whole = Memory()
+    trainer = planted(tmp_path, whole, (3, 5), skip)
+    assert trainer.train() == "finished"
+    texts = [(line["step"], line["skipped"]) for line in whole.lines if "skipped" in line]
+    assert texts == [(step, f"the output of `{PLACE}` is the first that is not finite") for step in (3, 5)]
+    assert len(whole.losses) == 6
+    assert all(bool(weight.isfinite().all()) for weight in trainer.model.state_dict().values())
+    part = Memory()
+    planted(tmp_path, part, (3, 5), skip, until=4).train()
+    rest = Memory(part.saved)
+    continued = planted(tmp_path, rest, (3, 5), skip)
+    continued.train()
+    assert part.lines + rest.lines == whole.lines
+    assert same(trainer.model.state_dict(), continued.model.state_dict())
+    with pytest.raises(SpecError, match="step 6 has a loss"):
+        planted(tmp_path, Memory(part.saved), (3, 5, 6), skip).train()
+
+
+def test_weights_that_are_not_finite_replace_no_checkpoint(tmp_path: Path) -> None:
+    memory = Memory()
+    trainer = Trainer(small_run(tmp_path, "checkpoint={every: 2}"), memory)
+
+    class Spoil(Callback):
+        def on_step(self, training: object, numbers: object) -> None:
+            if trainer.step == 8:
+                trainer.model.get_parameter("decoder.layers.1.ffn.up.weight").data[3] = torch.inf
+
+    trainer._watchers = (Spoil(),)
+    with pytest.raises(SpecError, match=r"after step 8 the weight `decoder.layers.1.ffn.up.weight` is not finite"):
+        trainer.train()
+    assert memory.saved is not None
+    assert memory.saved.step == 6
+    assert trainer.ended == "diverged"
+
+
+@contextmanager
+def memory_for(trainer: Trainer, most: int, error: Callable[[], RuntimeError]) -> Iterator[None]:
+    """A machine that has memory for that many sequences."""
+
+    def check(module: nn.Module, given: tuple[object, ...]) -> None:
+        tokens = given[0]["tokens"]  # type: ignore[index]
+        if len(tokens) > most:
+            raise error()
+
+    hook = trainer.loss.register_forward_pre_hook(check)
+    yield
+    hook.remove()
+
+
+def of_cuda() -> RuntimeError:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def of_the_cpu() -> RuntimeError:
+    return RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried ...")
+
+
+@pytest.mark.parametrize("error", [of_cuda, of_the_cpu])
+def test_a_smaller_micro_batch_computes_the_same_and_is_noted(
+    tmp_path: Path, error: Callable[[], RuntimeError]
+) -> None:
+    auto = Memory()
+    trainer = Trainer(small_run(tmp_path, "machine.micro_batch=auto"), auto)
+    with memory_for(trainer, 2, error):
+        trainer.train()
+    assert [line for line in auto.lines if "micro_batch" in line] == [
+        {"step": 0, "micro_batch": f"{size}, since more do not fit into memory"} for size in (3, 2)
+    ]
+    plain, weights = trained(small_run(tmp_path, "machine.micro_batch=2"))
+    assert auto.losses == plain.losses
+    assert same(weights, trainer.model.state_dict())
+    assert small_run(tmp_path, "machine.micro_batch=auto").digest == small_run(tmp_path).digest
+
+
+@pytest.mark.parametrize(
+    ("sets", "most", "help"),
+    [((), 4, "micro_batch: auto"), (("machine.micro_batch=auto",), 0, "make the examples shorter")],
+)
+def test_out_of_memory_says_what_to_change(tmp_path: Path, sets: tuple[str, ...], most: int, help: str) -> None:
+    trainer = Trainer(small_run(tmp_path, *sets), Memory())
+    with memory_for(trainer, most, of_cuda), pytest.raises(SpecError) as wrong:
+        trainer.train()
+    assert f"{6 if most else 1} sequences at once does not fit into the memory of `cpu`" in str(wrong.value)
+    assert help in str(wrong.value)
+    assert trainer.step == 0
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:
+    trainer = Trainer(small_run(tmp_path, "machine.micro_batch=auto"), Memory())
+    with (
+        memory_for(trainer, 4, lambda: RuntimeError("shapes do not match")),
+        pytest.raises(RuntimeError, match="shapes do not match"),
+    ):
+        trainer.train()

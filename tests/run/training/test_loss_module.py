@@ -1,0 +1,266 @@
+"""The loss where a training loop changes the rules: half precision, compiled, copied; and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+
+import tfkit
+from tfkit.run.training.chunked_loss import PiecewiseLoss
+from tfkit.run.training.loss import Loss, loss
+
+from .models import build, gradients, inputs_of
+from .test_loss import LEFT, assert_same, next_token_loss, plain, targets_of
+
+# ---- precision ----
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_7b", "t5_small"])
+def test_under_autocast_it_is_that_of_autocast(name: str) -> None:
+    model, inputs = build(name), inputs_of(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = loss(model, inputs, pieces=4), next_token_loss(model, inputs)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    ours, theirs = gradients(model, found), gradients(model, expected)
+    for path in theirs:
+        assert ours[path].dtype == torch.float32
+        torch.testing.assert_close(ours[path], theirs[path], atol=0.02 * float(theirs[path].abs().max()), rtol=0)
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_of_many_pieces_keep_their_digits(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    head = nn.Linear(4, 512, bias=False).to(dtype)
+    rows = torch.randn(4096, 4, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(512, (4096,), generator=generator)
+    exact = copy.deepcopy(head).double()
+    true = rows.detach().double().requires_grad_()
+    expected = plain(exact(true), targets)
+    (expected * 1024).backward()
+    total = PiecewiseLoss(head, {}, {})(rows, targets, 64)
+    (total / 4096 * 1024).backward()  # 1024: what a gradient scaler does against underflow
+    assert total.dtype == torch.float32
+    assert distance(total.detach() / 4096, expected.detach()) < 1e-5
+    assert head.weight.grad.dtype == rows.grad.dtype == dtype
+    assert distance(head.weight.grad, exact.weight.grad) < 0.004
+    assert distance(rows.grad, true.grad) < 0.01
+
+
+def test_double_precision_stays_double() -> None:
+    model, inputs = build("gpt2").double(), inputs_of("gpt2")
+    found = loss(model, inputs, pieces=4)
+    assert found.dtype == torch.float64
+    assert_same(model, found, next_token_loss(model, inputs), atol=1e-14)
+
+
+# ---- as a module ----
+
+# Dynamo makes an object of every autograd function that it traces, and torch deprecates that.
+traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@traced
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2, scale and softcap", "llama_7b, bias"])
+def test_it_is_compiled_whole(name: str) -> None:
+    model, inputs = build(name, "decoder.n_layers=1"), inputs_of(name)
+    torch.compiler.reset()
+    made = torch.compile(Loss(model, pieces=3), backend="aot_eager", fullgraph=True)
+    assert_same(model, made(inputs), next_token_loss(model, inputs))
+    with torch.no_grad():
+        torch.testing.assert_close(made(inputs), next_token_loss(model, inputs))
+
+
+@traced
+@pytest.mark.slow
+def test_it_is_compiled_once_for_all_lengths() -> None:
+    model, counter = build("gpt2", "decoder.n_layers=1"), CompileCounter()
+    torch.compiler.reset()
+    made = torch.compile(Loss(model, pieces=3), backend=counter, dynamic=True, fullgraph=True)
+    for batch, length in ((2, 7), (3, 9), (5, 4)):
+        inputs = inputs_of("gpt2", batch=batch, length=length)
+        assert_same(model, made(inputs), next_token_loss(model, inputs))
+    assert counter.frame_count == 1
+
+
+@traced
+@pytest.mark.slow
+def test_a_function_around_it_can_be_compiled() -> None:
+    model, inputs = build("gpt2", "decoder.n_layers=1"), inputs_of("gpt2")
+    torch.compiler.reset()
+    compiled = torch.compile(lambda tokens: loss(model, tokens, pieces=3), backend="eager")
+    assert_same(model, compiled(inputs["tokens"]), next_token_loss(model, inputs))
+
+
+class Both(nn.Module):
+    """A model, and its loss."""
+
+    def __init__(self, *, loss_first: bool) -> None:
+        super().__init__()
+        model = build("gpt2", "decoder.n_layers=1")
+        for name in ("loss", "model", "other") if loss_first else ("model", "loss", "other"):
+            self.add_module(name, model if name == "model" else Loss(model))
+
+
+@pytest.mark.parametrize("loss_first", [True, False])
+def test_beside_its_model_it_adds_nothing_to_the_state_dict(loss_first: bool) -> None:
+    both, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
+    assert sorted(both.state_dict()) == sorted(f"model.{name}" for name in alone)
+    assert sorted(copy.deepcopy(both).state_dict()) == sorted(both.state_dict())
+    assert sorted(both.loss.state_dict()) == sorted(f"model.{name}" for name in alone)
+
+
+@pytest.mark.parametrize("loss_first", [True, False])
+@pytest.mark.parametrize("places", [["model."], ["loss.model."], ["model.", "loss.model.", "other.model."]])
+def test_any_place_of_a_model_is_enough_to_load_it(loss_first: bool, places: list[str]) -> None:
+    both, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
+    state = {place + name: torch.full_like(value, 0.5) for place in places for name, value in alone.items()}
+    both.load_state_dict(state)
+    assert all((parameter == 0.5).all() for parameter in both.parameters())
+    for left in (list(state)[1:], []):
+        with pytest.raises(RuntimeError, match="Missing key"):
+            both.load_state_dict({name: state[name] for name in left if len(places) == 1})
+
+
+# ---- what it reads ----
+
+
+def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
+    made, inputs = Loss(build("t5_small")), inputs_of("t5_small")
+    call = "loss({'source': source, 'target': target}"
+    with pytest.raises(TypeError, match=re.escape(f"reads source, target: give them by name, `{call})`")):
+        made(inputs["source"])
+    for name in ("targets", "labels"):
+        with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets come after the inputs")):
+            made({**inputs, name: inputs["target"]})
+    assert made(inputs, inputs["target"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        ("text", None, "a loss reads tokens [b, t], or all inputs by name, `loss({'tokens': tokens})`, not 'text'"),
+        ({"token": torch.zeros(1, 2)}, None, "the model has no argument `token`: one with a similar name is `tokens`"),
+        ({}, None, "`gpt2` needs `tokens`"),
+        (torch.zeros(1, 2), None, "`tokens` must be token ids [b, t] of 64 or 32 bits, not torch.float32 [1, 2]"),
+        (torch.tensor([[0, 99]]), None, "99 is not a token id of this model: `tokens` may be 0 to 22"),
+        (torch.tensor([[0, 1]]), torch.rand(1, 2), "targets are a tensor of ids, whole numbers, not torch.float32"),
+        (
+            torch.tensor([[0, 1]]),
+            torch.tensor([[0, 23]]),
+            "a target is not an id of the vocabulary: they may be 0 to 22",
+        ),
+        (torch.tensor([[0, 1]]), [[0, 1]], "targets are a tensor of ids, whole numbers, not a list"),
+    ],
+)
+def test_what_it_cannot_read(inputs: Any, targets: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+        Loss(build("gpt2"))(inputs, targets)
+
+
+def test_a_copy_has_parameters_of_its_own() -> None:
+    made, inputs = Loss(build("gpt2"), pieces=2), inputs_of("gpt2")
+    other = copy.deepcopy(made)
+    other(inputs).backward()
+    assert all(one.grad is None for one in made.parameters())
+    with torch.no_grad():
+        other.model.embedding.tokens.weight.mul_(2)
+    assert not torch.equal(made(inputs), other(inputs))
+
+
+def test_a_layer_that_was_put_in_afterwards_is_the_one_that_runs() -> None:
+    model, inputs = build("gpt2"), inputs_of("gpt2")
+    made = Loss(model, pieces=2)
+    model.decoder = build("gpt2", "decoder.n_layers=1").decoder
+    model.logits = build("gpt2, bias").logits
+    nn.init.normal_(model.logits.output.bias)
+    assert_same(model, made(inputs), next_token_loss(model, inputs))
+
+
+def test_it_runs_an_edited_graph() -> None:
+    model, inputs = build("gpt2"), inputs_of("gpt2")
+    decoder = next(iter(model.graph.find_nodes(op="call_module", target="decoder")))
+    with model.graph.inserting_after(decoder):
+        doubled = model.graph.call_function(torch.mul, (decoder, 2))
+    decoder.replace_all_uses_with(doubled, delete_user_cb=lambda user: user is not doubled)
+    model.recompile()
+    assert_same(model, loss(model, inputs, pieces=2), next_token_loss(model, inputs))
+
+
+# ---- what it refuses ----
+
+HEAD = "tfkit: 1\nname: test\nd_model: 16\nvocab_size: 23\n"
+STACK = "n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 24}"
+
+
+def loaded(text: str) -> torch.fx.GraphModule:
+    return tfkit.build(tfkit.loads(HEAD + text))
+
+
+def test_the_next_token_of_a_model_that_has_read_it() -> None:
+    prefix = f"""
+inputs: {{tokens: tokens, n: lengths}}
+graph: {{embedding: {{block: embedding, input: tokens}}, decoder: {{block: decoder, prefix: n, {STACK}}},
+  logits: {{block: lm_head}}}}"""
+    lengths = {"n": torch.tensor([1, 2, 3])}
+    for model, inputs in ((build("bert_base"), inputs_of("gpt2")), (loaded(prefix), inputs_of("gpt2") | lengths)):
+        with pytest.raises(ValueError, match="targets are missing: the model may have read the next tokens"):
+            loss(model, inputs)
+        assert_same(model, loss(model, inputs, targets_of()), plain(model(**inputs), targets_of()))
+
+
+def test_targets_of_another_shape() -> None:
+    with pytest.raises(ValueError, match=re.escape("targets are (3, 6), but the head reads (3, 7) positions")):
+        loss(build("gpt2"), inputs_of("gpt2"), torch.zeros(3, 6, dtype=torch.long))
+
+
+def test_models_without_one_head() -> None:
+    graph = (
+        f"graph: {{embedding: {{block: embedding}}, decoder: {{block: decoder, {STACK}}}, logits: {{block: lm_head}}}}"
+    )
+    with pytest.raises(ValueError, match="`test` returns logits, decoder, but a loss is computed for one"):
+        Loss(loaded("outputs: [logits, decoder]\n" + graph))
+    with pytest.raises(ValueError, match="`test` returns a sequence of width 16, but a loss is computed from logits"):
+        Loss(loaded("outputs: [decoder]\n" + graph.replace(", logits: {block: lm_head}", "")))
+
+
+def test_modules_that_are_not_the_model() -> None:
+    model = build("gpt2")
+    with pytest.raises(ValueError, match=r"was not built by `tfkit\.build`, .* it is Linear"):
+        Loss(nn.Linear(2, 2))
+    for other in (torch.compile(model), nn.DataParallel(model), Loss(model)):
+        with pytest.raises(ValueError, match=f"and wraps it; this is {type(other).__name__}"):
+            Loss(other)  # type: ignore[arg-type]
+
+
+def test_a_graph_that_does_not_end_in_its_head() -> None:
+    model = build("gpt2")
+    output = next(iter(model.graph.find_nodes(op="output")))
+    with model.graph.inserting_before(output):
+        output.args = (model.graph.call_function(torch.mul, (output.args[0], 2)),)
+    model.recompile()
+    with pytest.raises(ValueError, match="the model's graph was edited: it no longer ends in `logits`"):
+        Loss(model)
+
+
+@pytest.mark.parametrize(("options", "text"), [({"pieces": 0}, "not 0"), ({"reduction": "none"}, "not 'none'")])
+def test_arguments_out_of_their_range(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        loss(build("gpt2"), inputs_of("gpt2"), **options)  # type: ignore[arg-type]
+
+
+def test_a_second_derivative() -> None:
+    model, inputs = build("gpt2"), {**inputs_of("gpt2"), "tokens_mask": LEFT}
+    with pytest.raises(RuntimeError, match="the loss in chunks has no second derivative"):
+        torch.autograd.grad(loss(model, inputs), list(model.parameters()), create_graph=True)

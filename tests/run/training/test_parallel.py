@@ -1,0 +1,184 @@
+"""Training by several processes: the numbers and the files of one.
+
+All share two processes, which are forks of this one; `test_parallel_launches.py` has those that torch starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tfkit
+from tfkit.building.model import is_sharded
+from tfkit.cli import main
+from tfkit.errors import SpecError
+from tfkit.run.training.loop import Trainer
+from tfkit.run.training.parallel import Together
+from tfkit.run.training.processes import Processes, launched
+
+from .launches import forked, numbers, options, tensors
+from .runs import Memory, same, small_run, trained, write_run
+
+TIED = ("model.head={block: lm_head, tie: embedding}", "batch.sequences=8", "clip=0.5")
+WATCHED = (
+    "eval={every: 4, splits: {val: {batches: 2}}}",
+    "callbacks={kind: samples, every: 5, prompt: goats, tokens: 4}",
+)
+SETS = [*TIED, *WATCHED, "data.split={train: 0.9, val: 0.1}", "checkpoint.every=3"]
+
+
+def compare(found: Path, wanted: Path) -> None:
+    """Every number, and the weights, but for rounding; biases of keys have a gradient of 0, which Adam inflates."""
+    for one, other in zip(numbers(found), numbers(wanted), strict=True):
+        assert one.keys() == other.keys()
+        assert one == pytest.approx(other, abs=1e-5), one["step"]
+    for name in ("model", "optimizer"):
+        ours, theirs = tensors(found, name), tensors(wanted, name)
+        assert ours.keys() == theirs.keys()
+        for path, tensor in ours.items():
+            if not path.startswith("decoder.layers") or "project" not in path:
+                torch.testing.assert_close(tensor, theirs[path], atol=2e-4, rtol=0)
+
+
+# ---- the variables of a launcher ----
+
+LAUNCHED = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *product(["WORLD_SIZE", "RANK", "MASTER_PORT", "MASTER_ADDR"], [None, ""]),
+        *product(["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"], ["two", "-1", "1.0", "9" * 5000]),
+        *[("RANK", "2"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "0"), ("MASTER_PORT", "70000")],
+    ],
+)
+def test_the_variables_of_a_launcher_are_checked(
+    name: str, value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, text in (LAUNCHED | {name: value}).items():
+        monkeypatch.delenv(variable, raising=False)
+        if text is not None:
+            monkeypatch.setenv(variable, text)
+    assert main(["train", str(write_run(tmp_path)), "--no-plugins", "-o", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: the environment variable {name} must be ")
+    assert max(map(len, error.split("\n"))) < 160
+
+
+@pytest.mark.parametrize("variables", [{}, {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2", "RANK": "1"}])
+def test_a_single_process_needs_no_address(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in LAUNCHED:
+        monkeypatch.delenv(variable, raising=False)
+    for variable, text in variables.items():
+        monkeypatch.setenv(variable, text)
+    assert launched() == 1
+
+
+# ---- two processes ----
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run by one process, `one`, and with its first five steps by two processes, `two`."""
+    folder = tmp_path_factory.mktemp("together")
+    path = str(write_run(folder))
+    assert main(["train", path, "--no-plugins", "-o", str(folder / "one"), *options(*SETS)]) == 0
+    forked(folder, 2, path, "-o", "two", "--stop-after", "5", *options(*SETS))
+    return folder
+
+
+def test_two_processes_train_and_write_what_one_does(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(one.name for one in (runs / "two").glob("step-*")) == ["step-3", "step-5"]
+    two = numbers(runs / "two")
+    assert [line["step"] for line in two if "loss" in line] == [1, 2, 3, 4, 5]  # each once
+    assert main(["train", str(runs / "small.yaml"), "--no-plugins", "-o", str(runs / "two"), *options(*SETS)]) == 0
+    assert "the last digits may differ from before: processes: 2 -> 1" in capsys.readouterr().err
+    compare(runs / "two", runs / "one")
+
+
+# ---- this process among others, which are not there ----
+
+
+class Second(Processes):
+    """The second of two processes, alone."""
+
+    rank = 1
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    """A group of one process, in memory."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_the_table_of_a_tied_head_stays_whole_for_both(tmp_path: Path) -> None:
+    trainer = Trainer(small_run(tmp_path, *TIED), Memory(), processes=Together())
+    spread = [name for name, module in trainer.model.named_modules() if is_sharded(module)]
+    assert spread == ["", "decoder.layers.0", "decoder.layers.1"]
+
+
+@pytest.mark.usefixtures("_alone")
+def test_the_first_weights_are_those_of_one_process(tmp_path: Path) -> None:
+    run, processes = small_run(tmp_path, *TIED), Together()
+    spread = processes.whole_model(Trainer(run, Memory(), processes=processes).model)
+    alone = Trainer(run, Memory()).model.state_dict()
+    assert spread is not None
+    assert [*spread.state_dict()] == [*alone]
+    assert same(spread.state_dict(), alone)
+
+
+MODELS = {
+    "layers that run twice": ["model.decoder.layers={groups: 1}"],
+    "parameters of no axis": ["model.decoder.residual={learned: scalar}"],
+    "decay and momentum": ["optimizer={kind: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.1}"],
+    "whole matrices": ["optimizer={kind: muon, lr: 0.02, weight_decay: 0.1, others: {kind: adamw, lr: 1e-3}}"],
+    "bfloat16 in micro-batches": ["precision=bfloat16", "machine.micro_batch=3"],
+    "all of a split": ["eval={every: 4, splits: {val: all}}"],
+}
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("what", MODELS)
+def test_a_group_of_one_computes_what_one_does(what: str, tmp_path: Path) -> None:
+    run = small_run(tmp_path, *TIED, *MODELS[what])
+    assert trained(run, processes=Together())[0].lines == trained(run)[0].lines
+
+
+def test_dropout_differs_between_processes(tmp_path: Path) -> None:
+    dropout = small_run(tmp_path, "model.dropout=0.3")
+    assert trained(dropout)[0].losses != trained(dropout, processes=Second())[0].losses
+    plain = small_run(tmp_path)
+    assert trained(plain)[0].losses == trained(plain, processes=Second())[0].losses
+
+
+def test_processes_that_do_not_fit_the_run(tmp_path: Path) -> None:
+    processes = Processes()
+    with pytest.raises(SpecError, match=r"2 processes are to share the weights, but there are 1(.|\n)*machine\.shard"):
+        Trainer(small_run(tmp_path, "machine.shard=2"), Memory())
+    processes.count = 4
+    with pytest.raises(SpecError, match=r"4 processes cannot divide a batch of 6 sequences"):
+        Trainer(small_run(tmp_path), Memory(), processes=processes)
+
+
+def test_one_process_does_not_import_what_several_need() -> None:
+    found = {
+        path.name: re.findall(
+            r"^( *)(?:from|import) \S*(?:torch\.distributed|training\.parallel)\b", text, re.MULTILINE
+        )
+        for path in Path(tfkit.__file__).parent.rglob("*.py")
+        if (text := path.read_text(encoding="utf-8")).count("torch.distributed") or "training.parallel" in text
+    }
+    assert found.pop("parallel.py")
+    assert found.pop("command.py") == [" " * 8]  # inside of a branch
+    assert found.pop("spread.py") == [" " * 4] * 2  # for types, and where a tensor is already spread
+    assert not any(found.values())

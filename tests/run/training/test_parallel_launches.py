@@ -1,0 +1,271 @@
+"""Launches of several processes, one or more in each test: slow, and as users make them.
+
+Where only numbers are compared, the processes are forks of one, which imports torch once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tools.train.killed import check_latest
+
+from .launches import LONGEST, children, finish, forked, launched, numbers, options, start, tensors
+from .runs import same, write_run
+
+pytestmark = pytest.mark.slow
+SYMBOLS = 97
+SETS = (
+    "data={kind: text, files: symbols.txt, split: {train: 0.9, val: 0.1}}",
+    "model.head={block: lm_head, tie: embedding}",
+    "model.dropout=0",
+    "batch.sequences=8",
+    "steps=20",
+    "clip=0.5",
+    "checkpoint={every: 1, last: 30}",
+    "eval={every: 10, splits: {val: {batches: 2}}}",
+)
+ENDLESS = [*options(*SETS), "--set", "steps=100000", "--set", "checkpoint={every: 10, last: 2}"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of a tied model whose vocabulary of 97 no number of processes divides."""
+    folder = tmp_path_factory.mktemp("launches")
+    write_run(folder)
+    draw = random.Random(0)
+    text = "".join(chr(0x100 + draw.randrange(SYMBOLS)) for _ in range(4000))
+    assert len(set(text)) == SYMBOLS
+    (folder / "symbols.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Path:
+    forked(folder, 1, "small.yaml", "-o", "alone", *options(*SETS))
+    return folder / "alone"
+
+
+def check(found: Path, alone: Path) -> None:
+    """Every loss to 1e-5, over all steps."""
+    ours, theirs = numbers(found), numbers(alone)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    assert len(ours) == 20 + 3
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("processes", "sets"),
+    [(2, []), (2, ["machine.micro_batch=1"]), (4, ["machine.shard=2"]), (4, ["machine.shard=1"])],
+)
+def test_losses_are_those_of_one_process(folder: Path, alone: Path, processes: int, sets: list[str]) -> None:
+    name = "-".join([str(processes), *sets])
+    forked(folder, processes, "small.yaml", "-o", name, *options(*SETS, *sets))
+    check(folder / name, alone)
+
+
+def test_muon_has_whole_matrices(folder: Path) -> None:
+    """With the same halves of a batch, and no clipping by a norm, whose sum has another order in two processes.
+
+    Its iteration is in bfloat16, and makes of a last digit that differs a difference of 1e-3.
+    """
+    sets = options(
+        *SETS, "clip=null", "optimizer={kind: muon, lr: 0.02, weight_decay: 0.1, others: {kind: adamw, lr: 1e-3}}"
+    )
+    forked(folder, 1, "small.yaml", "-o", "muon-1", "--set", "machine.micro_batch=4", *sets)
+    for last in (9, 20):
+        forked(folder, 2, "small.yaml", "-o", "muon-2", "--stop-after", str(last), *sets)
+    check(folder / "muon-2", folder / "muon-1")
+    for name in ("model", "optimizer"):
+        assert same(tensors(folder / "muon-2", name), tensors(folder / "muon-1", name))
+
+
+def test_a_folder_of_two_goes_on_with_four_and_with_one(folder: Path, alone: Path) -> None:
+    for processes, last in ((2, 7), (4, 13), (1, 20)):
+        forked(folder, processes, "small.yaml", "-o", "mixed", "--stop-after", str(last), *options(*SETS))
+    check(folder / "mixed", alone)
+
+
+def test_dropout_and_all_continue_with_the_same_bits_for_the_same_number(folder: Path) -> None:
+    sets = options(*SETS, "model.dropout=0.2")
+    forked(folder, 2, "small.yaml", "-o", "whole", *sets)
+    for last in (9, 20):
+        forked(folder, 2, "small.yaml", "-o", "parts", "--stop-after", str(last), *sets)
+    assert numbers(folder / "whole") == numbers(folder / "parts")
+    for name in ("model", "optimizer"):
+        assert same(tensors(folder / "whole", name), tensors(folder / "parts", name))
+
+
+def test_launches_end_well_every_time(folder: Path) -> None:
+    for number in range(3):
+        out = launched(folder, 2, "small.yaml", "-o", f"again-{number}", "--json", *options(*SETS, "steps=2"))
+        assert '"ended": "finished"' in out
+
+
+READING = """\
+import os, sys
+from pathlib import Path
+from tfkit.cli import main
+from tfkit.run.training.loop import Trainer
+
+own = Trainer.batch
+
+def batch(self, step):
+    found = own(self, step)
+    with Path(f"read-{os.environ['WORLD_SIZE']}-{step}-{os.environ['RANK']}").open("wb") as file:
+        file.write(found.inputs["tokens"].tobytes())
+    return found
+
+Trainer.batch = batch
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_all_processes_together_read_what_one_does(folder: Path) -> None:
+    """Also after they were stopped, and with evaluations between."""
+    (folder / "reading.py").write_text(READING)
+    for processes in (1, 2):
+        for last in ("3", "6"):
+            words = ["small.yaml", "-o", f"reading-{processes}", "--stop-after", last, *options(*SETS)]
+            status, _, errors = finish(start(folder, processes, *words, script="reading.py"))
+            assert status == 0, errors
+    for step in range(1, 7):
+        parts = [(folder / f"read-2-{step}-{rank}").read_bytes() for rank in (0, 1)]
+        assert b"".join(parts) == (folder / f"read-1-{step}-0").read_bytes()
+
+
+def latest(folder: Path) -> int:
+    """The step that a run would continue after; -1 before its first checkpoint."""
+    file = folder / "latest"
+    return int(file.read_text().strip()[5:]) if file.exists() else -1
+
+
+def until(running: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Wait until a run has a checkpoint of that step, or a later one; one that does not get there is ended."""
+    end = time.monotonic() + LONGEST
+    while latest(folder) < step:
+        if running.poll() is not None or time.monotonic() > end:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            pytest.fail(f"the run made no steps: {running.communicate()[1]}")
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> None:
+    name = f"killed-{rank}"
+    running = start(folder, 2, "small.yaml", "-o", name, *ENDLESS)
+    until(running, folder / name, 20)
+    os.kill(children(running)[rank], signal.SIGKILL)
+    began = time.monotonic()
+    status, _, errors = finish(running)
+    assert time.monotonic() - began < 60
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "error: another process of the run has ended, or does not answer" in errors
+    newest = latest(folder / name)
+    goes_on = start(folder, 2, "small.yaml", "-o", name, "--stop-after", str(newest + 2), *ENDLESS)
+    status, _, errors = finish(goes_on)
+    assert status == 0, errors
+    assert f"continued after step {newest}" in errors
+
+
+DEATHS = 2
+
+
+def test_killed_at_random_they_end_with_the_same_bytes(folder: Path) -> None:
+    killed_at_random(folder, DEATHS)
+
+
+def killed_at_random(folder: Path, deaths: int) -> None:
+    """Kill one of two processes, or both at once, at any moment: in saves, in steps, while they begin."""
+    draw = random.Random(os.urandom(4))
+    words = ["small.yaml", *options(*SETS, "model.dropout=0.2", "steps=60", "checkpoint={every: 1, last: 2}")]
+    launched(folder, 2, *words, "-o", "uninterrupted")
+    complete = 0
+    while deaths > 0:
+        name = f"mortal-{complete}"
+        while True:
+            if deaths == 0:
+                launched(folder, 2, *words, "-o", name)
+                break
+            running, before = start(folder, 2, *words, "-o", name), latest(folder / name)
+            while running.poll() is None and latest(folder / name) == before:
+                time.sleep(0.05)
+            time.sleep(draw.uniform(0, 0.8))
+            found = children(running) if running.poll() is None else []
+            for number in draw.choice([found, found[:1], found[1:]]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            status, _, errors = finish(running)
+            if status == 0:
+                break
+            deaths -= 1
+            assert "another process of the run has ended" in errors or "SIGKILL" in errors, errors
+            check_latest(folder / name)
+        assert (folder / name / "metrics.jsonl").read_bytes() == (folder / "uninterrupted/metrics.jsonl").read_bytes()
+        for file in ("model", "optimizer"):
+            assert same(tensors(folder / name, file), tensors(folder / "uninterrupted", file))
+        complete += 1
+
+
+def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:
+    running = start(folder, 2, "small.yaml", "-o", "told", *ENDLESS)
+    until(running, folder / "told", 20)
+    os.kill(children(running)[1], signal.SIGTERM)  # to one of them, and not the writer
+    status, out, errors = finish(running)
+    assert status == 0, errors
+    assert "interrupted" in out
+    last = [line["step"] for line in numbers(folder / "told") if "loss" in line][-1]
+    assert latest(folder / "told") == last
+
+
+WRONG = {  # found by the spec, by a step, by the processes together
+    "a key that does not exist": ("model.d_modell=3", "no node or key `d_modell`"),
+    "a loss that is not finite": ("optimizer.lr=1e30", "is not finite"),
+    "a number of processes": ("machine.shard=3", "3 processes are to share the weights, but there are 2"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_error_is_said_once(folder: Path, what: str) -> None:
+    change, words = WRONG[what]
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", what, *options(*SETS, change)))
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert words in errors
+
+
+def test_an_error_of_the_writer_alone_ends_all(folder: Path) -> None:
+    (folder / "other").mkdir()
+    (folder / "other" / "thesis.tex").write_text("")
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "other", *options(*SETS)))
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "holds other files than a run's" in errors
+
+
+def test_data_that_differ_between_processes(folder: Path) -> None:
+    """Each process reads a file of its own, as machines without a common folder do."""
+    code = (
+        "import os, sys; from tfkit.cli import main;"
+        "os.chdir('machine-' + os.environ['RANK']); sys.exit(main(sys.argv[1:]))"
+    )
+    (folder / "begin.py").write_text(code)
+    for rank in (0, 1):
+        machine = folder / f"machine-{rank}"
+        machine.mkdir()
+        write_run(machine)
+        (machine / "symbols.txt").write_text((folder / "symbols.txt").read_text() + "ĀĀĀ" * rank)
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "out", *options(*SETS), script="begin.py"))
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "reads a run of another meaning: its file, its data or its versions" in errors

@@ -1,0 +1,340 @@
+"""From graph to `nn.Module`: one call per node, built on the meta device, then filled with memory and weights."""
+
+from __future__ import annotations
+
+import gc
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tfkit.arguments import AnyPath, Seed, Sets, checked
+from tfkit.building.first_loss import warn_of_first_losses
+from tfkit.building.guarantees import check_layers, check_promises
+from tfkit.building.initialize import initialize
+from tfkit.building.model import Model, unwrapped
+from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
+from tfkit.component import AttentionBackend, Component
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.graph.decode_split import wire_of
+from tfkit.graph.expand import AnySpec, Graph, Node, load
+from tfkit.graph.inputs import fixed_lengths
+from tfkit.graph.pairs import masks_in_use, masks_of_pairs
+from tfkit.graph.places import place_of
+from tfkit.graph.tables import table_owner
+from tfkit.nn import Program, Value, is_token, may_read, of_length, of_length_if_given
+from tfkit.spec.messages import crashed, refused
+from tfkit.torch_private.tensors import replace_tensors
+
+
+class FailedError(Exception):
+    """A component's `build` raised an error, which is the cause."""
+
+    def __init__(self, config: Component, cause: BaseException) -> None:
+        super().__init__(config, cause)
+        self.config = config
+        self.cause = cause
+
+
+class Builder:
+    """Builds the children of a component, and records the config of each module."""
+
+    def __init__(self, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> None:
+        self.attention_backend = attention_backend
+        self.recompute = recompute
+        self.configs: dict[nn.Module, Component] = {}
+        self.arguments: dict[nn.Module, tuple[Any, ...]] = {}
+
+    def __call__(self, config: Component, /, *args: Any, **kwargs: Any) -> nn.Module:
+        """Build `config`; see `tfkit.component.Make`."""
+        try:
+            module = _built(config, self, *args, **kwargs)
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"it returned {type(module).__name__}, not an nn.Module")
+        except (Invalid, SpecError, FailedError, KeyboardInterrupt):
+            raise
+        except BaseException as cause:
+            raise FailedError(config, cause) from cause
+        self.configs[module], self.arguments[module] = config, args
+        return module
+
+
+def _built(config: Component, make: Builder, /, *args: Any, **options: Any) -> Any:
+    """Return the result of `build`. Raise RuntimeError if `build` changes the dtype of the modules built after it."""
+    dtype = torch.get_default_dtype()
+    try:
+        return config.build(make, *args, **options)  # type: ignore[attr-defined]
+    finally:
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+            raise RuntimeError("it must not change torch's default dtype")
+
+
+@checked
+def build(
+    spec: AnySpec,
+    *,
+    sets: Sets = (),
+    device: AnyDevice = "cpu",
+    dtype: AnyDtype | None = None,
+    seed: Seed = 0,
+    attention_backend: AttentionBackend = "sdpa",
+    recompute: bool = False,
+    weights: AnyPath | None = None,
+    allow_change: bool = False,
+) -> torch.fx.GraphModule:
+    """Build the model of a spec.
+
+    Args:
+        spec: a graph that `load` returned, or the argument of `load`. The folder of a model also provides its weights,
+            and so does the graph that `load` returns for that folder.
+        sets: changes as `load` takes them; only for a spec that is not loaded yet.
+        device: the device of its parameters; on `meta` they have shapes but no values.
+        dtype: type of its parameters, such as `torch.bfloat16` or "bfloat16"; by default the type of the
+            weights, or torch's default if they are random.
+        seed: every parameter is filled from this seed and its name, so a change of a component leaves the weights of
+            all other components bit-identical.
+        attention_backend: the implementation of attention. Results do not change.
+            `sdpa`: torch's fused kernels, if they can express it (they have no soft-cap).
+            `eager`: every step written out; `tfkit.attention_weights` does it for any model.
+            `flex`: FlexAttention on CUDA for windows, prefixes, padding, soft-caps and ALiBi, without a mask of
+            [queries, keys]; `sdpa` for everything else, including heads narrower than 16 and dropout of the weights.
+            A plugin's kind that does not support a backend uses its only implementation.
+        recompute: run every layer again in the backward instead of keeping its activations (activation checkpointing):
+            less memory, about a third more time. Results do not change.
+        weights: safetensors to fill it from: a file, the index of several, their folder, or the folder of a run, whose
+            latest checkpoint is read. The names are the names in the model's state dict, as `tfkit save` writes
+            them, or in the `checkpoint` section of its spec.
+        allow_change: accept weights whose file states that they belong to a model with other values, such as another
+            epsilon or other positions. Files that tfkit did not write state nothing.
+
+    Returns:
+        A module whose `forward` takes the spec's inputs by name, and for each sequence `NAME_mask`, bool [b, t], True
+        where there is a token, or [b, t, t], True where a token may attend to another. 0 and 1 are accepted, anything
+        else is an error, but on an accelerator integers are not checked, which would wait for it. Sequences longer than
+        `max_len` are an error. `model.code` is its forward; `model.meta` has `graph`, the loaded spec, and
+        `components`, the slot and kind of each submodule by path.
+
+    Raises:
+        SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or do not fit this
+            model exactly.
+        ValueError: there is no such device, type or attention backend; or `sets` or `allow_change` have no effect.
+    """
+    if isinstance(spec, Graph) and sets:
+        raise ValueError("`sets` have no effect on a loaded graph: pass them to `tfkit.load`")
+    device = device_of(device)
+    graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
+    weights = graph.weights if weights is None else weights
+    if weights is None and allow_change:
+        raise ValueError("`allow_change` has no effect without weights")
+    kind = None if dtype is None else dtype_of(dtype)
+    options: dict[str, Any] = {"attention_backend": attention_backend, "recompute": recompute}
+    if weights is not None and device.type != "meta":
+        return build_filled(graph, Path(weights), device=device, dtype=kind, allow_change=allow_change, **options)
+    model = _on_meta(graph, kind, **options)
+    if device.type != "meta":
+        allocate(model, device)
+        initialize(model, graph, seed)
+        warn_of_first_losses(model, graph)
+        _check_kept(model, graph, attention_backend)
+    return model
+
+
+def build_filled(
+    graph: Graph,
+    path: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    allow_change: bool,
+    before: Callable[[nn.Module], None] = lambda model: None,
+    **options: Any,
+) -> torch.fx.GraphModule:
+    """Build a model and fill it from a file, tensor by tensor and never twice in memory; see `build`.
+
+    `before` is called with the model on the meta device, before it takes memory.
+    """
+    from tfkit.checkpoint.files import Checkpoint
+    from tfkit.checkpoint.fitting import fitting_map, floating_type, warn_of
+    from tfkit.spec.header import shown
+
+    with Checkpoint.open(path) as checkpoint:
+        model = _on_meta(graph, dtype or floating_type(checkpoint), **options)
+        weights = fitting_map(model, graph, checkpoint, path, allow_change=allow_change)
+        before(model)
+        allocate(model, device)
+        if len(list(model.buffers())):  # those that a file does not hold
+            initialize(model, graph)
+        weights.load(checkpoint, model.state_dict())
+        model.meta["left_out"] = weights.left_out(checkpoint.names)
+    warn_of(model.meta["left_out"], shown(path))
+    _check_kept(model, graph, options.get("attention_backend", "sdpa"))
+    return model
+
+
+def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
+    """Raise SpecError if a component breaks a guarantee. `flex` is not checked: its forward would compile."""
+    if attention_backend != "flex":
+        with evaluating(model):
+            check_promises(model, graph)
+
+
+def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.fx.GraphModule:
+    with torch.device("meta"), _collection_paused():
+        model = assemble(graph, **options)
+        if dtype is not None:
+            model.to(dtype)
+    check_layers(model, graph)
+    _check_count(model, graph)
+    return model
+
+
+def allocate(model: nn.Module, device: torch.device | str) -> None:
+    """Allocate memory for a model on the meta device; its values are undefined.
+
+    `to_empty` does the same, but asks the meta device how: that imports a computer algebra system, half a second.
+    """
+    replace_tensors(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+
+
+def _check_count(model: nn.Module, graph: Graph) -> None:
+    """Raise SpecError unless the model has the number of parameters stated in its spec."""
+    stated, count = graph.spec.model.parameters, sum(parameter.numel() for parameter in model.parameters())
+    if stated is not None and stated != count:
+        message = f"the spec states {stated:,} parameters, but the model has {count:,}"
+        span = graph.spec.provenance.span(("parameters",))
+        raise SpecError(Diagnostic(message, span, "parameters", help="update `parameters` in the spec"))
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Pause garbage collection: building allocates many live objects, and a pass over them costs 10% of the build."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def assemble(
+    graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False
+) -> torch.fx.GraphModule:
+    """Build the module of a graph on the current device, its parameters not filled; see `build`."""
+    builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
+    values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
+    values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
+    for name, length in fixed_lengths(graph).items():
+        check = of_length_if_given if graph.inputs[name].optional else of_length
+        values[name] = program.apply(name, check, values[name], length, name)
+    used = masks_in_use(graph.nodes)
+    masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
+    values |= mask_inputs(program, masks, pairs=masks_of_pairs(graph.nodes))
+    for node in graph.nodes:
+        module = _build_node(builder, graph, node)
+        values |= call(program, graph, node, module, values)
+    outputs = [values[name] for name in graph.outputs]
+    output = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    model = program.build_graph_module(output, _class_name(graph.name), Model)
+    paths = {module: path for path, module in model.named_modules()}
+    model.meta["components"] = {paths[module]: config for module, config in builder.configs.items() if module in paths}
+    model.meta["given"] = {
+        paths[module]: arguments for module, arguments in builder.arguments.items() if module in paths
+    }
+    model.meta["graph"] = graph
+    return model
+
+
+def graph_of(model: nn.Module) -> Graph:
+    """Return the graph that a model was built from, wrapped or not. Raise `ValueError` if tfkit did not build it."""
+    graph: Graph = unwrapped(model).meta["graph"]
+    return graph
+
+
+def inputs_of(model: nn.Module) -> list[str]:
+    """Return the names of a built model's inputs."""
+    assert isinstance(model, torch.fx.GraphModule), "a module that runs steps of a model, or the result of `unwrapped`"
+    return [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set the model to eval mode; afterwards every module is in its previous mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def call(
+    program: Program, graph: Graph, node: Node, module: nn.Module, values: Mapping[str, Any], **further: Any
+) -> dict[str, Any]:
+    """Write the call of a node's module; return its value and, if it makes one, its mask.
+
+    `values` has all previous values by name, including masks; `further` are arguments in addition to the wires.
+    """
+    args, kwargs = _arguments(graph, node, program, values)
+    value = program.call(node.name, module, *args, **kwargs, **further)
+    if not node.makes_mask:
+        return {node.name: value}
+    first = program.apply(node.name, operator.getitem, value, 0)
+    return {node.name: first, f"{node.name}_mask": program.apply(f"{node.name}_mask", operator.getitem, value, 1)}
+
+
+def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
+    path = ("graph", node.name)
+    try:
+        return builder(node.config, node.signals)
+    except Invalid as error:
+        raise SpecError(refused(error, path, graph.spec.provenance)) from None
+    except FailedError as failed:
+        what, place = type(failed.config), place_of(graph, node.name, failed.config)
+        raise SpecError(crashed(what, "`build`", failed.cause, place, graph.spec.provenance)) from failed.cause
+
+
+def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str | None] = ()) -> dict[str, Value]:
+    """Add masks as optional inputs, checked before any use. Masks in `pairs` may be pairwise."""
+    masks = {name: program.input(name, optional=True) for name in names}
+    checks = {name: may_read if name in pairs else is_token for name in masks}
+    return {name: program.apply(name, checks[name], value, name) for name, value in masks.items()}
+
+
+def _arguments(
+    graph: Graph, node: Node, program: Program, values: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a node's module: its input first, masks and the other wires as keywords."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for field, source in node.wires.items():
+        wire, signal = wire_of(node, field), node.signals[field]
+        if wire.value == "table":
+            assert isinstance(source, str)
+            kwargs[field] = program.weight(f"{table_owner(graph, source)}.tokens.weight")
+            continue
+        value = values[source] if isinstance(source, str) else [values[name] for name in source]
+        signals = signal if isinstance(signal, list) else [signal]
+        masks = [values.get(item.mask or "") for item in signals]
+        mask = masks if isinstance(signal, list) else masks[0]
+        if field in ("input", "inputs"):
+            args.append(value)
+        else:
+            kwargs[field] = value
+        if wire.mask and mask is not None:
+            kwargs["mask" if field == "input" else f"{field}_mask"] = mask
+    return args, kwargs
+
+
+def _class_name(name: str) -> str:
+    """Convert `llama3_8b` to Llama3_8b: adjacent digits would read as another number."""
+    title = ""
+    for word in "".join(c if c.isalnum() else " " for c in name).split():
+        title += "_" * (title[-1:].isdigit() and word[:1].isdigit()) + word[:1].upper() + word[1:]
+    return title if title[:1].isalpha() else f"Model{title}"

@@ -1,0 +1,112 @@
+"""The initialization of weights: each is filled by the spec's `init`, from the seed and its own name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.building.placement import forked_generator
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.tables import heads_of_tables
+from tfkit.nn import Linear, StackedLinear
+
+RESETS = ("reset_parameters", "_reset_parameters")
+"""Names of the method that fills a module; torch's attention has it under a private name."""
+
+
+class Rule(NamedTuple):
+    """The method of the spec's `init` that fills the weight of a module, and its arguments."""
+
+    method: Literal["linear", "table", "tied_table"]
+    residual: bool = False
+    n_layers: int | None = None
+
+
+def rules(model: nn.Module, graph: Graph) -> dict[str, Rule]:
+    """Return the rule of every linear layer and every table of a model, by its path."""
+    tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
+    depths = {node.name: node.stack.depth if node.stack else None for node in graph.nodes}
+    plan: dict[str, Rule] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear | StackedLinear):
+            residual = isinstance(module, Linear | StackedLinear) and module.residual
+            plan[path] = Rule("linear", residual, depths.get(path.partition(".")[0]))
+        elif isinstance(module, nn.Embedding):
+            plan[path] = Rule("tied_table" if path in tied else "table")
+    return plan
+
+
+def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
+    """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
+    init = graph.spec.model.init
+    plan = rules(model, graph)
+    with torch.no_grad(), forked_generator():
+        for path, module in model.named_modules():
+            if isinstance(module, nn.Linear | StackedLinear):
+                _, residual, n_layers = plan[path]
+                for i, part in enumerate(_matrices(module)):
+                    generator = generator_of(seed, f"{path}.weight.{i}", part.device)
+                    init.linear(part, residual=residual, n_layers=n_layers, generator=generator)
+                if module.bias is not None:
+                    generator = generator_of(seed, f"{path}.bias", module.bias.device)
+                    init.bias(module.bias, fan_in=module.weight.size(-1), generator=generator)
+            elif isinstance(module, nn.Embedding):
+                fill = init.tied_table if plan[path].method == "tied_table" else init.table
+                fill(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
+            elif (reset := _reset_of(module)) is not None:
+                first = next(chain(module.parameters(), module.buffers()), None)
+                seed_device(torch.device("cpu") if first is None else first.device, _seed(seed, path))
+                reset()
+            elif _holds(module) and not _is_filled_above(model, path):
+                message = f"`{path}` has parameters or buffers, but no `reset_parameters` to fill them"
+                raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
+
+
+def _reset_of(module: nn.Module) -> Callable[[], object] | None:
+    """Return the method that fills a module; None if there is none."""
+    methods = [getattr(module, name, None) for name in RESETS]
+    return next((method for method in methods if callable(method)), None)
+
+
+def _holds(module: nn.Module) -> bool:
+    """Return True if a module has parameters or buffers, not counting its children."""
+    return any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+
+
+def _is_filled_above(model: nn.Module, path: str) -> bool:
+    """Return True if a module is a list or a mapping of parameters, which its parent fills."""
+    module, above = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+    return isinstance(module, nn.ParameterList | nn.ParameterDict) and _reset_of(above) is not None
+
+
+def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
+    """Yield each matrix [out, in] that counts separately: the parts of a fused layer, the layers of a stack."""
+    parts = module.parts if isinstance(module, Linear | StackedLinear) else None
+    for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
+        yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
+
+
+def _seed(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Set the seed of the random numbers of a device, and of the CPU.
+
+    `torch.manual_seed` sets it for all devices, and for each that is not in use it writes down where it was called.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
+    """Return a random generator for a name, independent of all others."""
+    return torch.Generator(device).manual_seed(_seed(seed, name))

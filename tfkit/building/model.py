@@ -1,0 +1,260 @@
+"""The class of a built model, and the built model inside the wrappers of other tools.
+
+A call with inputs that a model cannot read fails with a clear error. A forward does not check its inputs, which would
+cost time. They are checked only after it has failed: if they are at fault, the error says so; otherwise the original
+error is raised, with a note that names the layer it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from traceback import walk_tb
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.arguments import shown, unknown_argument
+from tfkit.component import Signal
+from tfkit.errors import listing
+from tfkit.graph.expand import Graph
+from tfkit.graph.order import as_list
+from tfkit.graph.sequence_limits import beyond, max_len, rows_of
+from tfkit.nn import WrittenGraph
+from tfkit.torch_private.sharding import computes_in
+
+BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
+"""The type of arguments; `graph_of` tells if a module is one."""
+_SHAPES = {
+    "tokens": "token ids [b, t] of 64 or 32 bits",
+    "sequence": "vectors [b, t, width]",
+    "lengths": "whole numbers [b]",
+}
+_DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
+
+
+class Model(WrittenGraph):
+    """A built model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, and its hooks."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            raise explained(error, self, args, kwargs)  # noqa: B904  it has its cause
+
+
+def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception:
+    """Return the error to raise for a failed call: an error in its inputs, else `error` with a note of its module."""
+    input_error = wrong_call(model, args, kwargs)
+    if input_error is None:
+        name_layer(error, model)
+        return error
+    input_error.__cause__ = error
+    return input_error
+
+
+def name_layer(error: BaseException, model: nn.Module) -> None:
+    """Note on an error which module of the model it comes from: `in decoder.layers.7.ffn`."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    owners = [id(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__)]
+    if path := next((paths[owner] for owner in reversed(owners) if paths.get(owner)), None):
+        error.add_note(f"in {path}")
+
+
+def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """Return the error in the inputs of a call; None if they are valid."""
+    graph = model.meta.get("graph")
+    if not isinstance(graph, Graph) or "forward" in vars(model):  # another forward has other inputs
+        return None
+    names = [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
+    if len(args) > len(names):
+        return TypeError(f"`{graph.name}` reads {listing(names)}, but was given {len(args)} inputs")
+    inputs = dict(zip(names, args, strict=False))
+    for name in kwargs:
+        if name not in names:
+            return TypeError(unknown_argument(graph.name, name, names))
+        if name in inputs:
+            return TypeError(f"`{name}` of `{graph.name}` was given twice")
+    inputs |= kwargs
+    missing = [name for name, signal in graph.inputs.items() if not signal.optional and inputs.get(name) is None]
+    if missing:
+        return TypeError(f"`{graph.name}` needs {' and '.join(f'`{name}`' for name in missing)}")
+    there = {name: value for name, value in inputs.items() if value is not None}
+    return next(wrong_inputs(graph, there, next(model.parameters(), None)), None)
+
+
+def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
+    """Yield errors in inputs and masks; `weight` is a parameter of the model."""
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor):
+            yield TypeError(f"`{name}` must be a tensor, not {shown(value)}")
+            return
+    for name, value in inputs.items():
+        signal = graph.inputs.get(name)
+        yield from _wrong_mask(name, value, inputs) if signal is None else _wrong_input(graph, name, signal, value)
+        if weight is not None and value.device != weight.device:
+            yield ValueError(f"`{name}` is on {value.device}, but the model is on {weight.device}")
+    yield from _wrong_rows(graph, inputs)
+    features = [name for name in inputs if name in graph.inputs and graph.inputs[name].type == "sequence"]
+    for name in features if weight is not None else ():
+        assert weight is not None
+        if inputs[name].dtype != weight.dtype:
+            yield ValueError(f"`{name}` is {inputs[name].dtype}, but the model is {weight.dtype}")
+
+
+def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
+    expected, dtype = _SHAPES[signal.type], value.dtype
+    if value.is_nested or value.layout != torch.strided:
+        yield ValueError(f"`{name}` must be a dense tensor, {expected}")
+    elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == (signal.type == "sequence"):
+        yield ValueError(f"`{name}` must be {expected}, not {dtype} {list(value.shape)}")
+    elif signal.type == "sequence" and signal.width is not None and value.size(-1) != signal.width:
+        yield ValueError(f"`{name}` must be of width {signal.width}, not {list(value.shape)}")
+    elif signal.type != "lengths" and value.size(1) == 0:
+        yield ValueError(f"`{name}` must have at least one position, not {list(value.shape)}")
+    elif signal.length is not None and value.size(1) != signal.length:
+        yield ValueError(f"`{name}` must have {signal.length} positions, not {list(value.shape)}")
+    elif signal.type == "tokens":
+        error = wrong_tokens(graph, name, value)
+        yield from [] if error is None else [error]
+
+
+def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
+    """Return the error in a sequence [b, t] longer than the model's `max_len`, or with token ids outside its table."""
+    limit, rows = max_len(graph), rows_of(graph, name)
+    if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
+        return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
+    if rows is None or not tokens.numel() or tokens.is_meta:
+        return None
+    least, most = (int(bound) for bound in tokens.aminmax())
+    if least >= 0 and most < rows:
+        return None
+    token = least if least < 0 else most
+    return ValueError(f"{token} is not a token id of this model: `{name}` may be 0 to {rows - 1}")
+
+
+def _wrong_mask(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterator[Exception]:
+    hidden = inputs.get(name.removesuffix("_mask"))
+    if hidden is not None:
+        expected = [*hidden.shape[:2]] + [hidden.size(1)] * (mask.dim() == 3)
+        if expected != [*mask.shape]:
+            yield ValueError(f"`{name}` must be bool {expected}, not {mask.dtype} {list(mask.shape)}")
+
+
+def _wrong_rows(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exception]:
+    """Yield errors for inputs with different batch sizes, or with different lengths if one node takes both."""
+    inputs = {name: value for name, value in arguments.items() if name in graph.inputs}
+    counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
+    if len(set(counts.values())) > 1:
+        yield ValueError(f"the inputs have different batch sizes: {_listed(counts)}")
+    for node in graph.nodes:
+        together = [name for source in node.wires.values() for name in as_list(source) if name in inputs]
+        lengths = {name: inputs[name].size(1) for name in together if inputs[name].dim() > 1}
+        if isinstance(node.wires.get("input"), list) and len(set(lengths.values())) > 1:
+            yield ValueError(f"`{node.name}` reads inputs of different lengths: {_listed(lengths)}")
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"`{name}` {size}" for name, size in sizes.items())
+
+
+T = TypeVar("T")
+
+INSIDE = {
+    "torch.OptimizedModule": "_orig_mod",  # torch.compile
+    "torch.DistributedDataParallel": "module",
+    "torch.DataParallel": "module",
+    "torch.AveragedModel": "module",
+    "peft.PeftModel": "base_model",
+    "peft.BaseTuner": "model",
+    "lightning._FabricModule": "module",
+    "lightning_fabric._FabricModule": "module",
+    "tfkit.Loss": "model",
+}
+"""Package and class of wrappers, and the attribute that holds the wrapped module."""
+
+
+def unwrapped(model: object) -> fx.GraphModule:
+    """Return the model without wrappers that compute the same: `torch.compile`, DDP, averages, PEFT, `Loss`.
+
+    Adapters that PEFT inserts belong to the model. Raises `ValueError` for modules that `tfkit.build` did not build,
+    and for wrappers that change more than where or how the model runs.
+    """
+    module = model
+    while not _is_built(module):
+        if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
+            raise ValueError(
+                "the prompts that PEFT has learned are not in the model: call the result of `get_peft_model`"
+            )
+        attribute = next((INSIDE[name] for name in _names(module) if name in INSIDE), None)
+        if attribute is None:
+            raise ValueError(_unknown(module))
+        module = getattr(module, attribute)
+    assert isinstance(module, fx.GraphModule)
+    return module
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return True if `torch.distributed.fsdp.fully_shard` was called with this module."""
+    return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
+
+
+def whole(model: object) -> fx.GraphModule:
+    """Unwrap a model whose parameters are complete; raise ValueError if they are sharded or have no values."""
+    built = unwrapped(model)
+    check_values(built)
+    if any(is_sharded(module) for module in built.modules()):
+        raise ValueError(
+            "the parameters of this model are sharded: gather them with "
+            "`torch.distributed.checkpoint.state_dict.get_model_state_dict`, and load them into a model that is not"
+        )
+    return built
+
+
+def check_values(model: nn.Module) -> None:
+    """Raise ValueError if the parameters of a model have shapes alone."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("the model is on the meta device, where weights have no values: build it on another one")
+
+
+def sharded_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the compute dtype of sharded modules, if their policy differs from the parameters' dtype."""
+    dtypes = {computes_in(module) for module in model.modules() if is_sharded(module)}
+    if len(dtypes) > 1:
+        raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, but a cache has one type")
+    return dtypes.pop() if dtypes else None
+
+
+def called(model: nn.Module, run: Callable[[], T]) -> T:
+    """Call `run`, which calls submodules of the model, as if it were the model's forward.
+
+    `fully_shard` acts when a module is called: its parameters are gathered before and its gradients scattered later.
+    """
+    if not is_sharded(model):
+        return run()
+    model.__dict__["forward"] = run
+    try:
+        value: T = model()
+        return value
+    finally:
+        del model.__dict__["forward"]
+
+
+def _is_built(model: object) -> bool:
+    return isinstance(model, fx.GraphModule) and isinstance(model.meta.get("graph"), Graph)
+
+
+def _names(module: object) -> Iterator[str]:
+    """Yield package and name of each class of a module, to recognize the module without an import."""
+    return (f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(module).__mro__)
+
+
+def _unknown(module: object) -> str:
+    name = type(module).__name__
+    if "torch.FullyShardedDataParallel" in _names(module):
+        return f"{name} flattens the parameters of a model: use `torch.distributed.fsdp.fully_shard`"
+    text = f"this module was not built by `tfkit.build`, or it has been wrapped: it is {name}"
+    parts = module.named_modules() if isinstance(module, nn.Module) else ()
+    path = next((path for path, part in parts if _is_built(part)), None)
+    return f"{text}; pass the model itself" + ("" if path is None else f", which it has as `{path}`")

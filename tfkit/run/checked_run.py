@@ -1,0 +1,182 @@
+"""A run that fits together: its model as a graph, its data, the number of its steps, and what it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from tfkit.component import Component
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.graph.expand import Graph, expand
+from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.plugin.manager import Plugins
+from tfkit.run.contract import Data
+from tfkit.run.guarded_data import guarded
+from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
+from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
+from tfkit.run.run_spec import MODEL, RunSpec, WeightsConfig
+from tfkit.spec.messages import fault_in, refused
+from tfkit.spec.weight_files import content_of
+
+CountFlops: TypeAlias = Callable[[Graph, int, int], int]
+"""The FLOPs of a forward and a backward of a model, for that many sequences of that length."""
+CONTENT = "data_content"
+"""The path of the digest of the data."""
+WEIGHTS_CONTENT = "weights_content"
+"""The path of the digest of the weights that the run begins with."""
+SUFFIX = "_content"
+"""The end of the path of any digest of content."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was read and checked, before any tensor exists."""
+
+    file: RunFile
+    graph: Graph
+    count: CountFlops | None = None
+    """For a length in FLOPs."""
+
+    @property
+    def config(self) -> RunSpec:
+        """Its values."""
+        return self.file.config
+
+    @property
+    def data(self) -> Data:
+        """Its examples."""
+        return self.file.data
+
+    @cached_property
+    def steps(self) -> int:
+        """Updates in all."""
+        config, data = self.config, self.data
+        if config.flops is None:
+            examples = len(data.examples("train", "sequential"))
+            return config.count_steps(tokens_of_step=self.tokens_of_step, examples=examples)
+        assert self.count is not None, "a run in FLOPs, read by something that cannot count them"
+        try:
+            return math.ceil(config.flops / self.count(self.graph, config.batch.sequences, data.length))
+        except SpecError as error:
+            raise self.file.placed(error, "flops") from error
+
+    @property
+    def tokens_of_step(self) -> int:
+        """Positions that an update reads."""
+        return self.config.batch.sequences * self.data.length
+
+    @cached_property
+    def meaning(self) -> RunMeaning:
+        """The values that decide its numbers: its own, the model's, and the digests of the files that it reads."""
+        values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
+        if self.config.weights is not None:
+            values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
+        for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
+            values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
+        return RunMeaning(self.config, self.graph.spec.model, values)
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that are equal for runs of one meaning."""
+        return self.meaning.digest
+
+    def _weights_content(self, config: WeightsConfig) -> str:
+        try:
+            return content_of(Path(config.path))
+        except SpecError as error:
+            help = "train a model first, or name other weights: --set weights=DIR"
+            error = SpecError(*(replace(diagnostic, help=help) for diagnostic in error.diagnostics))
+            raise self.file.placed(error, "weights") from error
+
+    def _content(self, path: tuple[str, ...], value: str) -> str:
+        try:
+            return files_content(Path(value))
+        except SpecError as error:
+            raise self.file.placed(error, *path) from error
+
+    def error(self, message: str, *path: str, help: str | None = None) -> SpecError:
+        """Build an error about a value of the run."""
+        return SpecError(Diagnostic(message, self.file.place(path), ".".join(path), help=help))
+
+    def guarded(self, config: Component, method: str, *path: str) -> AbstractContextManager[None]:
+        """Turn an exception of a method of a kind into its error at a place of the run."""
+        return guarded(fault_in(type(config), path, self.file.provenance), method)
+
+    def refused(self, error: Invalid, *path: str) -> SpecError:
+        """Build the error of a kind at a location in the run."""
+        return SpecError(refused(error, path, self.file.provenance))
+
+
+def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None) -> Run:
+    """Read a run by its path, its folder, or the name of one that comes with tfkit, or take it; see `check_run`."""
+    return check_run(read_run(run, plugins, sets=sets), count=count)
+
+
+def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
+    """Check that the parts of a run fit together, and return the run. Raise SpecError if they do not.
+
+    `count` is for a run whose length is given in FLOPs.
+    """
+    with of_model():
+        graph = expand(file.model)
+    run = Run(file, graph, count)
+    _check_model(run)
+    try:
+        run.config.schedule.check_steps(run.steps)
+    except Invalid as error:
+        raise run.refused(error, "schedule") from error
+    return run
+
+
+def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
+    """Return the input of the model for each input of the data. Raise `Invalid` if they do not fit."""
+    required = [name for name, signal in graph.inputs.items() if not signal.optional]
+    data_inputs = list(names)
+    if len(data_inputs) == len(required) == 1:
+        return {data_inputs[0]: required[0]}
+    if not set(required) <= set(data_inputs) <= set(graph.inputs):
+        message = f"the data gives {', '.join(data_inputs)}, but the inputs of the model are {', '.join(graph.inputs)}"
+        raise Invalid("", message)
+    return {name: name for name in data_inputs}
+
+
+def mask_of(graph: Graph, names: Iterable[str]) -> str:
+    """Return the pairwise mask that separates the documents in a row. Raise `Invalid` without such a mask."""
+    deaf, (name, *more) = deaf_to_pairs(graph), names
+    mask = graph.inputs[name].mask
+    if more or mask is None:
+        raise Invalid("", "the documents of a row are kept apart for models with one input, of any length")
+    if deaf is not None:
+        message = f"the documents of a row would mix: `{deaf}` of the model cannot keep them apart"
+        raise Invalid("", message, help="encoders, decoders and heads over single positions can")
+    return mask
+
+
+def _check_model(run: Run) -> None:
+    """Raise SpecError if the model cannot read the data."""
+    data, graph = run.data, run.graph
+    first = data.examples("train", run.config.data.order).batch(np.zeros(1, np.int64))
+    try:
+        inputs = inputs_for(graph, first.inputs)
+        if first.documents is not None:
+            mask_of(graph, inputs.values())
+    except Invalid as error:
+        raise run.refused(error, "data") from error
+    for name in inputs.values():
+        rows = rows_of(graph, name)
+        if rows is not None and rows < data.vocab_size:  # published tables often have more rows than tokens
+            message = f"the data has {data.vocab_size:,} tokens, but `vocab_size` of the model is {rows:,}"
+            raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
+    limit = max_len(graph)
+    if limit is not None and data.length > limit:
+        message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
+        path = ("batch", "length") if run.config.data.takes_length else ("data",)
+        raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")

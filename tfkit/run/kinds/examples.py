@@ -1,0 +1,111 @@
+"""Examples of the built-in data kinds: rows of one length, and windows over a long row of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tfkit.errors import Invalid
+from tfkit.run.contract import IGNORED, Batch, DataConfig, Examples, Ids, Order, Tokenizer
+
+
+@dataclass(frozen=True)
+class RowsData:
+    """The rows of each split."""
+
+    parts: Mapping[str, Examples]
+    length: int
+    vocab_size: int
+    tokenizer: Tokenizer | None = None
+    fingerprint: str = ""
+
+    @property
+    def splits(self) -> list[str]:
+        """Their names."""
+        return list(self.parts)
+
+    def examples(self, split: str, order: Order) -> Examples:
+        return self.parts[split]
+
+
+def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
+    """Return the range of each split among `size` examples; raise `Invalid` if a range is empty."""
+    ends = config.ends(size)
+    empty = next((name for name, (start, end) in ends.items() if start == end), None)
+    if empty is not None:
+        raise Invalid("split", f"split `{empty}` has none of the {size:,} examples")
+    return ends
+
+
+def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
+    """Build rows in which the target of each token is the next token; if `counted`, only that many at the end count."""
+    targets = rows[:, 1:].copy()
+    if counted is not None:
+        targets[:, :-counted] = IGNORED
+    return Batch({"tokens": rows[:, :-1]}, targets)
+
+
+def generator(*key: int) -> np.random.Generator:
+    """Return a random generator for a data kind, independent for each key and of the seed of a run."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+class Stream(Protocol):
+    """Tokens in a row, as an array of them or something that computes or reads them."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    def __getitem__(self, places: Ids) -> Ids:
+        """Return the tokens at these places."""
+
+
+@dataclass(frozen=True)
+class StreamData:
+    """The tokens of each split, in windows; raises `Invalid` if a split has too few for one."""
+
+    parts: Mapping[str, Stream]
+    length: int
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        for name, part in self.parts.items():
+            if len(part) <= self.length:
+                reason = f"too few for one window of {self.length:,} and a target"
+                raise Invalid("split", f"split `{name}` has {len(part):,} tokens, {reason}")
+
+    @property
+    def splits(self) -> list[str]:
+        """Their names."""
+        return list(self.parts)
+
+    def examples(self, split: str, order: Order) -> Examples:
+        return Windows(self.parts[split], self.length, stride=1 if order == "sampled" else self.length)
+
+
+class Windows:
+    """Windows of tokens, one at each multiple of `stride`.
+
+    With a stride of 1 all windows are complete. With a stride of `length`, they cover the stream, and targets
+    behind its end do not count.
+    """
+
+    def __init__(self, tokens: Stream, length: int, *, stride: int) -> None:
+        self._tokens, self._stride = tokens, stride
+        self._offsets = np.arange(length + 1)
+        self._count = len(tokens) - length if stride == 1 else -(-(len(tokens) - 1) // stride)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, indices: Ids) -> Batch:
+        places = indices[:, None] * self._stride + self._offsets
+        inside = places < len(self._tokens)
+        ids = self._tokens[np.where(inside, places, 0)]
+        targets = np.where(inside[:, 1:], ids[:, 1:], IGNORED)
+        return Batch({"tokens": ids[:, :-1]}, targets)

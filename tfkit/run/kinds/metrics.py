@@ -1,0 +1,226 @@
+"""Metrics of logits, of the answers that a model generates, and of the best constant answer, for comparison."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+import tfkit
+from tfkit.errors import Invalid
+from tfkit.run.contract import IGNORED, Data, DecodedMetric, LogitMetric, Metric, MetricConfig, NonNegative, Ratio
+from tfkit.run.kinds.text import id_of
+
+
+class LossMetricConfig(MetricConfig):
+    """Cross-entropy in nats for each position that counts."""
+
+    kind: Literal["loss"] = "loss"
+
+    def build(self, data: Data) -> Metric:
+        return CrossEntropy(None)
+
+
+class BitsPerByteConfig(MetricConfig):
+    """Cross-entropy in bits for each byte of the text: comparable between tokenizers."""
+
+    kind: Literal["bits_per_byte"] = "bits_per_byte"
+
+    def build(self, data: Data) -> Metric:
+        tokenizer = data.tokenizer
+        if tokenizer is None:
+            raise Invalid("", "`bits_per_byte` needs text: the data has no tokenizer")
+        try:
+            return CrossEntropy(torch.tensor(tokenizer.byte_counts(), device="cpu"))
+        except ValueError as error:
+            raise Invalid("", f"`bits_per_byte` cannot count the bytes of the tokenizer: {error}") from error
+
+
+class AccuracyConfig(MetricConfig):
+    """The share of positions whose likeliest token is the target."""
+
+    kind: Literal["accuracy"] = "accuracy"
+
+    def build(self, data: Data) -> Metric:
+        return Accuracy()
+
+
+class ExactMatchConfig(MetricConfig):
+    """The share of examples in which the likeliest token is the target at all positions that count.
+
+    These are the examples whose counted part a model writes without an error when it always takes the likeliest token.
+    """
+
+    kind: Literal["exact_match"] = "exact_match"
+
+    def build(self, data: Data) -> Metric:
+        return ExactMatch()
+
+
+class CrossEntropy(LogitMetric):
+    """Nats for each position; or, if the bytes of each token are given, bits for each byte."""
+
+    def __init__(self, sizes: Tensor | None) -> None:
+        self._sizes = sizes
+
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
+
+    def sums(self, values: Tensor, targets: Tensor) -> Ratio:
+        nats = super().sums(values, targets)
+        if self._sizes is None:
+            return nats
+        return Ratio(nats.total / math.log(2), int(self._sizes[targets[targets != IGNORED].cpu()].sum()))
+
+
+class Accuracy(LogitMetric):
+    """The share of positions whose most likely token is the target."""
+
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.argmax(-1) == targets
+
+
+class ExactMatch(Accuracy):
+    """The share of examples that are right at all positions that count."""
+
+    def sums(self, values: Tensor, targets: Tensor) -> Ratio:
+        return exact_matches(values, targets)
+
+
+def exact_matches(values: Tensor, targets: Tensor) -> Ratio:
+    """Return the number of examples, [b, t], with a true value wherever they count; and of all that count anywhere."""
+    counted = targets != IGNORED
+    examples = counted.any(-1)
+    matches = (values | ~counted).all(-1) & examples
+    return Ratio(int(matches.sum()), int(examples.sum()))
+
+
+class _DecodedConfig(MetricConfig):
+    """The settings of both metrics of decoding."""
+
+    temperature: NonNegative = 0.0
+    """Randomness; 0 takes the likeliest token."""
+    stop: str | None = None
+    """The text of the token that ends an answer; all places behind it count as this token."""
+
+
+class DecodedAccuracyConfig(_DecodedConfig):
+    """The share of right tokens in the answers that the model writes, each token from those it wrote before."""
+
+    kind: Literal["decoded_accuracy"] = "decoded_accuracy"
+
+    def build(self, data: Data) -> Metric:
+        return DecodedAccuracy(self, data)
+
+
+class DecodedExactMatchConfig(_DecodedConfig):
+    """The share of answers that the model writes without an error; at temperature 0, `exact_match` is the same."""
+
+    kind: Literal["decoded_exact_match"] = "decoded_exact_match"
+
+    def build(self, data: Data) -> Metric:
+        return DecodedExactMatch(self, data)
+
+
+class DecodedAccuracy(DecodedMetric):
+    """The share of right tokens in generated answers."""
+
+    def __init__(self, config: _DecodedConfig, data: Data) -> None:
+        self._temperature = config.temperature
+        self._stop = None if config.stop is None else id_of(config.stop, data, "stop")
+        self._cached: tfkit.CachedModel | None = None
+        """The model with its caches, which takes long to prepare."""
+
+    def values(
+        self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
+    ) -> Tensor:
+        if any(tensor.dim() > 2 for tensor in inputs.values()):
+            raise Invalid("", "what a model writes cannot be measured in rows with several documents")
+        *sources, (_, tokens) = inputs.items()
+        start, stop = _start(targets, least=0 if sources else 1), self._stop
+        further: dict[str, Any] = dict(sources)
+        try:
+            self._cached = self._cached or tfkit.CachedModel(model, length=targets.size(1) + 1)
+            generated = tfkit.generate(
+                self._cached,
+                tokens[:, : start + 1],
+                max_new_tokens=targets.size(1) - start,
+                temperature=self._temperature,
+                stop=() if stop is None else [stop],
+                pad=stop or 0,
+                seed=seed,
+                first_prompt=first,
+                **further,
+            ).tokens
+        except ValueError as error:
+            raise Invalid("", f"the model cannot generate the answers: {error}") from error
+        answer = F.pad(generated, (start, targets.size(1) - start - generated.size(1)), value=stop or 0)
+        return answer == targets
+
+
+class DecodedExactMatch(DecodedAccuracy):
+    """The share of generated answers without an error."""
+
+    def sums(self, values: Tensor, targets: Tensor) -> Ratio:
+        return exact_matches(values, targets)
+
+
+def _start(targets: Tensor, *, least: int) -> int:
+    """Return the position where all answers start; raise `Invalid` unless every answer ends its example.
+
+    Before `least` there is a question.
+    """
+    counted = targets != IGNORED
+    start = int(counted[0].int().argmax())
+    if start < least or not bool(counted[:, start:].all()) or bool(counted[:, :start].any()):
+        message = "what a model writes can be measured if every example ends in an answer, all of them at one place"
+        raise Invalid("", message, help="for instance data `addition`, or the split `test` of `calculator`")
+    return start
+
+
+class ConstantAccuracyConfig(MetricConfig):
+    """The accuracy of always writing the most frequent token of each place: a floor, without a model."""
+
+    kind: Literal["constant_accuracy"] = "constant_accuracy"
+
+    def build(self, data: Data) -> Metric:
+        return ConstantTokens()
+
+
+class ConstantExactMatchConfig(MetricConfig):
+    """The share of the most frequent answer: a floor of `exact_match`, without a model."""
+
+    kind: Literal["constant_exact_match"] = "constant_exact_match"
+
+    def build(self, data: Data) -> Metric:
+        return ConstantAnswer()
+
+
+class ConstantTokens(Metric):
+    """Counts of the tokens of each place."""
+
+    def sums(self, values: Tensor, targets: Tensor) -> Counter[tuple[int, int]]:
+        counted = targets != IGNORED
+        return Counter(zip(counted.nonzero()[:, 1].tolist(), targets[counted].tolist(), strict=True))
+
+    def compute(self, sums: Counter[tuple[int, int]]) -> float:
+        best: Counter[int] = Counter()
+        for (place, _), count in sums.items():
+            best[place] = max(best[place], count)
+        return best.total() / sums.total()
+
+
+class ConstantAnswer(Metric):
+    """Counts of complete answers."""
+
+    def sums(self, values: Tensor, targets: Tensor) -> Counter[tuple[int, ...]]:
+        answers = (tuple(token for token in row if token != IGNORED) for row in targets.tolist())
+        return Counter(answer for answer in answers if answer)
+
+    def compute(self, sums: Counter[tuple[int, ...]]) -> float:
+        return max(sums.values()) / sums.total()

@@ -1,0 +1,202 @@
+"""Data kinds that change the examples of any other data.
+
+Masked language modelling is https://arxiv.org/abs/1810.04805. Packing puts several documents, which do not see each
+other, into a row: https://arxiv.org/abs/2107.02027, section 3.2.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from tfkit.errors import Invalid
+from tfkit.run.contract import IGNORED, Batch, Data, DataConfig, Examples, Ids, Order, PositiveCount, Tokenizer
+from tfkit.run.kinds.examples import generator
+from tfkit.run.kinds.text import id_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class OverConfig(DataConfig):
+    """Other data with one input, whose order and splits are those given here."""
+
+    of: DataConfig
+    """The data; its order and its splits are those given here."""
+
+    def check(self) -> None:
+        """Refuse an order and splits that would have no effect."""
+        super().check()
+        for name in ("order", "split"):
+            if name in self.of.model_fields_set:
+                raise Invalid(f"of.{name}", f"`{name}` has no effect here", help=f"give it as `data.{name}`")
+
+    @property
+    def takes_length(self) -> bool:
+        return self.of.takes_length
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        return self._of.split_names
+
+    @property
+    def _of(self) -> DataConfig:
+        return self.of.model_copy(update={"order": self.order, "split": self.split})
+
+    def idle(self, split: str) -> frozenset[str]:
+        inside = self.of.idle(split)
+        shared = {"order", "split", "length"}
+        return super().idle(split) | (inside & shared) | {f"of.{field}" for field in inside - shared}
+
+    def located(self, folder: Path) -> Self:
+        return self.model_copy(update={"of": self.of.located(folder)})
+
+    def build(self, length: int | None) -> Data:
+        try:
+            of = self._of.build(length)
+        except Invalid as error:
+            raise Invalid(f"of.{error.field}", error.message, notes=error.notes, help=error.help) from error
+        inputs = of.examples("train", self.order).batch(np.zeros(1, dtype=np.int64)).inputs
+        if len(inputs) > 1:
+            message = f"`{self.kind_name()}` changes one input, but the data has {', '.join(inputs)}"
+            raise Invalid("of", message)
+        return self.over(of)
+
+    @abstractmethod
+    def over(self, of: Data) -> Data:
+        """Return the changed data; raise `Invalid` for data that cannot be changed in this way."""
+
+
+@dataclass(frozen=True)
+class OverData:
+    """Other data with changed examples."""
+
+    of: Data
+    vocab_size: int
+    changed: Callable[[str, Examples], Examples]
+    """From the name of a split and its examples to the changed ones."""
+
+    @property
+    def length(self) -> int:
+        """The length of the data."""
+        return self.of.length
+
+    @property
+    def splits(self) -> list[str]:
+        """The names of the splits of the data."""
+        return list(self.of.splits)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the data."""
+        return self.of.fingerprint
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the data."""
+        return self.of.tokenizer
+
+    def examples(self, split: str, order: Order) -> Examples:
+        return self.changed(split, self.of.examples(split, order))
+
+
+HIDDEN, RANDOM = 0.8, 0.1
+"""The shares of chosen tokens that become the mask token, and any token; the others stay."""
+
+
+class MaskedConfig(OverConfig):
+    """Other data with some of its tokens hidden: a model reads the rest and finds them.
+
+    Of the tokens that the other data asks for, which is all but the first of a window, a share is chosen; 80% of them
+    become the mask token, whose id is above all others, 10% a random token, and 10% stay. The choice depends on the
+    number of the example alone. An example is in the split `train` several times, each with another choice.
+    """
+
+    kind: Literal["masked"] = "masked"
+
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """The probability of a token to be chosen."""
+    choices: PositiveCount = 10
+    """The number of choices for each example of `train`; together, they are one pass."""
+
+    def idle(self, split: str) -> frozenset[str]:
+        return super().idle(split) | (set() if split == "train" else {"choices"})
+
+    def over(self, of: Data) -> Data:
+        return OverData(of, of.vocab_size + 1, lambda split, examples: self._hidden(split, examples, of.vocab_size))
+
+    def _hidden(self, split: str, examples: Examples, mask: int) -> Hidden:
+        return Hidden(examples, self.share, self.choices if split == "train" else 1, mask=mask)
+
+
+class Hidden:
+    """Examples with some of their tokens hidden: all examples with a first choice, then with a second, and so on."""
+
+    def __init__(self, of: Examples, share: float, choices: int, *, mask: int) -> None:
+        self._of, self._share, self._choices, self._mask = of, share, choices, mask
+
+    def __len__(self) -> int:
+        return len(self._of) * self._choices
+
+    def batch(self, indices: Ids) -> Batch:
+        seen = self._of.batch(indices % len(self._of))
+        ((name, tokens),) = seen.inputs.items()
+        asked = np.zeros(tokens.shape, dtype=bool)
+        asked[:, 1:] = seen.targets[:, :-1] != IGNORED
+        drawn = np.stack([generator(number).random((3, tokens.shape[1])) for number in indices.tolist()], axis=1)
+        chosen = asked & (drawn[0] < self._share)
+        hidden, random = chosen & (drawn[1] < HIDDEN), chosen & (drawn[1] >= 1 - RANDOM)
+        read = np.where(random, (drawn[2] * self._mask).astype(np.int64), tokens)
+        read[hidden | _behind(seen.targets)] = self._mask
+        return replace(seen, inputs={name: read}, targets=np.where(chosen, tokens, IGNORED))
+
+
+def _behind(targets: Ids) -> NDArray[np.bool_]:
+    """Mark the positions after the last token: there is no target at them, at the position before, or after."""
+    counted = np.maximum.accumulate((targets != IGNORED)[:, ::-1], axis=1)[:, ::-1]
+    behind = np.zeros(targets.shape, dtype=bool)
+    behind[:, 1:] = ~counted[:, :-1]
+    return behind
+
+
+class PackedConfig(OverConfig):
+    """Other data, the documents of whose rows are kept apart: each is as if the row had nothing else.
+
+    No token reads one of another document, positions begin anew in each, and the last token of one predicts nothing.
+    Where a row ends, a document is cut.
+    """
+
+    kind: Literal["packed"] = "packed"
+
+    separator: str | Annotated[int, Field(ge=0)]
+    """The token that ends a document: its text, or its id."""
+
+    def over(self, of: Data) -> Data:
+        separator = id_of(self.separator, of, "separator") if isinstance(self.separator, str) else self.separator
+        if separator >= of.vocab_size:
+            message = f"{separator} is not a token: the data has {of.vocab_size:,} tokens, 0 to {of.vocab_size - 1}"
+            raise Invalid("separator", message)
+        return OverData(of, of.vocab_size, lambda split, examples: Packed(examples, separator))
+
+
+class Packed:
+    """Examples that know the documents of each row."""
+
+    def __init__(self, of: Examples, separator: int) -> None:
+        self._of, self._separator = of, separator
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def batch(self, indices: Ids) -> Batch:
+        seen = self._of.batch(indices)
+        ((_, tokens),) = seen.inputs.items()
+        ends = tokens == self._separator
+        documents = np.cumsum(ends, axis=1) - ends
+        return replace(seen, targets=np.where(ends, IGNORED, seen.targets), documents=documents)

@@ -1,0 +1,189 @@
+"""Synthetic tasks: sums of two numbers, sequences to write again, and multi-query associative recall.
+
+In associative recall (https://arxiv.org/abs/2312.04927), pairs come first, then keys whose values are asked.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+import tfkit
+from tfkit.component import PositiveFloat
+from tfkit.errors import Invalid
+from tfkit.run.contract import IGNORED, Batch, Data, DataConfig, Ids, PositiveCount
+from tfkit.run.kinds.examples import RowsData, divided, generator, next_tokens
+
+SYMBOLS = "0123456789+="
+HELD_OUT = 1  # the seed of the order in which problems are divided into splits
+
+
+class AdditionConfig(DataConfig):
+    """Sums of two numbers: `12+34=640`, both padded with zeros, the answer with its last digit first.
+
+    Every pair of numbers is one problem, and belongs to one split: the others have never been seen in training.
+    """
+
+    kind: Literal["addition"] = "addition"
+
+    digits: Annotated[int, Field(ge=1, le=3)] = 2
+    """Digits of each number."""
+    reverse: bool = True
+    """If true, the answer begins with its last digit, so that a carry is known when it is needed."""
+    loss_on: Literal["answer", "all"] = "answer"
+    """The positions that count."""
+
+    def build(self, length: int | None) -> Data:
+        total = 10 ** (2 * self.digits)
+        order = np.random.Generator(np.random.Philox(HELD_OUT)).permutation(total)
+        parts = {name: Sums(order[start:end], self) for name, (start, end) in divided(self, total).items()}
+        return RowsData(parts, 3 * self.digits + 2, len(SYMBOLS), tfkit.CharacterTokenizer(SYMBOLS))
+
+
+class Sums:
+    """Problems as rows of ids."""
+
+    def __init__(self, problems: Ids, config: AdditionConfig) -> None:
+        self._problems, self._config = problems, config
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def batch(self, indices: Ids) -> Batch:
+        digits, problems = self._config.digits, self._problems[indices]
+        left, right = problems // 10**digits, problems % 10**digits
+        answer = _digits(left + right, digits + 1)
+        plus, equals = (np.full((len(indices), 1), SYMBOLS.index(sign)) for sign in "+=")
+        if self._config.reverse:
+            answer = answer[:, ::-1]
+        row = np.concatenate([_digits(left, digits), plus, _digits(right, digits), equals, answer], axis=1)
+        return next_tokens(row, counted=digits + 1 if self._config.loss_on == "answer" else None)
+
+
+def _digits(numbers: Ids, count: int) -> Ids:
+    """Return the decimal digits of numbers, padded with zeros, [b, count]."""
+    return numbers[:, None] // 10 ** np.arange(count)[::-1] % 10
+
+
+class CopyConfig(DataConfig):
+    """Random sequences, and what is to be written for each: the same, its reverse, or its symbols in order.
+
+    No sequence is in two splits. Symbols are 0 and above; the id above them stands before the answer.
+    """
+
+    kind: Literal["copy"] = "copy"
+
+    task: Literal["copy", "reverse", "sort"] = "copy"
+    """The answer to a sequence."""
+    symbols: Annotated[int, Field(ge=2, le=2**20)] = 16
+    """The number of symbols."""
+    items: Annotated[int, Field(ge=1, le=2**16)] = 16
+    """Symbols of a sequence."""
+    sequences: PositiveCount = 100_000
+    """The number of sequences to draw; one that is drawn twice counts once."""
+    layout: Literal["sequence", "pair"] = "sequence"
+    """sequence: the answer follows, for a decoder; pair: inputs `source` and `target`, for an encoder-decoder."""
+
+    def build(self, length: int | None) -> Data:
+        drawn = generator().integers(self.symbols, size=(self.sequences, self.items))
+        _, first = np.unique(drawn, axis=0, return_index=True)
+        distinct = drawn[np.sort(first)]
+        ends = divided(self, len(distinct))
+        parts = {name: Tasks(distinct[start:end], self) for name, (start, end) in ends.items()}
+        return RowsData(parts, (2 if self.layout == "sequence" else 1) * self.items, self.symbols + 1)
+
+
+class Tasks:
+    """Sequences with their answers."""
+
+    def __init__(self, sequences: Ids, config: CopyConfig) -> None:
+        self._sequences, self._config = sequences, config
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def batch(self, indices: Ids) -> Batch:
+        source = self._sequences[indices]
+        answer = self._answer(source)
+        start = np.full_like(source[:, :1], self._config.symbols)
+        if self._config.layout == "pair":
+            return Batch({"source": source, "target": np.concatenate([start, answer[:, :-1]], axis=1)}, answer)
+        tokens = np.concatenate([source, start, answer[:, :-1]], axis=1)
+        return Batch({"tokens": tokens}, np.concatenate([np.full_like(source, IGNORED), answer], axis=1))
+
+    def _answer(self, source: Ids) -> Ids:
+        match self._config.task:
+            case "copy":
+                return source
+            case "reverse":
+                return source[:, ::-1].copy()
+            case "sort":
+                return np.sort(source, axis=1)
+
+
+class MQARConfig(DataConfig):
+    """Pairs of key and value, then every key once more among random tokens: its target is its value.
+
+    Keys are below half of the vocabulary, but not 0, and values from there on; both are drawn without repetition. A key
+    is asked soon after the pairs, and later ones become rarer by a power of the distance.
+    """
+
+    kind: Literal["mqar"] = "mqar"
+
+    symbols: Annotated[int, Field(ge=4, le=2**20)] = 8192
+    """The size of the vocabulary."""
+    positions: Annotated[int, Field(ge=4, le=2**20)] = 64
+    """Tokens of an example."""
+    pairs: Annotated[int, Field(ge=1, le=2**16)] = 4
+    """Pairs of an example."""
+    power: PositiveFloat = 0.01
+    """The distance d, in pairs of tokens, has the weight d^(power - 1)."""
+    examples: PositiveCount = 100_000
+    """The number of examples."""
+
+    def check(self) -> None:
+        """Refuse pairs that there is no room or no symbol for."""
+        super().check()
+        if 4 * self.pairs > self.positions:
+            message = f"{self.pairs} pairs and as many questions need {4 * self.pairs} positions, not {self.positions}"
+            raise Invalid("positions", message)
+        if self.pairs > self.symbols // 2 - 1:
+            message = f"{self.symbols} symbols give {self.symbols // 2 - 1} keys, too few for {self.pairs} pairs"
+            raise Invalid("symbols", message)
+
+    def build(self, length: int | None) -> Data:
+        parts = {name: Recall(self, ends) for name, ends in divided(self, self.examples).items()}
+        return RowsData(parts, self.positions, self.symbols)
+
+
+class Recall:
+    """Examples, each drawn by its number."""
+
+    def __init__(self, config: MQARConfig, ends: tuple[int, int]) -> None:
+        self._config = config
+        self._start, self._end = ends
+        room = (config.positions - 2 * config.pairs) // 2
+        weights = np.arange(1, room + 1) ** (config.power - 1)
+        self._weights = weights / weights.sum()
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def batch(self, indices: Ids) -> Batch:
+        drawn = [self._draw(number) for number in (indices + self._start).tolist()]
+        tokens, targets = (np.stack(rows) for rows in zip(*drawn, strict=True))
+        return Batch({"tokens": tokens}, targets)
+
+    def _draw(self, number: int) -> tuple[Ids, Ids]:
+        """Draw the tokens and targets of an example."""
+        random, pairs, half = generator(number), self._config.pairs, self._config.symbols // 2
+        keys = 1 + random.choice(half - 1, pairs, replace=False)
+        values = half + random.choice(self._config.symbols - half, pairs, replace=False)
+        asked = 2 * pairs + 2 * random.choice(len(self._weights), pairs, replace=False, p=self._weights)
+        tokens = random.integers(self._config.symbols, size=self._config.positions)
+        targets = np.full_like(tokens, IGNORED)
+        tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2] = keys, values
+        tokens[asked], targets[asked] = keys, values
+        return tokens, targets

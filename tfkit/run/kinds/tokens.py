@@ -1,0 +1,163 @@
+"""Token ids in `.npy` files, which are read where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from tfkit.component import Dim, Immaterial
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.run.contract import Data, DataConfig, Ids
+from tfkit.run.kinds.examples import StreamData
+from tfkit.run.kinds.text import shown
+
+CHUNK = 2**22
+"""Tokens that are looked at in one piece."""
+
+
+class TokensConfig(DataConfig):
+    """Windows of `length` token ids from `.npy` files; the target of each token is the next one.
+
+    The files follow each other in the order of the list. They are mapped into memory, and read once as a whole when the
+    run begins, for their digest and their largest id. Splits are ranges of all tokens, in their order. A file that
+    changes while the run reads it ends the run with an error.
+    """
+
+    kind: Literal["tokens"] = "tokens"
+
+    files: Immaterial[str | tuple[str, ...]]
+    """The path of a file with one axis of whole numbers, as `numpy.save` writes it; or a list of them."""
+    vocab_size: Dim | None = None
+    """The size of the vocabulary; one more than the largest id unless given."""
+    separator: Annotated[int, Field(ge=0)] | None = None
+    """The id that ends a document: if given, a split ends behind one, so that no document is in two."""
+
+    @property
+    def takes_length(self) -> bool:
+        return True
+
+    def located(self, folder: Path) -> Self:
+        return self.model_copy(update={"files": tuple(str((folder / name).absolute()) for name in self._names())})
+
+    def build(self, length: int | None) -> Data:
+        assert length is not None
+        files = Joined(list(map(_mapped, self._names())))
+        digest, largest = _read_through(files.parts, self.vocab_size)
+        vocab_size = largest + 1 if self.vocab_size is None else self.vocab_size
+        ends = {name: self._moved(files, end) for name, (_, end) in self.ends(len(files)).items()}
+        starts = dict(zip(ends, [0, *ends.values()], strict=False))
+        parts = {name: Joined(files.parts, starts[name], end, vocab_size) for name, end in ends.items()}
+        return StreamData(parts, length, vocab_size, None, digest)
+
+    def _names(self) -> tuple[str, ...]:
+        return (self.files,) if isinstance(self.files, str) else self.files
+
+    def _moved(self, files: Joined, end: int) -> int:
+        """Return the end of a split, moved to the end of the document that lies across it."""
+        if self.separator is None or end == 0:
+            return end
+        for start in range(end - 1, len(files), CHUNK):
+            places = np.flatnonzero(files[np.arange(start, min(start + CHUNK, len(files)))] == self.separator)
+            if len(places):
+                return int(start + places[0] + 1)
+        return len(files)
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A file that is mapped into memory, with the size and the time of change that it had before."""
+
+    name: str
+    size: int
+    written: int
+    ids: Ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def at(self, places: Ids, vocab_size: int | None) -> Ids:
+        """Return the ids at these places.
+
+        Raises SpecError if the file has changed, or has ids beyond the vocabulary. Reading a mapped file that has
+        been truncated would end the process without a message.
+        """
+        try:
+            status = os.stat(self.name)
+        except OSError as error:
+            raise self._error(f"can no longer be read: {error.strerror}") from error
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
+            raise self._error("was changed while it was in use")
+        ids = self.ids[places]
+        if vocab_size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+            beyond = int(ids.max() if ids.min() >= 0 else ids.min())
+            raise self._error(f"has the id {beyond:,}, beyond the vocabulary of {vocab_size:,}")
+        return ids
+
+    def _error(self, what: str) -> SpecError:
+        help = "restore the file: the same command then continues from the last checkpoint"
+        return SpecError(Diagnostic(f"{quoted(shown(self.name))} {what}", help=help))
+
+
+class Joined:
+    """Files one after the other, from a place to another; see `Stream`."""
+
+    def __init__(
+        self, parts: list[TokenFile], start: int = 0, end: int | None = None, vocab_size: int | None = None
+    ) -> None:
+        self.parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+        self._start, self._end = start, int(self._ends[-1]) if end is None else end
+        self._vocab_size = vocab_size
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def __getitem__(self, places: Ids) -> Ids:
+        places = places + self._start
+        owners = np.searchsorted(self._ends, places, side="right")
+        ids = np.empty(places.shape, dtype=np.int64)
+        for owner in np.unique(owners).tolist():
+            here, part = owners == owner, self.parts[owner]
+            ids[here] = part.at(places[here] - self._ends[owner] + len(part), self._vocab_size)
+        return ids
+
+
+def _mapped(name: str) -> TokenFile:
+    """Map the ids of a file into memory."""
+    try:
+        status = os.stat(name)
+        ids: object = np.load(name, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise Invalid("files", f"{quoted(shown(name))} is not a file of numbers that `numpy.save` wrote") from error
+    if not isinstance(ids, np.ndarray):
+        raise Invalid("files", f"{quoted(shown(name))} has several arrays, not one of token ids")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        message = f"{quoted(shown(name))} has {ids.dtype} {list(ids.shape)}: token ids are whole numbers on one axis"
+        raise Invalid("files", message)
+    if not len(ids):
+        raise Invalid("files", f"{quoted(shown(name))} is empty")
+    return TokenFile(name, status.st_size, status.st_mtime_ns, ids)
+
+
+def _read_through(files: list[TokenFile], vocab_size: int | None) -> tuple[str, int]:
+    """Return a digest of the ids of all files, and the largest one; raise `Invalid` for ids beyond the vocabulary."""
+    digest, largest = hashlib.blake2b(digest_size=32), 0
+    for file in files:
+        for start in range(0, len(file), CHUNK):
+            ids = file.ids[start : start + CHUNK]
+            if ids.min() < 0:
+                raise Invalid("files", f"{quoted(shown(file.name))} has an id below 0: {ids.min()}")
+            largest = max(largest, int(ids.max()))
+            if vocab_size is not None and largest >= vocab_size:
+                message = f"{quoted(shown(file.name))} has the id {largest:,}, beyond the vocabulary of {vocab_size:,}"
+                raise Invalid("vocab_size", message)
+            digest.update(ids.astype("<i8").tobytes())
+    return digest.hexdigest(), largest

@@ -1,0 +1,32 @@
+"""Runs as a plugin of tfkit: the kinds that fill the slots of a run, and the types of its documents."""
+
+from __future__ import annotations
+
+import importlib
+
+import tfkit
+from tfkit.component import kinds_in
+from tfkit.run.run_spec import RunSpec as RunSpec
+from tfkit.run.sweep_spec import SweepSpec as SweepSpec
+
+MODULES = (
+    "calculator",
+    "callbacks",
+    "cross_entropy",
+    "metrics",
+    "optimizers",
+    "over",
+    "schedules",
+    "tasks",
+    "text",
+    "tokens",
+    "trackers",
+)
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    """Register every kind of the modules above."""
+    for name in MODULES:
+        for config in kinds_in(importlib.import_module(f"tfkit.run.kinds.{name}")):
+            register(config)

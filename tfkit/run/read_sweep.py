@@ -1,0 +1,177 @@
+"""From the file of a sweep to a checked one, whose variants are texts of runs.
+
+A key of a variant with a point in it is a path, and its value is assigned as by `--set`; any other key changes the run
+as in a run that extends it: mappings merge, and another kind starts anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tfkit.errors import Diagnostic, Span, SpecError, quoted, similar
+from tfkit.plugin.known_specs import own_specs
+from tfkit.plugin.manager import Plugins
+from tfkit.run.read_run import RunText, find_run
+from tfkit.run.run_spec import ENDS
+from tfkit.run.sweep_spec import ONE, Range, SweepSpec
+from tfkit.spec import source
+from tfkit.spec.document import check_sort
+from tfkit.spec.extending import named_at, shortest
+from tfkit.spec.find import SUFFIXES
+from tfkit.spec.merge import Change
+from tfkit.spec.provenance import Provenance
+from tfkit.spec.resolve import Resolver
+from tfkit.spec.tree import Mapping as Tree
+from tfkit.spec.tree import Node, Scalar
+from tfkit.spec.tree import Sequence as ListNode
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The values of a path that a sweep goes through; or their range, with the place where it is written."""
+
+    path: str
+    values: tuple[Change, ...]
+    range: Range | None
+    key: Span
+
+    def change(self, value: Any) -> Change:
+        """Return the change to a value of the range."""
+        return _change(self.path, self.key, Scalar(value, self.key))
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep that has been read. `variants` are runs that are not resolved yet, by name."""
+
+    name: str
+    config: SweepSpec
+    variants: Mapping[str, RunText]
+    grid: tuple[Setting, ...]
+    tuned: tuple[Setting, ...]
+    tokens: Scalar | None
+    provenance: Provenance
+    file: str
+
+    def error(self, message: str, *path: str, notes: tuple[str, ...] = (), help: str | None = None) -> SpecError:
+        """Return an error about a value of the sweep."""
+        return SpecError(Diagnostic(message, self.provenance.span(path), ".".join(path), notes, help))
+
+
+def shipped_sweeps() -> list[str]:
+    """Return the names of the sweeps that come with tfkit."""
+    return sorted(path.stem for path in (own_specs() / "sweeps").glob("*.yaml"))
+
+
+def find_sweep(name: str | os.PathLike[str]) -> Path:
+    """Return the file of a sweep, by its path or by the name of a shipped sweep. Raise SpecError if none exists."""
+    text = os.fspath(name)
+    if text.endswith(SUFFIXES):
+        return Path(text)
+    shipped = own_specs() / "sweeps" / f"{text.removeprefix('sweeps/')}.yaml"
+    if os.path.isfile(shipped):
+        return shipped
+    help = similar("a sweep", text, shipped_sweeps(), "give the path of a file: ./my_sweep.yaml")
+    raise SpecError(Diagnostic(f"there is no sweep {quoted(text)}", help=help))
+
+
+def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> SweepFile:
+    """Read a sweep and the run that it varies, changed by `sets` (`path=value`).
+
+    Raises SpecError with every error in the sweep, or in the run.
+    """
+    path = find_sweep(name)
+    root = source.read(path, name=str(shortest(path)))
+    check_sort(root, SweepSpec)
+    resolver = Resolver(plugins)
+    config = resolver.config(SweepSpec, root, (), {})
+    if resolver.diagnostics:
+        raise SpecError(*resolver.diagnostics)
+    span = root.items["base"].span
+    with named_at(span, "base"):
+        base = RunText.read(find_run(config.base, folder=path.parent, span=span, key="base"), plugins, sets=sets)
+    tune, tokens = root.items.get("tune"), root.items.get("tokens")
+    file = SweepFile(
+        path.stem,
+        config,
+        _variants(root, base, path.parent, plugins),
+        _settings(root.items.get("grid"), {}),
+        _settings(tune.items["over"] if isinstance(tune, Tree) else None, config.tune.ranges if config.tune else {}),
+        tokens if isinstance(tokens, Scalar) and tokens.value is not None else None,
+        resolver.provenance,
+        str(shortest(path)),
+    )
+    _check_lengths(file, sets)
+    return file
+
+
+def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
+    """Raise SpecError if a run's length is set in addition to the `tokens` of the sweep."""
+    if file.tokens is None:
+        return
+    places = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
+    settings = [("grid", setting.path) for setting in file.grid] + [
+        ("tune", "over", setting.path) for setting in file.tuned
+    ]
+    assigned = [("tokens", setting.partition("=")[0].strip()) for setting in sets]
+    for *place, key in (*places, *settings, *assigned):
+        if key in ENDS:
+            raise file.error(
+                f"`{key}` has no effect beside the sweep's `tokens`", *place, key, help="remove one of them"
+            )
+
+
+def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict[str, RunText]:
+    variants = root.items.get("variants")
+    if not isinstance(variants, Tree):
+        return {ONE: base}
+    runs, errors = {}, []
+    for name, changes in variants.items.items():
+        assert isinstance(changes, Tree)
+        try:
+            runs[name] = _changed(base, changes, folder, plugins)
+        except SpecError as error:
+            errors += [_within(diagnostic, "variants", name) for diagnostic in error.diagnostics]
+    if errors:
+        raise SpecError(*errors)
+    return runs
+
+
+def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> RunText:
+    for name, value in changes.items.items():
+        key = changes.keys[name]
+        if name in ("seed", "tfkit", "extends"):
+            help = "`seeds` of the sweep are those of all variants" if name == "seed" else None
+            raise SpecError(Diagnostic(f"a variant cannot change `{name}`", key, name, help=help))
+        if "." in name:
+            run = run.assigned(_change(name, key, value), plugins)
+        else:
+            run = run.merged(Tree({name: value}, {name: key}, changes.span), folder, plugins)
+    return run
+
+
+def _settings(node: Node | None, ranges: Mapping[str, Range]) -> tuple[Setting, ...]:
+    if not isinstance(node, Tree):
+        return ()
+    settings = []
+    for path, values in node.items.items():
+        key = node.keys[path]
+        listed = values.items if isinstance(values, ListNode) else ()
+        changes = tuple(_change(path, key, value) for value in listed)
+        settings.append(Setting(path, changes, ranges.get(path), key))
+    return tuple(settings)
+
+
+def _change(path: str, key: Span, value: Node) -> Change:
+    if not all(path.split(".")):
+        help = "for instance `model.decoder.n_layers: 2`"
+        raise SpecError(Diagnostic(f"{quoted(path)} is not a path of keys and points", key, path, help=help))
+    return Change(tuple((part, key) for part in path.split(".")), value)
+
+
+def _within(diagnostic: Diagnostic, *path: str) -> Diagnostic:
+    return replace(diagnostic, path=".".join((*path, diagnostic.path)).rstrip("."))

@@ -1,0 +1,160 @@
+"""The meaning of a run: the values that decide its numbers, by which its folder is named and recognized.
+
+The digest is of values that are not the defaults of their fields, and so stays as it is when a kind gets a field whose
+default changes nothing. A folder keeps every value: if a default has changed since, it is the folder of another run.
+Files whose content decides the results of a run count by their content, wherever they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic.fields import FieldInfo
+
+from tfkit.component import Component, Config, ContentMarker, marker
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.run.run_spec import ENDS, RunSpec
+from tfkit.spec.annotations import extra, shape_of
+from tfkit.spec.extending import shortest
+from tfkit.spec.folder import model_folder
+from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.parts import parts
+from tfkit.spec.weight_files import content_of
+
+Value: TypeAlias = "str | int | float | bool | None"
+LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
+"""Keys at the top of a model that change none of its numbers."""
+
+
+@dataclass(frozen=True)
+class RunMeaning:
+    """The values of a run and of its model; `others` are values without a field, such as digests of files."""
+
+    run: RunSpec
+    model: ModelSpec
+    others: Mapping[str, Value]
+
+    @cached_property
+    def values(self) -> Mapping[str, Value]:
+        """Each value by its path."""
+        return dict(_flat(self._nested(whole=True), ""))
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits for the values that are not defaults."""
+        return _digest(self._given)
+
+    @property
+    def former_digest(self) -> str:
+        """The digest of every value, which named folders before defaults were left out of it."""
+        return _digest(self.values)
+
+    def differences(self, before: Mapping[str, Value]) -> list[str]:
+        """Return the paths whose values differ from a folder. A path that the folder lacks has its default."""
+        here, set_values = self.values, dict(_flat(self._given, ""))
+        changed = [path for path, value in before.items() if path not in here or here[path] != value]
+        return [*changed, *(path for path in set_values if path not in before)]
+
+    @cached_property
+    def _given(self) -> Mapping[str, Any]:
+        return self._nested(whole=False)
+
+    def _nested(self, *, whole: bool) -> dict[str, Any]:
+        run = _Plain(material=True, whole=whole).entries(self.run)
+        model = _Plain(material=False, whole=whole).entries(self.model)
+        without = {name: value for name, value in model.items() if name not in LABELS}
+        return {**{name: value for name, value in run.items() if name not in ENDS}, "model": without, **self.others}
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """Configs as JSON data: unless `whole`, without values that are the defaults of their fields."""
+
+    material: bool
+    whole: bool
+
+    def entries(self, config: Config) -> dict[str, Any]:
+        """Return the values of a config by name, and its kind."""
+        values, fields = config.material() if self.material else dict(config), type(config).model_fields
+        plain = {name: self.value(value) for name, value in values.items()}
+        if not self.whole:
+            usual = {name for name, value in plain.items() if name in fields and self._usual(fields[name], value)}
+            plain = {name: value for name, value in plain.items() if name not in usual}
+        return plain | ({str(config.word_key): config.kind_name()} if isinstance(config, Component) else {})
+
+    def value(self, value: Any) -> Any:
+        """Convert a value, and the values inside it."""
+        if isinstance(value, Config):
+            return self.entries(value)
+        if isinstance(value, Mapping):
+            return {name: self.value(entry) for name, entry in value.items()}
+        return [self.value(entry) for entry in value] if isinstance(value, tuple | list) else value
+
+    def _usual(self, field: FieldInfo, plain: Any) -> bool:
+        """Return True if the plain value of a field is its default; of a slot, the unchanged default kind."""
+        kind, shape = extra(field, "default_kind"), shape_of(field.annotation)
+        if kind is not None and shape is not None:
+            usual = {str(shape.config.word_key): kind}
+            return plain in (usual, [usual])
+        if field.is_required():
+            return False
+        return _json(plain) == _json(self.value(field.get_default(call_default_factory=True)))
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Value]]:
+    """Yield each value with its path. Empty lists and mappings yield nothing."""
+    if isinstance(value, dict | list):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, entry in parts:
+            yield from _flat(entry, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(_json(values).encode(), digest_size=16).hexdigest()
+
+
+def content_paths(start: tuple[str, ...], root: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each path whose content counts in a config, with its place below `start`."""
+    for place, part in parts(start, root):
+        for name, field in type(part).model_fields.items() if isinstance(part, Config) else ():
+            if marker(field, ContentMarker) is not None:
+                inside = parts((*place, name), getattr(part, name))
+                yield from ((path, value) for path, value in inside if isinstance(value, str))
+
+
+def files_content(path: Path) -> str:
+    """Return 64 hexadecimal digits for the content of a file, or of all files in a folder; raise SpecError.
+
+    The folder of a run stands for its latest checkpoint.
+    """
+    root = model_folder(path)
+    try:
+        files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
+        if not files:
+            raise FileNotFoundError(0, "the folder has no files" if root.is_dir() else "there is no such file")
+        names = [(str(file.relative_to(root)), file, file.stat()) for file in files]
+        digests = [(name, _file_content(file, stat.st_size, stat.st_mtime_ns)) for name, file, stat in names]
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot read {quoted(str(shortest(path)))}: {error.strerror}")) from error
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
+@cache  # a sweep has many runs with one teacher
+def _file_content(path: Path, size: int, modified: int) -> str:
+    """Return the digest of a file; its size and time of modification are keys of the cache."""
+    if path.suffix == ".safetensors":
+        return content_of(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,292 @@
+"""The document of a sweep: variants of a run, on equal terms, and the comparison between them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, field_validator
+
+from tfkit.component import Config, PositiveFloat
+from tfkit.errors import Invalid
+from tfkit.run.contract import PositiveCount
+from tfkit.spec.document import Document
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+LOWER = frozenset({"loss", "bits_per_byte"})
+"""Metrics that everybody wants small."""
+BUDGETS = ("params", "flops", "tokens", "time")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMB]?)")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
+MOST = 2**50
+"""Parameters of the largest model."""
+ONE = "base"
+"""The name of the only variant of a sweep that names none."""
+PREVIOUS = "previous"
+"""The word for the variant before each."""
+
+
+class EqualConfig(Config):
+    """The sizes that variants share with the one that they are compared to, and how far they may be from it."""
+
+    params: str | None = None
+    """Parameters: `0.5%`."""
+    flops: str | None = None
+    """FLOPs of the whole run, forward and backward."""
+    tokens: str | None = None
+    """Positions that are read in the whole run."""
+    time: str | None = None
+    """The least time of the whole run on a device, predicted from FLOPs and bytes: it depends on no neighbour."""
+    device: str | None = None
+    """The device of `time`: its name, or a file with its limits; by default the run's device."""
+
+    @field_validator(*BUDGETS, mode="before")
+    @classmethod
+    def _percent(cls, value: object) -> object:
+        if value is not None and not _PERCENT.fullmatch(str(value)):
+            raise Invalid("", f"`{value}` is not a share", help="write `0.5%`; or `0%` for the same number")
+        return value
+
+    def check(self) -> None:
+        """Refuse a comparison of no size."""
+        super().check()
+        if not self.shares():
+            raise Invalid("", "`equal` names no size", help="for instance `equal: {params: 0.5%}`")
+        if self.device is not None and self.time is None:
+            raise Invalid("device", "`device` has no effect without `time`", help="add `time: 5%`, or remove it")
+
+    def shares(self) -> dict[str, float]:
+        """Return the largest relative difference of each size, as a fraction."""
+        texts = {"params": self.params, "flops": self.flops, "tokens": self.tokens, "time": self.time}
+        return {name: float(text[:-1]) / 100 for name, text in texts.items() if text is not None}
+
+
+class SizesConfig(Config):
+    """Sizes that every variant is made in, as `tfkit solve` finds them: layers and widths vary, their shape stays."""
+
+    params: tuple[Any, ...]
+    """Parameters: `[0.25M, 0.5M, 1M, 2M]`."""
+
+    @field_validator("params")
+    @classmethod
+    def _counts(cls, values: tuple[Any, ...]) -> tuple[int, ...]:
+        counts = tuple(map(_count, values))
+        if not counts:
+            raise Invalid("params", "there is no size", help="for instance `params: [0.25M, 0.5M, 1M, 2M]`")
+        if len(set(counts)) < len(counts):
+            raise Invalid("params", "a size is in the list twice")
+        return counts
+
+
+class SearchConfig(Config):
+    """A search that chooses the next values by the results so far; each variant has a separate search."""
+
+    kind: Literal["optuna"] = "optuna"
+    """The library that chooses."""
+    sampler: Literal["tpe", "gp", "random"] = "tpe"
+    """tpe: tree of Parzen estimators; gp: a Gaussian process; random: independent draws."""
+    trials: Annotated[int, Field(ge=1, le=1000)]
+    """The number of values that each variant tries."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """The seed of the search: equal ones try equal values."""
+
+
+Scale = Literal["log", "linear", "whole"]
+SCALES: tuple[Scale, ...] = ("log", "linear", "whole")
+
+
+class Range(NamedTuple):
+    """All numbers between two ends: `log` is fair to powers of ten, `whole` takes whole ones."""
+
+    scale: Scale
+    low: float
+    high: float
+
+
+class TuneConfig(Config):
+    """Values of settings that every variant tries on separate seeds, to take the best."""
+
+    over: dict[str, Any]
+    """The values of each setting, by its path, as `--set` takes it; a search also takes ranges, `{log: [1e-4, 1e-2]}`.
+    """
+    search: SearchConfig | None = None
+    """The search; without one, every combination of values is tried."""
+    seeds: tuple[Seed, ...]
+    """Seeds to try them on; none of the sweep's own."""
+    steps: PositiveCount | None = None
+    """Updates of a trial; by default as many as in a run."""
+
+    def check(self) -> None:
+        """Refuse trials of nothing, and ranges without a search."""
+        super().check()
+        _check_seeds(self.seeds)
+        if not self.over:
+            raise Invalid("over", "there is nothing to tune", help="for instance `over: {optimizer.lr: [1e-4, 1e-3]}`")
+        _check_lists("over", {path: values for path, values in self.over.items() if path not in self.ranges})
+        if self.search is None and self.ranges:
+            path = next(iter(self.ranges))
+            help = "list its values, or add `search: {trials: 20}`"
+            raise Invalid(f"over.{path}", f"`{path}` has a range, which only a search can try", help=help)
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The settings that have a range instead of a list."""
+        return {path: _range(path, values) for path, values in self.over.items() if isinstance(values, dict)}
+
+
+class CompareConfig(Config):
+    """The comparison: each variant with one of them."""
+
+    to: str | None = None
+    """The variant that the others are compared to, the first one unless given; or `previous`: each is compared to the
+    one before it, as in a list of changes of which each has all before its own."""
+    on: str
+    """A number of the evaluations: `val.loss`."""
+    better: Literal["lower", "higher"] | None = None
+    """The better direction; a loss is better lower."""
+    margin: PositiveFloat | None = None
+    """The difference that begins to matter: a variant whose difference is shown to be smaller is the same."""
+
+    def check(self) -> None:
+        """Refuse a number whose better direction nobody knows."""
+        super().check()
+        if self.better is None and self.on.rpartition(".")[2] not in LOWER:
+            message = f"nothing says if `{self.on}` is better higher or lower"
+            raise Invalid("on", message, help="add `better: higher` to `compare`")
+
+    @property
+    def lower(self) -> bool:
+        """True if less is better."""
+        return self.better != "higher"
+
+
+class FitConfig(Config):
+    """A scaling law of each variant over its sizes: L = E + A / N^a."""
+
+    loss: str | None = None
+    """The loss, a metric of the evaluations: `val.loss`; by default the metric of `compare`."""
+    on: Literal["params", "flops", "tokens"]
+    """N: parameters, FLOPs of the whole run, or positions that it reads."""
+
+
+class SweepSpec(Document):
+    """A sweep as it is written; the changes of its variants are read as parts of a run."""
+
+    sort, command, typical = "sweep", "sweep", ("base", "compare")
+
+    description: str | None = None
+    """The question that the sweep answers."""
+    source: str | None = None
+    """The paper or the page that it is from."""
+    base: str
+    """The run that variants change: a path, or the name of one."""
+    variants: dict[str, dict[str, Any]] = Field(default={ONE: {}})
+    """Changes by the variant's name: paths as `--set` takes them, or mappings as of a run that extends another. Unless
+    given, the base is the only one."""
+    sizes: SizesConfig | None = None
+    """Sizes that every variant is made in."""
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Values of further settings, by path: every variant is run with each combination of them."""
+    seeds: tuple[Seed, ...]
+    """The seeds of every variant: the same for all, so that differences are paired."""
+    tokens: Any = None
+    """Positions that each run reads, in place of the base's length: a number, or arithmetic over the run's own `params`
+    and its `flops` for one token: `20 * params`, `1e15 / flops`."""
+    equal: EqualConfig | None = None
+    """The sizes that variants share."""
+    tune: TuneConfig | None = None
+    """Settings that are tuned separately for each variant."""
+    compare: CompareConfig
+    """The comparison."""
+    fit: FitConfig | None = None
+    """The scaling law of each variant."""
+
+    @field_validator("tokens")
+    @classmethod
+    def _length(cls, value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float | str | None) or value == "":
+            raise Invalid("tokens", "`tokens` takes a number or arithmetic", help="for instance `tokens: 20 * params`")
+        return value
+
+    def base_of(self, variant: str) -> str:
+        """Return the variant that a variant is compared to; the variant itself if it is the baseline."""
+        names = list(self.variants)
+        if self.compare.to == PREVIOUS:
+            return names[max(names.index(variant) - 1, 0)]
+        return self.compare.to or names[0]
+
+    @property
+    def fitted(self) -> str:
+        """The loss of the scaling law."""
+        return (self.fit.loss if self.fit else None) or self.compare.on
+
+    def check(self) -> None:
+        """Refuse a sweep of nothing, a comparison with nothing, and results on the seeds of trials."""
+        super().check()
+        _check_seeds(self.seeds)
+        _check_lists("grid", self.grid)
+        if not self.variants:
+            raise Invalid("variants", "there is no variant", help="for instance `variants: {relu: {}}`")
+        if self.compare.to not in (None, PREVIOUS, *self.variants):
+            notes = (f"variants: {', '.join(self.variants)}; or `{PREVIOUS}`, the one before each",)
+            raise Invalid("compare.to", f"there is no variant `{self.compare.to}`", notes=notes)
+        if self.compare.to == PREVIOUS and PREVIOUS in self.variants:
+            message = f"`{PREVIOUS}` is the variant before each, and the name of one"
+            raise Invalid("compare.to", message, help="give that variant another name")
+        if self.compare.margin is not None and len(self.variants) == 1:
+            raise Invalid("compare.margin", "`margin` has no effect: there is one variant", help="remove it")
+        if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER:
+            message = f"a scaling law is that of a loss, not of `{self.fitted}`"
+            raise Invalid("fit", message, help="add `loss: val.loss`")
+        if self.tune is not None:
+            self._check_tuning(self.tune)
+
+    def _check_tuning(self, tune: TuneConfig) -> None:
+        shared = sorted(set(self.seeds) & set(tune.seeds))
+        if shared:
+            message = f"seed {shared[0]} is also one of the sweep: its result would be chosen, not found"
+            raise Invalid("tune.seeds", message, help="tune on seeds that the sweep does not have: [100, 101]")
+        repeated = sorted(self.grid.keys() & tune.over.keys())
+        if repeated:
+            raise Invalid(f"tune.over.{repeated[0]}", f"`{repeated[0]}` is in `grid` too")
+
+
+def _check_seeds(seeds: tuple[int, ...]) -> None:
+    if not seeds:
+        raise Invalid("seeds", "there is no seed", help="for instance `seeds: [0, 1, 2]`")
+    twice = [seed for index, seed in enumerate(seeds) if seed in seeds[:index]]
+    if twice:
+        raise Invalid("seeds", f"seed {twice[0]} is in the list twice")
+
+
+def _check_lists(name: str, lists: dict[str, Any]) -> None:
+    for path, values in lists.items():
+        if not isinstance(values, tuple):
+            raise Invalid(name, f"`{path}` takes a list of values", help=f"for instance `{path}: [1, 2]`")
+        if not values:
+            raise Invalid(name, f"`{path}` has no values")
+
+
+def _count(value: object) -> int:
+    """Parse a number of parameters, such as `0.25M`."""
+    match = _COUNT.fullmatch(str(value))
+    count = 0.0 if match is None or isinstance(value, bool) else float(match[1]) * _UNITS[match[2]]
+    if not 1 <= count <= MOST:
+        raise Invalid("params", f"`{value}` is not a number of parameters", help="write `250000`, `250k` or `0.25M`")
+    return round(count)
+
+
+def _range(path: str, range: dict[str, Any]) -> Range:
+    """Parse the range of a setting."""
+    help = "for instance `{log: [1e-4, 1e-2]}`, above 0; or `linear`; or `whole`, with whole numbers"
+    (scale, ends), *more = [*range.items()] or [("", None)]
+    ends = ends if isinstance(ends, tuple) and all(type(end) in (int, float) for end in ends) else ()
+    if scale not in SCALES or more or len(ends) != 2:
+        raise Invalid("over", f"`{path}` takes a list of values, or a range with two ends", help=help)
+    low, high = ends
+    least = 0 if scale == "log" else -math.inf
+    if not least < low < high < math.inf or (scale == "whole" and float in map(type, ends)):
+        raise Invalid("over", f"{low} and {high} are not the ends of a `{scale}` range", help=help)
+    return Range(scale, low, high)

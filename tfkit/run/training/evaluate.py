@@ -1,0 +1,176 @@
+"""Metrics of a model on a split, without any effect on its training.
+
+An evaluation needs no more memory than a training step of the same micro-batch: it computes logits in the same chunks,
+and keeps one value for each position and metric.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from tfkit.building.builder import evaluating
+from tfkit.building.model import called
+from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.run.checked_run import Run, inputs_for, mask_of
+from tfkit.run.contract import Batch, DecodedMetric, LogitMetric, Metric, MetricConfig
+from tfkit.run.run_spec import SplitConfig
+from tfkit.run.training.loss import Loss
+from tfkit.run.training.memory import MicroBatch
+from tfkit.run.training.order import indices_to_evaluate
+from tfkit.run.training.processes import Processes
+
+
+def evaluate(
+    model: fx.GraphModule,
+    run: Run,
+    splits: Mapping[str, SplitConfig],
+    metrics: Sequence[MetricConfig],
+    *,
+    micro_batch: MicroBatch | None = None,
+    between: Callable[[], None] = lambda: None,
+    processes: Processes | None = None,
+) -> dict[str, float]:
+    """Return the metrics of each split, as `val.loss`.
+
+    Args:
+        model: the model, whose modes and random numbers do not change.
+        run: the run, for its data, batch size and precision.
+        splits: the part of each split to read.
+        metrics: the metrics to compute.
+        micro_batch: the number of sequences to compute at once; by default the run's `micro_batch`.
+        between: called before each batch; may raise to give up.
+        processes: the processes that share the rows of a batch; by default, this process computes all rows.
+
+    Raises:
+        SpecError: a metric cannot be computed from this data, no position of a split counts, or memory runs out.
+    """
+    processes, micro_batch = processes or Processes(), micro_batch or MicroBatch(run)
+    numbers: dict[str, float] = {}
+    with evaluating(model), torch.no_grad():
+        for split, part in splits.items():
+            with _refusing():
+                built = [metric.build(run.data) for metric in metrics]
+            evaluation = _Evaluation(model, run, built, processes)
+            count, totals = 0, None
+            for number, batch in enumerate(_batches(run, split, part)):
+                between()
+                count += batch.count
+                sums = micro_batch.fit(partial(evaluation.sums, batch, number), "an evaluation")
+                totals = sums if totals is None else list(map(operator.add, totals, sums))
+            if totals is None or not count:
+                raise _nothing_counts(split)
+            for config, metric, total in zip(metrics, built, processes.total(totals), strict=True):
+                numbers[f"{split}.{config.kind_name()}"] = float(metric.compute(total))
+    return numbers
+
+
+def _nothing_counts(split: str) -> SpecError:
+    message = f"no position counts in what is read of the split `{split}`"
+    return SpecError(Diagnostic(message, help="read more of it, or other data"))
+
+
+def computing(run: Run, device: torch.device) -> torch.autocast:
+    """Return the context of a run's forward pass, which sets its precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=run.config.precision == "bfloat16")
+
+
+class _Evaluation:
+    """Sums of metrics over the rows of this process."""
+
+    def __init__(self, model: fx.GraphModule, run: Run, metrics: Sequence[Metric], processes: Processes) -> None:
+        self._model, self._run, self._metrics, self._processes = model, run, metrics, processes
+        self._device = next(model.parameters()).device
+        self._of_logits = [metric for metric in metrics if isinstance(metric, LogitMetric)]
+        try:
+            self._loss = Loss(model) if self._of_logits else None
+        except ValueError:  # the head needs all positions together
+            self._loss = None
+
+    def sums(self, batch: Batch, number: int, size: int) -> list[Any]:
+        """Return the sums of each metric over a batch, from micro-batches of `size` rows."""
+        # Processes have equal numbers of micro-batches, because each call of a sharded model is a collective operation.
+        share = -(-len(batch.targets) // self._processes.count)
+        first = share * self._processes.rank
+        rows = batch.rows(first, first + share)
+        targets = torch.from_numpy(rows.targets)
+        with computing(self._run, self._device), _refusing():
+            parts = [self._from_logits(rows.rows(i, i + size), batch) for i in range(0, share, size)]
+            of_logits = iter([torch.cat(values) for values in zip(*parts, strict=True)])
+            sums = []
+            for metric in self._metrics:
+                values = targets
+                if isinstance(metric, LogitMetric):
+                    values = next(of_logits)
+                elif isinstance(metric, DecodedMetric):
+                    values = self._decoded(metric, batch, number, size)[first : first + share]
+                sums.append(metric.sums(values.cpu(), targets))
+            return sums
+
+    def _from_logits(self, rows: Batch, batch: Batch) -> list[Tensor]:
+        """Return the values of each metric of logits, [b, t]. Without rows, run the model on one row of the batch."""
+        if not self._of_logits:
+            return []
+        inputs, targets = tensors(rows if len(rows.targets) else batch.rows(0, 1), self._model, self._device)
+        loss, flat = self._loss, targets.flatten()
+        if loss is None:
+            chunks = self._of_chunks([self._model(**inputs).flatten(0, -2)], flat)
+        else:
+            chunks = called(self._model, lambda: self._of_chunks(loss.logits(loss.read(inputs)), flat))
+        values = (torch.cat(parts).view(targets.shape) for parts in zip(*chunks, strict=True))
+        return [value[: len(rows.targets)] for value in values]
+
+    def _of_chunks(self, chunks: Iterable[Tensor], targets: Tensor) -> list[list[Tensor]]:
+        """Return the values of each metric of logits, [n], for each chunk of logits."""
+        values, start = [], 0
+        for logits in chunks:
+            end = start + len(logits)
+            values.append([metric.values(logits, targets[start:end]) for metric in self._of_logits])
+            start = end
+        return values
+
+    def _decoded(self, metric: DecodedMetric, batch: Batch, number: int, size: int) -> Tensor:
+        """Return the values of a metric for all rows of a batch: processes must generate equally many tokens."""
+        values = []
+        for start in range(0, len(batch.targets), size):
+            inputs, targets = tensors(batch.rows(start, start + size), self._model, self._device)
+            values.append(metric.values(self._model, inputs, targets, seed=number, first=start))
+        return torch.cat(values)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise the errors of metrics as errors of the run."""
+    try:
+        yield
+    except Invalid as error:
+        raise SpecError(Diagnostic(error.message, notes=error.notes, help=error.help)) from error
+
+
+def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the batch as arguments of the model, and its targets."""
+    names = inputs_for(model.meta["graph"], batch.inputs)
+    inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
+    if batch.documents is not None:
+        numbers = torch.from_numpy(batch.documents).to(device)
+        inputs[mask_of(model.meta["graph"], inputs)] = numbers[:, :, None] == numbers[:, None, :]
+    return inputs, torch.from_numpy(batch.targets).to(device)
+
+
+def _batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
+    sequences = run.config.batch.sequences
+    if config.batches == "all":
+        examples = run.data.examples(split, "sequential")
+        for start in range(0, len(examples), sequences):
+            yield examples.batch(np.arange(start, min(start + sequences, len(examples))))
+        return
+    examples = run.data.examples(split, "sampled")
+    for number in range(config.batches):
+        yield examples.batch(indices_to_evaluate(split, number, sequences=sequences, examples=len(examples)))

@@ -1,0 +1,325 @@
+"""The training loop: one file, from the first step to the last.
+
+A step is a pure function of the run, the weights, and its number: its examples, its dropout and its learning rate are
+computed from the seed and the step, and no generator is carried along. So a run that continues from a checkpoint makes
+the same steps as one that was never interrupted, and an evaluation cannot change what is learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfkit.building.builder import build
+from tfkit.building.initialize import seed_device
+from tfkit.building.placement import GLOBAL_GENERATORS, threads
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.nn import whole
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import Batch, Callback, Data
+from tfkit.run.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
+from tfkit.run.training.evaluate import computing, evaluate, tensors
+from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
+from tfkit.run.training.memory import MicroBatch
+from tfkit.run.training.optimizer import groups_of
+from tfkit.run.training.order import indices_of, mix
+from tfkit.run.training.processes import Processes, check_count
+from tfkit.run.training.start import begin
+
+FINISHED, INTERRUPTED, DIVERGED = "finished", "interrupted", "diverged"
+HELP = "a lower learning rate, a longer warmup or `clip` may help"
+
+
+class DivergedError(SpecError):
+    """A loss, a gradient or a weight of a run that is not finite."""
+
+
+class _AskedToEndError(Exception):
+    """The process is to end before the run does."""
+
+
+class Trainer:
+    """A run in this process.
+
+    Args:
+        run: the run.
+        record: where it is written down, and continued from.
+        watchers: further observers, which the run does not know of.
+        until: the step to end this process after; the run can be continued.
+        asked_to_end: true as soon as the process is to end, as by a signal.
+        processes: those that train together; this one alone unless given.
+
+    Raises:
+        SpecError: the model cannot be built, or does not fit the run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        record: Record,
+        *,
+        watchers: Sequence[Callback] = (),
+        until: int | None = None,
+        asked_to_end: Callable[[], bool] = lambda: False,
+        processes: Processes | None = None,
+    ) -> None:
+        self.run, self.record, self.config = run, record, run.config
+        self.seed, self.steps, self.step = run.config.seed, run.steps, 0
+        self.data: Data = run.data
+        self.skipped = 0
+        """Steps without an update, since their loss or gradient was not finite."""
+        self.micro_batch = MicroBatch(run, lambda text: self.text("micro_batch", text))
+        self.ended: str | None = None
+        self._until = run.steps if until is None else until
+        self._asked_to_end = asked_to_end
+        self._processes = processes or Processes()
+        self._examples = run.data.examples("train", run.config.data.order)
+        self._callbacks = [self._callback(number) for number in range(len(run.config.callbacks))]
+        self._watchers = watchers
+        self._line: dict[str, float] | None = None
+        """The numbers of the line that observers may add to."""
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Build the model, its loss, and its optimizer."""
+        config = self.config
+        check_count(self.run, self._processes.count)
+        try:
+            self.device = self._processes.device(config.machine.device)
+        except ValueError as error:
+            raise self.run.error(str(error), "machine", "device") from None
+        self.model = build(self.run.graph, device=self.device, seed=self.seed)
+        self.notes = begin(self.model, self.run)
+        """Sentences about the weights before the first step, by name."""
+        self._processes.spread(self.model, config.machine.shard)
+        with self.run.guarded(config.loss, "`build`", "loss"):
+            try:
+                loss = config.loss.build(self.model)
+            except ValueError as error:
+                raise self.run.error(str(error), "loss") from error
+        self.loss = torch.compile(loss) if config.machine.compile else loss
+        with self.run.guarded(config.optimizer, "`build`", "optimizer"):
+            self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _callback(self, number: int) -> Callback:
+        config = self.config.callbacks[number]
+        with self.run.guarded(config, "`build`", "callbacks", str(number)):
+            return config.build()
+
+    # ---- from the first step to the last ----
+
+    def train(self) -> str:
+        """Make all steps that are left; return `finished`, `interrupted`, or the reason of a callback to stop.
+
+        Raises:
+            DivergedError: a loss, a gradient or a weight is not finite; the weights of the last checkpoint stay.
+        """
+        with threads(self.config.machine.threads):
+            try:
+                self._restore()
+                return self.ended or self._train()
+            finally:
+                self.record.close()
+
+    def _train(self) -> str:
+        for name, text in self.notes.items() if self.step == 0 else ():
+            self.text(name, text)
+        self._tell(lambda observer: observer.on_start(self))
+        try:
+            while not self.ended:
+                self._check_end()
+                self._evaluate()
+                self._go_on()
+        except _AskedToEndError:
+            pass
+        self._save()
+        self._tell(lambda observer: observer.on_end(self))
+        return self.ended or INTERRUPTED
+
+    def _go_on(self) -> None:
+        """Make the next step, if there is one."""
+        if self.ended:
+            return
+        if self.step == self.steps:
+            self.ended = FINISHED
+            return
+        self._update()
+        interval = self.config.checkpoint.every
+        if interval and self.step % interval == 0 and self.step < self.steps:
+            self._save()
+
+    # ---- one step ----
+
+    def _update(self) -> None:
+        """Make one step."""
+        step = self.step + 1
+        factor = self.config.schedule.factor(step, self.steps)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        loss = self._gradients(self.batch(step), step)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        norm = whole(norm)
+        if not is_finite(loss, norm):
+            self._leave_out(step)
+            return
+        self.optimizer.step()
+        self.step = step
+        numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
+        self._report(numbers, lambda observer, line: observer.on_step(self, line))
+
+    def batch(self, step: int) -> Batch:
+        """Return the examples of a step that this process trains on."""
+        examples, sequences = len(self._examples), self.config.batch.sequences
+        indices = indices_of(self.config.data.order, self.seed, step, sequences=sequences, examples=examples)
+        return self._examples.batch(self._processes.rows(indices))
+
+    def _gradients(self, batch: Batch, step: int) -> Tensor:
+        """Compute the loss of a step and its gradients; use fewer sequences at once if memory runs out."""
+        return self.micro_batch.fit(partial(self._summed, batch, step))
+
+    def _summed(self, batch: Batch, step: int, size: int) -> Tensor:
+        """Return the loss of a step, and add up its gradients, from micro-batches of `size` sequences.
+
+        The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
+        """
+        self.optimizer.zero_grad()
+        count = self._processes.sum(torch.tensor(batch.count, device="cpu")).clamp(min=1).item()
+        total = torch.zeros((), device=self.device)
+        with GLOBAL_GENERATORS:
+            seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
+            for start in range(0, len(batch.targets), size):
+                inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device)
+                with computing(self.run, self.device):
+                    part = self.loss(inputs, targets) / count
+                part.backward()
+                total += part.detach()
+        return self._processes.sum(total)
+
+    def _leave_out(self, step: int) -> None:
+        """Pass over a step that must not change the weights, or raise SpecError."""
+        cause = first_not_finite(self.model, lambda: self._gradients(self.batch(step), step))
+        cause = self._processes.agreed(cause) or "every output is finite, but their loss is not"
+        if self.skipped < self.config.nonfinite.skip:
+            self.step, self.skipped = step, self.skipped + 1
+            self.text("skipped", cause)
+            return
+        message = f"step {step:,} has a loss or a gradient that is not finite: {cause}"
+        raise self._diverged(message, "the weights were not changed by it")
+
+    def _diverged(self, message: str, note: str) -> DivergedError:
+        """End the run as diverged, note the cause in the record, and return the error to raise."""
+        self.ended = DIVERGED
+        self.text(DIVERGED, message)
+        return DivergedError(Diagnostic(message, notes=(note,), help=HELP))
+
+    # ---- between steps ----
+
+    def _evaluate(self) -> None:
+        """Evaluate before the first step, at each multiple of `every`, and after the last."""
+        config = self.config.eval
+        due = config is not None and (self.step % config.every == 0 or self.step == self.steps)
+        if config is None or not due:
+            return
+        numbers = evaluate(
+            self.model,
+            self.run,
+            config.splits,
+            config.metrics,
+            micro_batch=self.micro_batch,
+            between=self._check_end,
+            processes=self._processes,
+        )
+        self._report(numbers, lambda observer, line: observer.on_eval(self, line))
+
+    def _check_end(self) -> None:
+        """Raise if the process is to end: before an evaluation, which would then be made twice."""
+        asked = self._processes.agreed(INTERRUPTED if self._asked_to_end() else None)
+        if asked or self._until <= self.step < self.steps:
+            raise _AskedToEndError
+
+    def _save(self) -> None:
+        """Write a checkpoint. Raise an error if a weight is not finite: the last checkpoint then stays."""
+        if cause := self._processes.agreed(broken_weight(self.model)):
+            message = f"after step {self.step:,} {cause}: no checkpoint is written"
+            raise self._diverged(message, "the last checkpoint stays")
+        model = self._processes.whole_model(self.model)
+        state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
+        if model is not None:
+            states = tuple(callback.state() for callback in self._callbacks)
+            self.record.save(Checkpoint(self.step, model, state, states, self.ended, self.skipped))
+
+    def _restore(self) -> None:
+        """Continue from the latest checkpoint. Nothing is removed from the record until everything is restored."""
+        restored = self.record.restored(self.model)
+        step = str(restored and restored.step)
+        self._processes.check_equal(step, "found another checkpoint: they need a common folder")
+        if restored is not None:
+            restore(self.model, self.optimizer, restored)
+            self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
+            for number, state in enumerate(restored.callbacks):
+                self._restore_callback(number, state)
+        self.record.resume()
+
+    def _restore_callback(self, number: int, state: Mapping[str, Any]) -> None:
+        """Raise SpecError if a callback cannot continue from its state: its code may have changed."""
+        try:
+            self._callbacks[number].restore(state)
+        except Exception as error:
+            message = f"the callback cannot continue from the checkpoint: {type(error).__name__}: {error}"
+            raise self.run.error(message, "callbacks", str(number)) from error
+
+    # ---- for callbacks ----
+
+    def log(self, name: str, value: float) -> None:
+        """Add a number to the line of this step; see `tfkit.run.contract.Training`."""
+        if self._line is None:
+            raise Invalid("", f"`{name}` cannot be logged here", help="call `log` in `on_step` or `on_eval`")
+        if name in self._line or name in self._reserved():
+            raise Invalid("", f"`{name}` is already logged", help="choose another name")
+        try:
+            self._line[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Invalid("", f"the value of `{name}` must be a number; got {quoted(str(value))}") from error
+
+    def _reserved(self) -> set[str]:
+        """Return the names of numbers that the loop itself writes."""
+        config = self.config.eval
+        metrics = (
+            {f"{split}.{metric.kind_name()}" for split in config.splits for metric in config.metrics} if config else ()
+        )
+        return {"step", "loss", "lr", "grad_norm", *metrics}
+
+    def text(self, name: str, text: str) -> None:
+        """Note a text in the record; see `tfkit.run.contract.Training`."""
+        self.record.text(self.step, name, text)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step."""
+        self.ended = reason
+
+    def _report(self, numbers: dict[str, float], event: Callable[[Callback, Mapping[str, float]], None]) -> None:
+        """Show numbers to all observers, and write them with the numbers that the observers add."""
+        self._line, view = numbers, MappingProxyType(numbers)
+        try:
+            self._tell(lambda observer: event(observer, view))
+        finally:
+            self._line = None
+            self.record.log(self.step, numbers)
+
+    def _tell(self, event: Callable[[Callback], None]) -> None:
+        """Call a method of all observers; if one of them stops the run, it ends in all processes."""
+        for number, callback in enumerate(self._callbacks):
+            try:
+                event(callback)
+            except Invalid as error:
+                raise self.run.refused(error, "callbacks", str(number)) from error
+        for watcher in self._watchers:  # after the callbacks, to show what they log
+            event(watcher)
+        self.ended = self._processes.agreed(self.ended)

@@ -1,0 +1,299 @@
+"""The loss of a model with a large vocabulary, without all its logits at once.
+
+`Loss` and its model are two names of the same parameters. Torch writes a module that is registered twice under both
+names. Here the shorter one stays, and loading accepts either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
+from tfkit.building.builder import graph_of, inputs_of
+from tfkit.building.model import BuiltModel, called, explained, is_sharded
+from tfkit.errors import listing
+from tfkit.run.training.chunked_loss import PiecewiseLoss, count_pieces
+from tfkit.run.training.without_head import find_ends, trained, write_trunk
+from tfkit.torch_private.sharding import local_part
+from tfkit.torch_private.tensors import has_state_dict_hook, storage_key
+from tfkit.torch_private.transforms import is_transformed
+
+
+@dataclass
+class _Load:
+    """One call of `load_state_dict`, identified by its list of missing keys: which places of a model were loaded."""
+
+    missing: list[str]
+    loaded: dict[str, bool] = field(default_factory=dict)
+
+
+_LOADS: WeakKeyDictionary[nn.Module, _Load] = WeakKeyDictionary()
+
+
+def keep_once(model: nn.Module) -> None:
+    """Let a model be written once, and be complete if any of its names has been read."""
+    if not has_state_dict_hook(model, _drop_copies):
+        model.register_state_dict_post_hook(_drop_copies)
+        model.register_load_state_dict_pre_hook(_note_place)
+        model.register_load_state_dict_post_hook(_forgive_places)
+
+
+def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """Keep the shorter of two names of the model: this place and a place that was written before."""
+    values = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    name = next(iter(values), None)
+    if name is None:
+        return
+    prefixes = [key.removesuffix(name) for key in state if key.endswith(f".{name}") or key == name]
+    for other in prefixes:
+        if other == prefix or not all(_same(state.get(other + suffix), value) for suffix, value in values.items()):
+            continue
+        for suffix in values:
+            del state[(other if len(other) > len(prefix) else prefix) + suffix]
+        return
+
+
+def _same(value: object, other: object) -> bool:
+    """Return True if two values of a state dict share their memory; for a `DTensor`, if its local tensors do."""
+    value, other = local_part(value), local_part(other)
+    if not isinstance(value, Tensor) or not isinstance(other, Tensor):
+        return value is other
+    return value.shape == other.shape and storage_key(value) == storage_key(other)
+
+
+def _note_place(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    missing: list[str] = rest[2]
+    if model not in _LOADS or _LOADS[model].missing is not missing:
+        _LOADS[model] = _Load(missing)
+    _LOADS[model].loaded[prefix] = any(key.startswith(prefix) for key in state)
+
+
+def _forgive_places(model: nn.Module, _incompatible: Any) -> None:
+    """Report nothing as missing for a place that was not loaded if another place was."""
+    load = _LOADS[model]
+    if any(load.loaded.values()):
+        absent = tuple(prefix for prefix, loaded in load.loaded.items() if not loaded)
+        load.missing[:] = [key for key in load.missing if not key.startswith(absent)]
+
+
+Inputs: TypeAlias = Tensor | Mapping[str, Tensor | None]
+Reduction: TypeAlias = Literal["mean", "sum"]
+Ignored: TypeAlias = Annotated[int, INT64]
+Pieces: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
+Smoothing: TypeAlias = Annotated[float, Limit(least=0, most=1)]
+Weight: TypeAlias = Annotated[float, Limit(least=0, most=1)]
+
+
+class Read(NamedTuple):
+    """The state of a model's computation when its head is reached.
+
+    Attributes:
+        hidden: the input of the head: [b, t, width], or [b, width] if it reads one vector per sequence.
+        mask: its padding mask, [b, t], if there is one.
+        tokens: the tokens at the same positions, [b, t], if there are any.
+        extra: further arguments of the head.
+    """
+
+    hidden: Tensor
+    mask: Tensor | None
+    tokens: Tensor | None
+    extra: Mapping[str, Any]
+
+
+class Loss(nn.Module):
+    """The cross-entropy of a built model as a module, for a training loop to call, compile or distribute.
+
+        loss = tfkit.Loss(model)
+        loss(tokens).backward()                               # the next token is the target
+
+        loss = tfkit.Loss(encoder_decoder)                    # several inputs: all of them by name
+        loss({"source": source, "target": target}).backward() # the next token of `target`
+        loss({"source": source, "target": target}, labels)    # or targets of your own, [b, t]
+
+    It equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. It
+    computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which it
+    keeps until `backward`. It is float32 if the model is narrower. `torch.compile(loss)` has no graph break; with
+    `pieces` given it does not depend on the number of tokens. It calls the nodes of the model, not the model itself, so
+    that the model's own hooks do not run: compile the loss instead, or wrap it for distributed training
+    (`docs/around.md`). In a module that holds both, the state dict has the weights once.
+
+    b batch, t length.
+
+    Args:
+        model: the result of `tfkit.build`; it returns logits, from a head that computes each position independently.
+        ignore_index: the target of positions that do not count.
+        label_smoothing: the share of every target that is spread evenly over the vocabulary.
+        z_loss: the weight of log(Z)^2, added for each position that counts, where Z is the sum of the exponentials of
+            its logits (https://arxiv.org/abs/2204.02311): it keeps logits from drifting.
+        reduction: the mean over the positions that count; or their sum, if batches of unequal size form one step.
+        pieces: the number of chunks; unless given, enough that the logits take little memory. More take less memory and
+            more time.
+
+    Raises:
+        TypeError: an argument is unknown, or of another type.
+        ValueError: the model was not built by tfkit or is wrapped, does not return logits or returns more than them;
+            an argument is out of its range.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: BuiltModel,
+        *,
+        ignore_index: Ignored = -100,
+        label_smoothing: Smoothing = 0.0,
+        z_loss: Weight = 0.0,
+        reduction: Reduction = "mean",
+        pieces: Pieces | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model = trained(model)
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
+        self.reduction = reduction
+        self.pieces = pieces
+        self.in_pieces: Callable[..., PiecewiseLoss] = PiecewiseLoss
+        self._ends = find_ends(model)
+        self._trunk = write_trunk(model, self._ends)
+        self._names = inputs_of(model)
+        self._required = [name for name, signal in graph_of(model).inputs.items() if not signal.optional]
+        keep_once(model)
+
+    def forward(self, inputs: Inputs, targets: Tensor | None = None) -> Tensor:
+        """Return the loss, a scalar.
+
+        Args:
+            inputs: tokens [b, t]; or all inputs of the model, by name, such as `source`, `target` and `target_mask`.
+            targets: the ids to predict at each position, [b, t], or [b] if the head reads one vector per sequence. The
+                next token unless given. Padding does not count, neither as a position nor as a next token.
+
+        Raises:
+            TypeError: an input is missing, unknown, or not a tensor.
+            ValueError: targets are missing and the model may have read the next tokens, or there are none as in a
+                sequence of one token; they have another shape, or are not ids of the vocabulary; or `torch.func`
+                transforms the loss.
+        """
+        if not torch.compiler.is_compiling() and is_transformed():
+            raise ValueError("torch.func cannot follow this loss: use `F.cross_entropy` of the model's logits")
+        return called(self.model, lambda: self.of(self.read(inputs), targets))
+
+    def read(self, inputs: Inputs) -> Read:
+        """Run the model up to its head."""
+        args, named = self._as_call(inputs)
+        try:
+            return Read(*self._trunk(self.model, *args, **named))
+        except Exception as error:
+            raise explained(error, self.model, args, named)  # noqa: B904  it has its cause
+
+    def of(self, read: Read, targets: Tensor | None = None) -> Tensor:
+        """Return the loss of a `Read`; targets and errors as in `forward`."""
+        hidden, mask, tokens, extra = read
+        targets = self._targets(tokens, mask) if targets is None else _checked_targets(targets)
+        if targets.shape != hidden.shape[:-1]:
+            positions, shape = tuple(hidden.shape[:-1]), tuple(targets.shape)
+            raise ValueError(f"targets are {shape}, but the head reads {positions} positions")
+        if mask is not None:
+            targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
+        options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
+        head = self.in_pieces(self._head(), extra, options, self.z_loss)
+        rows = hidden.flatten(0, -2)
+        try:
+            total = head(rows, targets.flatten().long(), self._count_chunks(rows))
+        except IndexError as error:
+            message = f"a target is not an id of the vocabulary: they may be 0 to {self._ends.vocab_size - 1}"
+            raise ValueError(f"{message}, or {self.ignore_index} for none") from error
+        return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
+
+    def logits(self, read: Read) -> Iterator[Tensor]:
+        """Yield the logits of a `Read` in the chunks in which the loss computes them, [n, v], for all positions."""
+        rows = read.hidden.flatten(0, -2)
+        chunks = rows.tensor_split(self._count_chunks(rows))
+        head = self._head()
+        return (head(chunk, **read.extra) for chunk in chunks)
+
+    def _count_chunks(self, rows: Tensor) -> int:
+        return self.pieces or count_pieces(rows.size(0), self._ends.vocab_size)
+
+    def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
+        """Return the inputs as arguments of the model, by position and by name; raise TypeError if they do not fit."""
+        if isinstance(inputs, Tensor) and len(self._required) == 1:
+            return (inputs,), {}
+        if isinstance(inputs, Mapping) and all(name in self._names for name in inputs):
+            return (), inputs
+        raise TypeError(self._misfit(inputs))
+
+    def _misfit(self, inputs: object) -> str:
+        """Explain why the model cannot take the inputs, and suggest the intended call."""
+        call = f"loss({{{', '.join(f'{name!r}: {name}' for name in self._required)}}})"
+        if isinstance(inputs, Tensor):
+            return f"the model reads {listing(self._required)}: give them by name, `{call}`"
+        if not isinstance(inputs, Mapping):
+            return f"a loss reads tokens [b, t], or all inputs by name, `{call}`, not {shown(inputs)}"
+        unknown = next(str(name) for name in inputs if name not in self._names)
+        if unknown in ("targets", "labels"):
+            return f"`{unknown}` is not an input: targets come after the inputs, `{call[:-1]}, {unknown})`"
+        return unknown_argument("the model", unknown, self._names)
+
+    def _head(self) -> nn.Module:
+        head = self.model.get_submodule(self._ends.head)
+        if not torch.compiler.is_compiling() and is_sharded(head):
+            raise ValueError(f"`{self._ends.head}` is sharded on its own: leave it to the root, `fully_shard(model)`")
+        return head
+
+    def _targets(self, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return the next token of each position that may attend to it; the last position has no target."""
+        if tokens is None:
+            raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
+        if tokens.size(1) < 2:
+            raise ValueError("there is nothing to predict: a sequence of one token has no next token")
+        following = tokens[:, 1:]
+        if mask is not None:
+            read = mask[:, 1:] if mask.dim() == 2 else mask.diagonal(-1, dim1=1, dim2=2)
+            following = following.masked_fill(~read, self.ignore_index)
+        return F.pad(following, (0, 1), value=self.ignore_index)
+
+
+def _tokens(mask: Tensor) -> Tensor:
+    """Return True for each position with a token, [b, t]; in a mask of pairs, for each that may attend to itself."""
+    return mask if mask.dim() == 2 else mask.diagonal(dim1=1, dim2=2)
+
+
+def _checked_targets(targets: object) -> Tensor:
+    """Return the targets; raise TypeError if they cannot be ids."""
+    if not isinstance(targets, Tensor) or targets.dtype.is_floating_point or targets.dtype.is_complex:
+        received = str(targets.dtype) if isinstance(targets, Tensor) else shown(targets)
+        raise TypeError(f"targets are a tensor of ids, whole numbers, not {received}")
+    return targets
+
+
+@checked
+def loss(
+    model: BuiltModel,
+    inputs: Inputs,
+    targets: Tensor | None = None,
+    *,
+    ignore_index: Ignored = -100,
+    label_smoothing: Smoothing = 0.0,
+    z_loss: Weight = 0.0,
+    reduction: Reduction = "mean",
+    pieces: Pieces | None = None,
+) -> Tensor:
+    """Compute `Loss(model, ...)(inputs, targets)` for a single step. Make a `Loss` to compile or distribute it."""
+    module = Loss(
+        model,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        reduction=reduction,
+        pieces=pieces,
+    )
+    value: Tensor = module(inputs, targets)
+    return value

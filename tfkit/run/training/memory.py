@@ -1,0 +1,65 @@
+"""The memory of a run: its peak; and where it runs out, a smaller micro-batch, or an error that says what to change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from tfkit.run.checked_run import Run
+
+T = TypeVar("T")
+
+OF_THE_CPU = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+"""The errors of torch for which it has no class."""
+
+
+def peak(device: torch.device) -> int:
+    """Return the largest number of bytes in use so far: of tensors on a GPU, of the process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not on Windows
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
+class MicroBatch:
+    """Number of sequences that a process computes at once: less than all of a batch, so that they fit into memory.
+
+    Args:
+        run: the run, whose `machine.micro_batch` is the first number, or `auto`.
+        note: called with a text whenever the number becomes smaller.
+    """
+
+    def __init__(self, run: Run, note: Callable[[str], object] = lambda text: None) -> None:
+        self.size = run.config.micro_batch
+        self._run, self._note = run, note
+
+    def fit(self, compute: Callable[[int], T], what: str = "a step") -> T:
+        """Return `compute(size)`; with `auto`, repeat it with half the size for as long as memory runs out.
+
+        Raises:
+            SpecError: memory runs out, and the size must not become smaller.
+        """
+        while True:
+            try:
+                return compute(self.size)
+            except RuntimeError as error:
+                self.size = self._smaller(error, what)
+            self._note(f"{self.size:,}, since more do not fit into memory")
+
+    def _smaller(self, error: RuntimeError, what: str) -> int:
+        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in OF_THE_CPU):
+            raise error
+        if self.size > 1 and self._run.config.machine.micro_batch == "auto":
+            return -(-self.size // 2)
+        machine = self._run.config.machine
+        message = f"{what} with {self.size:,} sequences at once does not fit into the memory of `{machine.device}`"
+        if self.size > 1:
+            help = "`machine: {micro_batch: auto}` takes fewer at once, and computes the same"
+        else:
+            help = "make the examples shorter or the model smaller; `--plan` predicts the memory"
+        raise self._run.error(message, "machine", "micro_batch", help=help) from error

@@ -1,0 +1,52 @@
+"""The random numbers of a run: each a pure function of the seed, the name of its stream, and the step.
+
+So a step can be made again, in another process or after a crash, without any state of a generator. Streams are apart:
+an evaluation cannot change what training draws. https://doi.org/10.1145/2063384.2063405
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+
+from tfkit.run.contract import Ids, Order
+
+
+def mix(seed: int, stream: str, *keys: int) -> int:
+    """Return a seed for torch, from 0 to 2**63 - 1, independent for each stream and key."""
+    text = "/".join([str(seed), stream, *map(str, keys)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def generator(seed: int, stream: str, *keys: int) -> np.random.Generator:
+    """Return a random generator that is independent for each stream and key."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(mix(seed, stream, *keys))))
+
+
+def indices_of(order: Order, seed: int, step: int, *, sequences: int, examples: int) -> Ids:
+    """Return the indices of the examples of a step; the first step is 1."""
+    if order == "sampled":
+        return generator(seed, "data", step).integers(0, examples, size=sequences)
+    places = np.arange((step - 1) * sequences, step * sequences)
+    if order == "sequential":
+        return places % examples
+    passes, within = np.divmod(places, examples)
+    return np.concatenate(
+        [_shuffled(seed, int(number), examples)[within[passes == number]] for number in np.unique(passes)]
+    )
+
+
+def indices_to_evaluate(split: str, number: int, *, sequences: int, examples: int) -> Ids:
+    """Return the examples of batch `number` of an evaluation.
+
+    They are the same for all runs, which makes runs comparable.
+    """
+    return generator(0, f"evaluation/{split}", number).integers(0, examples, size=sequences)
+
+
+@lru_cache(maxsize=2)
+def _shuffled(seed: int, number: int, examples: int) -> Ids:
+    """Return the order of all examples in one pass."""
+    return generator(seed, "data", number).permutation(examples)

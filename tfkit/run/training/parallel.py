@@ -1,0 +1,170 @@
+"""Several processes that train one model, each with its part of the weights and of the batch.
+
+torch starts them (`torchrun`) and torch's `fully_shard` spreads the weights: the parameters of a layer are gathered
+before it runs, and the sums of their gradients scattered after it. Everything that belongs to no layer is in the root
+group: a tied head reads the table of the embedding, which must be whole at both places. https://arxiv.org/abs/2304.11277
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import reduce
+from typing import Any, TypeVar
+
+import click
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
+
+from tfkit.building.builder import build, graph_of
+from tfkit.building.placement import device_of
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.nn import whole
+from tfkit.run.contract import Ids
+from tfkit.run.training.processes import Processes
+
+T = TypeVar("T")
+_BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+PATIENCE = timedelta(minutes=10)
+"""The longest wait for another process."""
+
+
+class Together(Processes):
+    """This process among others."""
+
+    def __init__(self) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+
+    def device(self, name: str) -> torch.device:
+        kind = device_of(name).type
+        if kind == "cpu":
+            return torch.device("cpu")
+        if name != "cuda":
+            raise ValueError(f"several processes train on `cpu`, or on `cuda` with a GPU for each, not on `{name}`")
+        device = device_of(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(device)
+        return device
+
+    def spread(self, model: fx.GraphModule, shard: int | None) -> None:
+        self.check_equal(_checksum(model), "began with other weights")
+        shard = shard or self.count
+        shape = (self.count // shard, shard)
+        mesh = init_device_mesh(next(model.parameters()).device.type, shape, mesh_dim_names=("replicate", "shard"))
+        for module in (*_layers(model), model):
+            sharded: FSDPModule = fully_shard(module, mesh=mesh)
+            sharded.set_gradient_divide_factor(1.0)  # a sum: the loop divides by the positions of all processes
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+
+    def rows(self, indices: Ids) -> Ids:
+        count = len(indices) // self.count
+        return indices[self.rank * count : (self.rank + 1) * count]
+
+    def sum(self, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    def agreed(self, reason: str | None) -> str | None:
+        if not self.sum(torch.tensor(int(reason is not None), device="cpu")):
+            return None
+        return next(answer for answer in self._from_all(reason) if answer is not None)
+
+    def check_equal(self, value: str, what: str) -> None:
+        ranks = [str(rank) for rank, other in enumerate(self._from_all(value)) if other != value]
+        if ranks:
+            raise SpecError(Diagnostic(f"process {self.rank} differs from {', '.join(ranks)}: it {what}"))
+
+    def total(self, sums: Sequence[Any]) -> list[Any]:
+        return [reduce(operator.add, parts) for parts in zip(*self._from_all(sums), strict=True)]
+
+    def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
+        state = self.gathered(model.state_dict())
+        if self.rank:
+            return None
+        copy = build(graph_of(model), device="meta")
+        copy.load_state_dict(state, assign=True)
+        return copy
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        copies = {}
+        for name, tensor in tensors.items():
+            gathered = whole(tensor)  # all processes take part in it
+            if self.rank == 0:
+                copies[name] = gathered.to("cpu", copy=True)  # alone: what was gathered has padding
+        return copies
+
+    def _from_all(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
+
+
+def _layers(model: fx.GraphModule) -> Iterator[nn.Module]:
+    """Yield the layers of all stacks. A layer that runs several times in a row stays in the root group."""
+    for node in graph_of(model).nodes:
+        if node.stack is not None and node.stack.repeats == 1:
+            yield from (model.get_submodule(f"{node.name}.layers.{number}") for number in range(len(node.stack.layers)))
+
+
+def _checksum(model: nn.Module) -> str:
+    """Return a text that is equal for equal weights, on every machine: the sum of the bits of each parameter."""
+    return " ".join(str(parameter.detach().view(torch.int32).sum().item()) for parameter in model.parameters())
+
+
+# ---- the beginning and the end ----
+
+
+@contextmanager
+def together() -> Iterator[Together]:
+    """Connect the processes that `torchrun` started; the first process that fails reports the error for all.
+
+    The others end in silence: what they would say is the same, or that the first one is gone.
+    """
+    store, rank, count = _connected()
+    dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=count, timeout=PATIENCE)
+    try:
+        yield Together()
+        dist.barrier()  # a process that ends earlier would take its connections with it
+    except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
+        if not _is_first(store):
+            raise click.exceptions.Exit(1) from None
+        if isinstance(error, RuntimeError) and _is_lost(error):
+            message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
+            help = "the same command continues from the last checkpoint"
+            raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
+        raise
+    dist.destroy_process_group()
+
+
+def _connected() -> tuple[Any, int, int]:
+    """Return the store of the launched processes, the rank of this process, and their number."""
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
+    except RuntimeError as error:  # torch has no narrower type for all of them
+        address, cause = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).partition("\n")[0]
+        message = f"the processes cannot connect at {quoted(address)}"
+        help = "check MASTER_ADDR and MASTER_PORT: the first process must be reachable there from all others"
+        raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
+    return store, rank, count
+
+
+def _is_first(store: Any) -> bool:
+    """Return True in the process that asks first; in all processes if the launcher is gone."""
+    try:
+        return store.add("failed", 1) == 1
+    except dist.DistError:
+        return True
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Return True for the errors of a connection; gloo has no separate type for them."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -1,0 +1,108 @@
+"""The processes that train together, as each of them sees the others. Here there are no others."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.building.placement import device_of
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import Ids
+
+
+class Processes:
+    """One process. `tfkit.run.training.parallel.Together` has the same methods for several."""
+
+    rank = 0
+    """The number of this process. The first one, 0, writes the record."""
+    count = 1
+    """The number of processes."""
+
+    def device(self, name: str) -> torch.device:
+        """Return the device of this process; raise ValueError if there is no device of that name."""
+        return device_of(name)
+
+    def spread(self, model: fx.GraphModule, shard: int | None) -> None:
+        """Leave each process its part of the parameters: each copy is shared by `shard` processes, or by all.
+
+        Raises SpecError if their values differ.
+        """
+
+    def rows(self, indices: Ids) -> Ids:
+        """Return the examples of this process among the examples of a step."""
+        return indices
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum of a number over all processes."""
+        return value
+
+    def agreed(self, reason: str | None) -> str | None:
+        """Return the first reason that any process has, in all processes."""
+        return reason
+
+    def check_equal(self, value: str, what: str) -> None:
+        """Raise SpecError, which says `what` others have, unless all processes have the same value."""
+
+    def total(self, sums: Sequence[Any]) -> list[Any]:
+        """Return the sums of all processes, added with `+`."""
+        return list(sums)
+
+    def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
+        """Return the model with all values of its parameters; None in processes that do not write."""
+        return model
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return all values of the tensors; none in processes that do not write."""
+        return tensors
+
+
+def check_count(run: Run, count: int) -> None:
+    """Raise SpecError if that many processes cannot train a run."""
+    shard, sequences = run.config.machine.shard or 1, run.config.batch.sequences
+    if count % shard:
+        help = f"start a multiple of {shard} processes: `torchrun --nproc-per-node {shard} -m tfkit train ...`"
+        raise run.error(
+            f"{shard} processes are to share the weights, but there are {count}", "machine", "shard", help=help
+        )
+    if sequences % count:
+        message = f"{count} processes cannot divide a batch of {sequences} sequences"
+        raise run.error(message, "batch", "sequences", help=f"start a number of processes that divides {sequences}")
+    if count > 1 and run.config.machine.micro_batch == "auto":
+        message = "`auto` is for one process: several would have to run out of memory at once"
+        raise run.error(message, "machine", "micro_batch", help="give it a number")
+
+
+def launched() -> int:
+    """Return the number of processes that a launcher such as `torchrun` started; 1 without a launcher.
+
+    Raises SpecError if an environment variable that the processes need to connect is missing or invalid.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        return 1
+    count = _variable("WORLD_SIZE", 1, 2**31 - 1)
+    if count > 1:
+        _variable("RANK", 0, count - 1)
+        _variable("LOCAL_RANK", 0, count - 1)
+        _variable("MASTER_PORT", 1, 2**16 - 1)
+        if not os.environ.get("MASTER_ADDR"):
+            raise _launcher_error("MASTER_ADDR must be the address of the first process; got nothing")
+    return count
+
+
+def _variable(name: str, low: int, high: int) -> int:
+    text = os.environ.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
+        value = quoted(text) if text else "nothing"
+        raise _launcher_error(f"{name} must be an integer from {low:,} to {high:,}; got {value}")
+    return int(text)
+
+
+def _launcher_error(message: str) -> SpecError:
+    help = "start the processes with `torchrun`; or unset LOCAL_RANK to train in a single process"
+    return SpecError(Diagnostic(f"the environment variable {message}", help=help))

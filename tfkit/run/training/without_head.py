@@ -1,0 +1,99 @@
+"""A built model without its head: the calls are written anew, the modules called are the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from torch import Tensor, fx, nn
+
+from tfkit.building.builder import graph_of
+from tfkit.building.model import unwrapped
+from tfkit.errors import SpecError, listing
+from tfkit.graph.decode_split import computes_alone, split_for_decoding, wire_of
+from tfkit.graph.expand import Graph, Node
+from tfkit.nn import variable_of, written_forward
+
+Trunk: TypeAlias = Callable[..., tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]
+"""(model, *inputs) -> input of the head, its padding mask, the tokens to predict, the weights of other modules that the
+head uses."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The start and end of a model's path through its head."""
+
+    head: str
+    """The node that computes the logits."""
+    vocab_size: int
+    """The number of logits."""
+    mask: str | None
+    """The padding mask of the head's sequence."""
+    tokens: str | None
+    """The input whose next tokens the logits predict; None if the model may have seen them."""
+
+
+AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "_FabricModule", "Loss")
+"""Wrappers that must not be inside a loss: it would call the model within and bypass them."""
+
+
+def trained(model: nn.Module) -> fx.GraphModule:
+    """Return the built model inside `model`. Raise ValueError if `model` is a wrapper that belongs around the loss."""
+    name = type(model).__name__
+    if name in AROUND:
+        help = f"give it the model, and give `{name}` the loss" if name != "Loss" else "give it the model"
+        raise ValueError(f"a loss takes the model that `tfkit.build` returned, and wraps it; this is {name}: {help}")
+    return unwrapped(model)
+
+
+def find_ends(model: fx.GraphModule) -> Ends:
+    """Return the ends of a model's graph; raise ValueError if the loss of single rows cannot be computed."""
+    graph = graph_of(model)
+    if len(graph.outputs) > 1:
+        raise ValueError(
+            f"`{graph.name}` returns {listing(graph.outputs)}, but a loss is computed for one of them: "
+            "name it in `outputs` of the spec"
+        )
+    head = graph.node(graph.outputs[0])
+    if head.output.type != "logits":
+        raise ValueError(f"`{graph.name}` returns {head.output.in_words()}, but a loss is computed from logits")
+    signal, vocab_size = head.signals[_read(head)], head.output.width
+    if vocab_size is None:
+        raise ValueError(f"`{head.name}` returns one logit without an axis of classes, and this loss needs classes")
+    return Ends(head.name, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted(graph))
+
+
+def _read(head: Node) -> str:
+    """Return the wire that feeds the head; raise ValueError unless the head computes each row independently."""
+    read = [field for field in head.wires if wire_of(head, field).value == "output"]
+    if len(read) != 1 or not isinstance(head.wires[read[0]], str):
+        raise ValueError(f"`{head.name}` reads {listing(read)}, but a loss in chunks needs a head with one input")
+    if not computes_alone(head):
+        raise ValueError(
+            f"`{head.name}` does not compute every position by itself, so its loss cannot be computed in chunks"
+        )
+    return read[0]
+
+
+def _predicted(graph: Graph) -> str | None:
+    try:
+        parts = split_for_decoding(graph)
+    except SpecError:
+        return None
+    # The tokens of a prefix are read by all of its positions.
+    prefix = any(graph.inputs[name].type == "lengths" for name in parts.given_once)
+    tokens = [name for name in parts.given_again if graph.inputs[name].type == "tokens"]
+    return None if prefix or len(tokens) != 1 else tokens[0]
+
+
+def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
+    """Write the forward of a model up to its head, as a function of the model; raise ValueError if there is no head."""
+    graph, copies = fx.Graph(), cast(dict[fx.Node, fx.Node], {})
+    head = graph.graph_copy(model.graph, copies)
+    if not isinstance(head, fx.Node) or (head.op, head.target) != ("call_module", ends.head):
+        raise ValueError(f"the model's graph was edited: it no longer ends in `{ends.head}`")
+    values = {variable_of(node): copy for node, copy in copies.items()}  # of a mask what is checked
+    graph.output((head.args[0], values.get(ends.mask or ""), values.get(ends.tokens or ""), dict(head.kwargs)))
+    graph.erase_node(head)
+    return written_forward(graph, "trunk")[0]
