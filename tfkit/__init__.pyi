@@ -100,8 +100,8 @@ from tfkit.plugin.hookspecs import Register as Register
 from tfkit.plugin.hookspecs import hookimpl as hookimpl
 from tfkit.plugin.manager import load_plugins as load_plugins
 from tfkit.tools.attention.observe import attention_weights as attention_weights
+from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
-from tfkit.tools.check.measure import Measured as Measured
 from tfkit.tools.check.measure import Property as Property
 from tfkit.tools.check.subject import Subject as Subject
 from tfkit.tools.common.weights import load_weights as load_weights

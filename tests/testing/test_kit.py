@@ -27,7 +27,7 @@ from tfkit.testing import (
     example_inputs,
     small_spec,
 )
-from tfkit.tools.check.small import with_component
+from tfkit.tools.check.components import with_component
 
 from .wrong import (
     BreaksTheGraph,

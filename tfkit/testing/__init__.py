@@ -8,7 +8,7 @@ can be measured one by one too, on any model that `tfkit.build` returned. A fail
 broken promise, the place, and the size of the error; `check_component` and `check_model` report all broken promises.
 """
 
-from tfkit.testing.component import check_component, check_model
+from tfkit.testing.component import check_component, check_model, parametrize_with_checks
 from tfkit.testing.one_by_one import (
     check_alone,
     check_cached,
@@ -22,10 +22,8 @@ from tfkit.testing.one_by_one import (
     check_script,
     check_state_dict,
 )
-from tfkit.testing.parametrize import parametrize_with_checks
-from tfkit.tools.check.all_pairs import all_pairs
-from tfkit.tools.check.inputs import call, example_inputs
-from tfkit.tools.check.small import Layout, small_spec
+from tfkit.tools.check.components import Layout, all_pairs, small_spec
+from tfkit.tools.check.runs import call, example_inputs
 
 __all__ = [
     "Layout",

@@ -8,12 +8,12 @@ import torch
 from torch import fx, nn
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.check.inputs import Inputs
-from tfkit.tools.check.measure import TOLERANCE, Measured
-from tfkit.tools.check.properties import basics, batches, numbers, programs, reading, steps, storage, training
+from tfkit.tools.check.measure import TOLERANCE, Deviation
+from tfkit.tools.check.properties import basics, forms, numbers, reading, steps, training
+from tfkit.tools.check.runs import Inputs
 
 
-def _hold(measured: Iterable[Measured]) -> None:
+def _hold(measured: Iterable[Deviation]) -> None:
     """Raise AssertionError for the first deviation that is too large."""
     for measurement in measured:
         if measurement.broken:
@@ -30,7 +30,7 @@ def check_filled(graph: Graph) -> None:
 
 def check_state_dict(graph: Graph) -> None:
     """Check that a state dict carries the model over, bit by bit, into one that was built from another seed."""
-    _hold(storage.state_dict(graph))
+    _hold(forms.state_dict(graph))
 
 
 def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
@@ -46,12 +46,12 @@ def check_causal(model: fx.GraphModule, inputs: Inputs, *, along: str) -> None:
 
 def check_padding(model: fx.GraphModule, inputs: Inputs) -> None:
     """Check that outputs of tokens do not depend on the amount or the contents of padding next to them."""
-    _hold(batches.padded_rows(model, inputs))
+    _hold(reading.padded_rows(model, inputs))
 
 
 def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
     """Check that activations, norms and FFNs act on each position independently, and do not depend on their number."""
-    _hold(batches.positions_alone(model, inputs))
+    _hold(reading.positions_alone(model, inputs))
 
 
 def check_gradients(model: nn.Module, inputs: Inputs) -> None:
@@ -61,7 +61,7 @@ def check_gradients(model: nn.Module, inputs: Inputs) -> None:
 
 def check_script(model: nn.Module, *calls: Inputs) -> None:
     """Check that `torch.jit.script` takes the model, and that the scripted model returns the same."""
-    _hold(programs.scripts(model, *calls))
+    _hold(forms.scripts(model, *calls))
 
 
 def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) -> None:
@@ -69,7 +69,7 @@ def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) 
 
     `backend` compiles the captured graph, which runs as it is unless given.
     """
-    _hold(programs.captures(model, *calls, backend=backend))
+    _hold(forms.captures(model, *calls, backend=backend))
 
 
 def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> None:

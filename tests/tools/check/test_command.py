@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.check import known
 from tfkit.tools.check.check import Work
-from tfkit.tools.check.measure import Measured, property_of
+from tfkit.tools.check.measure import Deviation, property_of
+from tfkit.tools.check.properties import all as all_properties
 from tfkit.tools.check.subject import Subject
 
 Run = Callable[..., str]
@@ -65,7 +65,7 @@ def ahead(specs: Path) -> str:
 
 def test_a_model_that_holds(run: Run, specs: Path) -> None:
     lines = run("check", "tiny.yaml", "--only", "padding", "--only", "extents").splitlines()
-    assert lines[0].startswith("tiny, as a relative: ")
+    assert lines[0].startswith("tiny, as a reduced model: ")
     assert [line.split()[:2] for line in lines[4:6]] == [["extents", "ok"], ["padding", "ok"]]
     assert lines[-1].startswith("2 ok: ")
 
@@ -97,10 +97,10 @@ def test_several_models_are_named(run: Run, ahead: str) -> None:
 
 
 def test_a_deviation_without_a_size_is_null(run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(subject: Subject) -> Iterator[Measured]:
-        yield Measured.fault("it has none")
+    def fails(subject: Subject) -> Iterator[Deviation]:
+        yield Deviation.fault("it has none")
 
-    monkeypatch.setattr(known, "PROPERTIES", (property_of("fails", "does not")(fails),))
+    monkeypatch.setattr(all_properties, "PROPERTIES", (property_of("fails", "does not")(fails),))
     (model,) = json.loads(run("check", "tiny.yaml", "--json", status=1), parse_constant=pytest.fail)
     assert (model["outcomes"][0]["status"], model["outcomes"][0]["worst"]) == ("failed", None)
 

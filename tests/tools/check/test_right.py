@@ -6,10 +6,10 @@ import pytest
 
 import tfkit
 from tfkit.tools.check.check import outcomes
-from tfkit.tools.check.known import OWN
 from tfkit.tools.check.subject import Subject
 
 from ...sampling import slow
+from .models import OWN, faults, measured
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 TEXT = """
@@ -98,8 +98,7 @@ def test_it_holds(what: str, seed: int) -> None:
     change, names = RIGHT[what]
     sets = [*([] if "stages" in change else ["embedding.dropout=0"]), *change.split("; ")]
     graph = tfkit.loads(TEXT, sets=sets, plugins=PLUGINS)
-    found = list(outcomes(Subject(graph, PLUGINS, seed), OWN.chosen(names)))
-    assert [one.detail for one in found if one.status == "failed"] == []
+    assert faults(Subject(graph, PLUGINS, seed), names) == {}
 
 
 def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
@@ -112,5 +111,5 @@ def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
 def test_documents_are_compared_where_the_sequence_is_seen() -> None:
     """A scaling by the length of the row makes documents depend on each other; the check says at which component."""
     graph = tfkit.loads(TEXT, sets=[ROPE.replace("LENGTH", "4")], plugins=PLUGINS)
-    (found,) = outcomes(Subject(graph, PLUGINS), OWN.chosen(["documents"]))
+    found = measured(Subject(graph, PLUGINS), "documents")
     assert (found.status, found.component) == ("failed", "stack.layers.0.attention")

@@ -27,8 +27,14 @@ class DoesNotApplyError(Exception):
     """A property says nothing about a model; its text is the reason."""
 
 
+def require(condition: object, reason: str) -> None:
+    """Raise `DoesNotApplyError` with the reason if a condition of a property is false."""
+    if not condition:
+        raise DoesNotApplyError(reason)
+
+
 @dataclass(frozen=True)
-class Measured:
+class Deviation:
     """A deviation from a property.
 
     Attributes:
@@ -49,9 +55,12 @@ class Measured:
         return not self.error <= self.limit
 
     @classmethod
-    def fault(cls, detail: str, component: str = "") -> Measured:
+    def fault(cls, detail: str, component: str = "") -> Deviation:
         """Return a deviation that has no size."""
         return cls(float("inf"), detail, where=component)
+
+
+Measure: TypeAlias = "Callable[[Subject], Iterable[Deviation]]"
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Property:
 
     name: str
     claim: str
-    measure: Callable[[Subject], Iterable[Measured]]
+    measure: Measure
     level: Level = "quick"
     basic: bool = False
     of_weights: bool = True
@@ -107,7 +116,9 @@ class Outcome:
         return self.detail if self.component in self.detail else f"{self.component}: {self.detail}"
 
 
-def property_of(name: str, claim: str, **options: Any) -> Callable[[Callable[[Subject], Iterable[Measured]]], Property]:
+def property_of(
+    name: str, claim: str, **options: Any
+) -> Callable[[Callable[[Subject], Iterable[Deviation]]], Property]:
     """Turn a function that measures a model into a property."""
     return lambda measure: Property(name, claim, measure, **options)
 
@@ -151,6 +162,19 @@ def unequal(result: Tensor, expected: Tensor) -> float:
         return 0.0
     gap = distance(result.double(), expected.double())
     return gap or float("inf")
+
+
+def difference(
+    result: Tensor,
+    expected: Tensor,
+    detail: str,
+    *,
+    limit: float = TOLERANCE,
+    where: str | Callable[[], str] = "",
+) -> Deviation:
+    """Return the deviation of a tensor, of its bits if the limit is 0; `{}` in the detail is the size."""
+    error = distance(result, expected) if limit else unequal(result, expected)
+    return Deviation(error, detail.format(f"{error:.1e}"), limit, where)
 
 
 def in_words(error: Exception) -> str:

@@ -1,7 +1,8 @@
-"""The smallest relative of a spec: few and narrow layers, and everything that makes it what it is.
+"""The reduced model of a spec: few and narrow layers, in which every property of the spec can still be measured.
 
-Kept are the graph, every layer variant, the ratio of query heads to key-value heads, ties, positions, and
-each `mask`, as a window of fewer tokens than are read. Equal widths stay equal. Values that are not sizes stay.
+It keeps the graph, every layer variant, the ratio of query heads to key-value heads, ties, positions, and
+each `mask`, as a window of fewer tokens than the sequences of a check have. Equal widths stay equal. Values that are
+not sizes stay.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ PATTERN = 4
 
 
 @dataclass(frozen=True)
-class Relative:
-    """A small model of a spec's kind, and its difference from the spec in words."""
+class ReducedModel:
+    """A reduced model of a spec, and a summary of its sizes."""
 
     graph: Graph
     words: str
 
 
-def relative(graph: Graph, plugins: Plugins) -> Relative:
+def reduced_model(graph: Graph, plugins: Plugins) -> ReducedModel:
     """Build the reduced model of a spec; raise SpecError if the small values contradict each other."""
     shrink = _Shrink(graph)
     model = shrink.model()
     small = expand(take_spec(document(model.model_copy(update={"parameters": None})), plugins))
-    return Relative(small, ", ".join(_words(graph, small)))
+    return ReducedModel(small, ", ".join(_words(graph, small)))
 
 
 def _words(graph: Graph, small: Graph) -> Iterable[str]:
