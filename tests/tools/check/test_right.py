@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tfkit
 from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.check.runs import arguments_of
 from tfkit.tools.check.subject import Subject
 
 from ...sampling import slow
@@ -99,6 +102,15 @@ def test_it_holds(what: str, seed: int) -> None:
     sets = [*([] if "stages" in change else ["embedding.dropout=0"]), *change.split("; ")]
     graph = tfkit.loads(TEXT, sets=sets, plugins=PLUGINS)
     assert faults(Subject(graph, PLUGINS, seed), names) == {}
+
+
+def test_recording_the_inputs_of_modules_changes_no_output() -> None:
+    """Also where layers share weights, so that a module runs several times."""
+    checked = Subject(reduced_model(tfkit.load("albert_base", plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    outputs: list[torch.Tensor] = []
+    checked.model.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    arguments_of(checked.model, checked.layers, checked.inputs())
+    assert torch.equal(outputs[0], checked.run(checked.inputs())[0])
 
 
 def test_padding_between_tokens_is_compared_with_the_meaning() -> None:

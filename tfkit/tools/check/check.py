@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,12 +59,12 @@ class Checked:
     @property
     def summary(self) -> str:
         """`23 ok, 1 failed, 2 do not apply`."""
-        counts = {
-            status: sum(outcome.status == status for outcome in self.outcomes) for status in ("ok", "failed", "not run")
-        }
-        idle = sum(outcome.status == "does not apply" for outcome in self.outcomes)
-        parts = [f"{count} {status}" for status, count in counts.items() if count or status == "ok"]
-        return ", ".join([*parts, *([f"{idle} {'does' if idle == 1 else 'do'} not apply"] if idle else [])])
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        texts = [f"{counts['ok']} ok"]
+        texts += [f"{counts[status]} {status}" for status in ("failed", "not run") if counts[status]]
+        if idle := counts["does not apply"]:
+            texts.append(f"{idle} {'does' if idle == 1 else 'do'} not apply")
+        return ", ".join(texts)
 
 
 def worst_of(models: Sequence[Checked]) -> tuple[Outcome, ...]:
@@ -77,12 +77,6 @@ def worst_of(models: Sequence[Checked]) -> tuple[Outcome, ...]:
         min(same, key=lambda outcome: (ORDER.index(outcome.status), -(outcome.worst or 0.0)))
         for same in by_name.values()
     )
-
-
-def again(arguments: Sequence[str], failed: Iterable[Outcome]) -> str:
-    """Return the command that measures the broken properties again."""
-    only = [f"--only {outcome.name}" for outcome in failed]
-    return " ".join(["tfkit check", *map(shlex.quote, arguments), *only])
 
 
 class Work:

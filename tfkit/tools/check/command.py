@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -113,7 +114,7 @@ def check(
 
 def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     from tfkit.console.output import show, table
-    from tfkit.tools.check.check import again, worst_of
+    from tfkit.tools.check.check import worst_of
 
     outcomes = worst_of(checked)
     rows = [
@@ -130,9 +131,12 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     for outcome in failed:
         show(f"{outcome.name}{_worst_model(outcome, checked)}: {outcome.fault}")
     if failed:
-        show("", f"again: {again(arguments, failed)}")
+        only = [f"--only {outcome.name}" for outcome in failed]
+        show("", f"again: {' '.join(['tfkit check', *map(shlex.quote, arguments), *only])}")
     left = f"; {work.left} more with --level full" if work.left else ""
-    summary = checked[0].summary if len(checked) == 1 else _of_several(checked)
+    summary, broken = checked[0].summary, sum(not result.ok for result in checked)
+    if len(checked) > 1:
+        summary = f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
     click.echo(f"{summary}{left}: {sum(outcome.seconds for model in checked for outcome in model.outcomes):.1f} s")
 
 
@@ -151,11 +155,6 @@ def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
     (worst,) = [model.words for model in broken if any(outcome is failed for outcome in model.outcomes)]
     more = len(broken) - 1
     return f", in {worst}" + (f" and {more} more model{'s' * (more > 1)}" if more else "")
-
-
-def _of_several(checked: Sequence[Checked]) -> str:
-    broken = sum(not result.ok for result in checked)
-    return f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
 
 
 def _note(outcome: Outcome) -> str:

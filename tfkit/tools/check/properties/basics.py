@@ -22,6 +22,11 @@ from tfkit.tools.check.measure import Deviation, in_words, property_of, require
 from tfkit.tools.check.runs import call, compared
 from tfkit.tools.check.subject import Subject
 
+SIGMAS = 6.0
+"""The largest deviation of a spread from the declared one, in standard errors."""
+NATS = 1.0
+"""The most by which a first loss may exceed the expected one."""
+
 
 @property_of("building", "is built", basic=True)
 def building(subject: Subject) -> Iterator[Deviation]:
@@ -97,12 +102,6 @@ def eval_mode(subject: Subject) -> Iterator[Deviation]:
             yield from compared(subject.model, inputs, inputs, detail, limit=0.0)
 
 
-SIGMAS = 6.0
-"""The largest deviation of a spread from the declared one, in standard errors."""
-NATS = 1.0
-"""The most by which a first loss may exceed the expected one."""
-
-
 @property_of("init", "has weights as its init declares", of_weights=False)
 def init(subject: Subject) -> Iterator[Deviation]:
     """The spread that `init` gives to a matrix of the same role and shape, drawn separately."""
@@ -113,17 +112,17 @@ def init(subject: Subject) -> Iterator[Deviation]:
     generator = torch.Generator().manual_seed(subject.seed + 1)
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding):
-            want = torch.empty(4096, module.embedding_dim)
-            (declared.tied_table if path in tied else declared.table)(want, generator=generator)
-            yield _spread(path, module.weight, want)
+            sample = torch.empty(4096, module.embedding_dim)
+            (declared.tied_table if path in tied else declared.table)(sample, generator=generator)
+            yield _spread(path, module.weight, sample)
         elif isinstance(module, Linear | StackedLinear):
             parts = list(module.parts.values()) if module.parts else [module.weight.size(-2)]
             residual, depth = module.residual and path.startswith(adding), depths.get(path.partition(".")[0])
             for part in module.weight.split(parts, dim=-2):
-                want = torch.empty(part.size(-2), part.size(-1)).repeat(max(1, 4096 // part[..., 0].numel()), 1, 1)
-                for matrix in want:
+                sample = torch.empty(part.size(-2), part.size(-1)).repeat(max(1, 4096 // part[..., 0].numel()), 1, 1)
+                for matrix in sample:
                     declared.linear(matrix, residual=residual, n_layers=depth, generator=generator)
-                yield _spread(path, part, want)
+                yield _spread(path, part, sample)
 
 
 def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:

@@ -36,6 +36,7 @@ from tfkit.tools.check.measure import (
 from tfkit.tools.check.runs import (
     Choices,
     Inputs,
+    Pair,
     arguments_of,
     call,
     cast,
@@ -212,7 +213,7 @@ def _relative_error(output: Tensor, exact: Tensor) -> float:
     return float("inf") if error.isnan() else float(error)
 
 
-def _in_float64(exact: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+def _in_float64(exact: Tensor, output: Tensor) -> Pair:
     return output.double(), exact.double()
 
 

@@ -1,4 +1,4 @@
-"""The property that neutral values of a spec have no effect."""
+"""Properties of the values of a spec: each is read and has an effect, and neutral values have none."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class _Observed:
         with torch.device("meta"):
             self.new = assemble(graph)
         self.shapes = {name: parameter.shape for name, parameter in self.new.named_parameters()}
-        self.found: dict[bool, list[Tensor]] = {}
+        self.by_mode: dict[bool, list[Tensor]] = {}
 
     @cached_property
     def first(self) -> list[Tensor]:
@@ -154,12 +154,12 @@ class _Observed:
 
     def outputs(self, *, train: bool) -> list[Tensor]:
         """Return the outputs for a long sequence; in train mode with equal random numbers."""
-        if train not in self.found:
+        if train not in self.by_mode:
             with forked_generator(), torch.no_grad():
                 torch.manual_seed(self.subject.seed)
                 inputs = self.subject.inputs(length=self.subject.longest)
-                self.found[train] = call(self.model.train(train), inputs)
-        return self.found[train]
+                self.by_mode[train] = call(self.model.train(train), inputs)
+        return self.by_mode[train]
 
     def equals(self, other: _Observed) -> bool:
         """Return True if nothing differs."""
@@ -172,7 +172,7 @@ def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-Weights = Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
+# ---- neutral values have none ----
 
 
 @property_of("neutral", "is not changed by neutral values")
@@ -194,12 +194,12 @@ def neutral(subject: Subject) -> Iterator[Deviation]:
 
 @dataclass(frozen=True)
 class _Neutral:
-    """A neutral value, in words; the values of the spec with it and without, and the weights of the second model."""
+    """A neutral value as text; the values of the spec with it and without it, and the weights of the second model."""
 
     words: str
     present: dict[FieldPath, Any]
     left_out: dict[FieldPath, Any]
-    weights: Weights
+    weights: Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
 
 
 def _with_and_without(subject: Subject, values: Sequence[_Neutral]) -> list[Deviation]:
