@@ -1,11 +1,12 @@
-"""Checks for authors of components: each proves one promise of a built model.
+"""Checks for authors of components: each measures a property of a built model.
 
     def test_additive():
         tfkit.testing.check_component("additive", slot="attention", fields={"n_heads": 2})
 
 `check_component` builds small models around one component and measures every property of `tfkit check` on them. Some
-can be measured one by one too, on any model that `tfkit.build` returned. A failing check raises AssertionError with the
-broken promise, the place, and the size of the error; `check_component` and `check_model` report all broken promises.
+properties can also be measured one by one, on any model that `tfkit.build` returned. A failing check raises
+AssertionError with the broken property, the component, and the size of the error; `check_component` and `check_model`
+report all broken properties.
 """
 
 from tfkit.testing.component import check_component, check_model, parametrize_with_checks

@@ -35,25 +35,25 @@ def check_component(
     only: Sequence[str] = (),
     reference: Callable[..., Any] | None = None,
 ) -> None:
-    """Prove that a component keeps every promise that tfkit makes of a model, in small models around it.
+    """Check that small models around a component have every property that tfkit guarantees.
 
     Args:
         component: its kind, or its config class, which need not be installed.
         slot: the slot that it fills; only with a kind. One of attention, ffn, norm, activation, position, rope_scaling
             and init; a block is checked by `check_model` with a spec of your own.
-        fields: the other keys of a spec, besides `kind`. Required whole numbers, and fields with a name that the
+        fields: the other keys of a spec, besides `kind`. Required integers, and fields with a name that the
             built-in components use (`activation`, `factor`), have small defaults; d_model is 16.
         options: several values for each of some further keys, `{"gate": [None, "silu"], "softcap": [None, 5.0]}`: every
-            two of them meet in a model, unless the component refuses that.
+            two of them meet in a model, unless the component rejects that.
         within: the models to build: `encoder`, `decoder`, and `memory`, which is a decoder with cross-attention.
-        plugins: the plugins to look up a kind in; all installed ones unless given.
-        level: `full` measures what takes seconds too: `torch.compile`, exports.
-        only: names of properties; all of that level unless given.
-        reference: a function in NumPy that says what the component computes, as `tfkit.reference` describes it.
+        plugins: the plugins to look up a kind in; by default, all installed plugins.
+        level: `full` includes properties that take seconds: `torch.compile`, exports.
+        only: names of properties; by default, all properties of that level.
+        reference: a function in NumPy that computes the output of the component, as `tfkit.reference` describes it.
 
     Raises:
-        AssertionError: promises are broken; the message lists all of them, each with the models that show it.
-        SpecError: the component refuses its fields or the place.
+        AssertionError: properties are broken; the message lists all of them, each with the models that show it.
+        SpecError: the component rejects its fields or its slot.
         TypeError: the class is not a proper config.
         ValueError: there is no such kind or slot, or no small model for it.
     """
@@ -69,10 +69,10 @@ def check_component(
     models = models_of(
         registered.config, plugins, options=options or {}, fields=fields, within=within, reference=reference
     )
-    broken = {name: broken_promises(subject, level, only) for name, subject in models.items()}
+    broken = {name: broken_properties(subject, level, only) for name, subject in models.items()}
     if any(broken.values()):
         name = f"{kind_of(registered.config)} `{component}`, {place_of(registered.config)},"
-        raise AssertionError(in_lines(name, broken))
+        raise AssertionError(fault_lines(name, broken))
 
 
 @checked
@@ -83,37 +83,37 @@ def check_model(
 
     A graph must have been loaded with these plugins.
 
-    Raises AssertionError with all broken promises, except those that follow from another one.
+    Raises AssertionError with all broken properties, except consequences of other broken properties.
     """
     plugins = plugins or load_plugins()
     graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
     subject = Subject(replace(graph, weights=None), plugins, weights=graph.weights)
-    if broken := broken_promises(subject, level, only):
-        raise AssertionError(in_lines(f"`{graph.name}`", {"": broken}))
+    if broken := broken_properties(subject, level, only):
+        raise AssertionError(fault_lines(f"`{graph.name}`", {"": broken}))
 
 
-def broken_promises(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
-    """Return the deviations of a model in words, by the property."""
+def broken_properties(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
+    """Return the faults of a model, by the name of the property."""
     properties = properties_of(subject.plugins).chosen(only, level)
     return {outcome.name: outcome.fault for outcome in outcomes(subject, properties) if outcome.status == "failed"}
 
 
-def in_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> str:
+def fault_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> str:
     """Format the faults of several models: each finding once, with its models.
 
     Args:
-        name: the component or model that breaks the promises.
-        broken_by_model: the broken promises by model; a model without a name is not mentioned.
+        name: the component or model that breaks the properties.
+        broken_by_model: the broken properties by model; a model without a name is not mentioned.
     """
     where: dict[tuple[str, str], list[str]] = {}
     for model, broken in broken_by_model.items():
-        for promise, fault in broken.items():
-            where.setdefault((promise, fault), []).append(model)
+        for prop, fault in broken.items():
+            where.setdefault((prop, fault), []).append(model)
     lines = [
-        f"- {promise}{f', in {_listed(models)}' if any(models) else ''}: {fault}"
-        for (promise, fault), models in where.items()
+        f"- {prop}{f', in {_listed(models)}' if any(models) else ''}: {fault}"
+        for (prop, fault), models in where.items()
     ]
-    count = len({promise for promise, _ in where})
+    count = len({prop for prop, _ in where})
     return "\n".join([f"{name} breaks {'a promise' if count == 1 else f'{count} promises'}", *lines])
 
 
@@ -153,9 +153,9 @@ def parametrize_with_checks(
         within: the models to build around it.
         spec: a small spec, for a block, which has no other model.
         xfail: properties that are expected to fail, by name, with the reason. A property that holds again fails.
-        plugins: the plugins that the models need; all installed ones unless given.
-        level: `full` measures what takes seconds too.
-        reference: a function in NumPy that says what the component computes, as `tfkit.reference` describes it.
+        plugins: the plugins that the models need; by default, all installed plugins.
+        level: `full` includes properties that take seconds.
+        reference: a function in NumPy that computes the output of the component, as `tfkit.reference` describes it.
 
     Raises:
         ValueError: `xfail` names a property that does not exist, or a block has no `spec`.

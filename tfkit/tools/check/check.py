@@ -33,8 +33,8 @@ class Checked:
     """The outcomes of a model's properties.
 
     Attributes:
-        name: the model's.
-        words: the model that was checked, in words, such as `2 of 12 layers`; empty if it was the spec as it is.
+        name: the name of the spec.
+        words: a summary of the checked model, such as `2 of 12 layers`; empty for the spec at full size.
         level: `quick` or `full`.
         seed: of all random numbers.
         outcomes: one for each property, in the order in which they were measured.

@@ -32,10 +32,10 @@ SMALL |= {"n_experts_per_token": 2}
 LISTS = {"longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}}
 """The further values of kinds that need lists."""
 NUMBER = 4
-"""The value of every other required whole number."""
+"""The value of the remaining required integers."""
 APART = {"field": "a config.json"}
 APART |= dict.fromkeys("callback data loss metric optimizer schedule tokenizer tracker".split(), "a run")  # noqa: SIM905
-"""The slots whose components are part of something else than a model."""
+"""The slots whose components are not part of a model, and where they belong."""
 
 Row = dict[str, Any]
 
@@ -128,7 +128,8 @@ def models_of(
 ) -> dict[str, Subject]:
     """Return the models around a component, by their descriptions: each layout, with all pairs of option values.
 
-    Options that it refuses together are left out. Raises SpecError if no model is left, or one is refused as it is.
+    Combinations of options that the component rejects are left out. Raises SpecError if no model is left, or if the
+    component is rejected without options.
     """
     models: dict[str, Subject] = {}
     refused: SpecError | None = None

@@ -1,4 +1,4 @@
-"""The parts of a check: a property, its measurements, and their outcome."""
+"""A property, the deviations that it measures, and its outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Status: TypeAlias = Literal["ok", "failed", "does not apply", "not run"]
 
 
 class DoesNotApplyError(Exception):
-    """A property says nothing about a model; its text is the reason."""
+    """A property that does not apply to a model; the text is the reason."""
 
 
 def require(condition: object, reason: str) -> None:
@@ -39,9 +39,9 @@ class Deviation:
 
     Attributes:
         error: its size; NaN counts as infinite.
-        detail: the deviation in words, as part of a sentence.
+        detail: a description of the deviation, as part of a sentence.
         limit: the largest error that is allowed.
-        where: the component where it arises, or a function that finds it, called only if it is too large.
+        where: the component where it arises, or a function that finds it, called only if the error is too large.
     """
 
     error: float
@@ -70,13 +70,12 @@ class Property:
     Attributes:
         name: the word for it, as `--only` takes it.
         claim: the property in a few words, of which the model is the subject: `reads no later token`.
-        measure: yields the deviations of a model, those that are allowed too; raises `DoesNotApplyError` with the
-            reason if the property says nothing about it. Any other error is a failure. Its docstring is the property
-            in a sentence.
+        measure: yields the deviations of a model, including allowed deviations; raises `DoesNotApplyError` with the
+            reason if the property does not apply. Any other error is a failure. Its docstring describes the property.
         level: `quick`, or `full` for one that takes seconds.
-        basic: true if the others mean nothing without it.
+        basic: true if all other properties depend on it.
         of_weights: false for a property of the initialization, which trained weights do not have.
-        follows: names of other properties; if one of them is broken, this one is a consequence and not run.
+        follows: names of other properties; if one of them is broken, the property is a consequence and not run.
     """
 
     name: str
@@ -93,12 +92,12 @@ class Outcome:
     """The result of a property for one model.
 
     Attributes:
-        name: the property's.
+        name: the name of the property.
         claim: the property in a few words.
         status: `ok`, `failed`, `does not apply`, or `not run`.
         worst: the largest deviation; None if nothing was measured, or if it has no size.
         component: the path of the component where the worst deviation arises.
-        detail: the deviation in words, or the reason why the property does not apply or was not run.
+        detail: a description of the deviation, or the reason why the property does not apply or was not run.
         seconds: the time that it took.
     """
 
@@ -112,19 +111,17 @@ class Outcome:
 
     @property
     def fault(self) -> str:
-        """The deviation in words, with the place where it arises."""
+        """The description of the deviation, with the component where it arises."""
         return self.detail if self.component in self.detail else f"{self.component}: {self.detail}"
 
 
-def property_of(
-    name: str, claim: str, **options: Any
-) -> Callable[[Callable[[Subject], Iterable[Deviation]]], Property]:
+def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Property]:
     """Turn a function that measures a model into a property."""
     return lambda measure: Property(name, claim, measure, **options)
 
 
 def outcome_of(check: Property, subject: Subject) -> Outcome:
-    """Measure a property; an error on the way is a failure, the first loss of a model that is not trained is none."""
+    """Measure a property; an error is a failure, and a warning about the first loss is ignored."""
     outcome = Outcome(check.name, check.claim, "ok")
     try:
         with warnings.catch_warnings(category=FirstLossWarning, action="ignore"):

@@ -46,7 +46,7 @@ def weights(subject: Subject) -> Iterator[Deviation]:
 def filled(graph: Graph) -> Iterator[Deviation]:
     """Find parameters and buffers that are not filled when the model is built, or not from the seed.
 
-    Buffers outside the state dict are included, and tensors that are neither are refused.
+    Buffers outside the state dict are included; a tensor that is neither parameter nor buffer is a fault.
     """
     models = []
     for rubbish in (float("nan"), 0.0):
@@ -85,7 +85,7 @@ def every_one(names: Sequence[str]) -> str:
 
 @property_of("forward", "runs, and keeps shapes and types", basic=True)
 def forward(subject: Subject) -> Iterator[Deviation]:
-    """A forward runs, and no component changes shape, type or input against its promise."""
+    """A forward runs, and no component changes shape, type or input that it must keep."""
     inputs = subject.inputs()
     try:
         run_watched(subject.model, {name: value for name, value in inputs.items() if name in inputs_of(subject.model)})
@@ -135,7 +135,7 @@ def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:
 
 @property_of("first-loss", "starts at the expected loss", of_weights=False)
 def first_loss(subject: Subject) -> Iterator[Deviation]:
-    """The loss of a new model is not above the one that its spec lets expect."""
+    """The loss of a new model does not exceed the loss that its spec predicts."""
     model = build(subject.graph, seed=subject.seed).eval()
     expected = {estimate.head: estimate for estimate in first_losses(model, subject.graph)}
     require(expected, "no head over a vocabulary returns logits")

@@ -119,14 +119,14 @@ def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
 
 @property_of("capture", "is captured once by torch.compile", level="full")
 def captured(subject: Subject) -> Iterator[Deviation]:
-    """`torch.compile` captures the model whole, once for all lengths."""
+    """`torch.compile` captures the full model, once for all lengths."""
     yield from captures(subject.model, *_calls(subject)[1:])
 
 
 def captures(model: nn.Module, *calls: Inputs, backend: str | None = None) -> Iterator[Deviation]:
     """Capture a model for `calls` that differ only in length, and compare the results.
 
-    `backend` compiles the captured graph, which runs as it is unless given.
+    `backend` compiles the captured graph; by default, the graph runs as captured.
     """
     graphs: list[fx.GraphModule] = []
 
@@ -176,7 +176,7 @@ def ejected(subject: Subject) -> Iterator[Deviation]:
 
 
 def _written(write: Callable[[], Any]) -> Iterator[Deviation]:
-    """Call a tool that proves what it writes."""
+    """Call a tool that verifies the files that it writes."""
     try:
         write()
     except SpecError as error:

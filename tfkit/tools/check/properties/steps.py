@@ -37,7 +37,7 @@ Piece: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
 Schedule: TypeAlias = list[Piece]
 ROUGH = 0.1
-"""The largest difference of steps from the whole in bfloat16, relative to the largest value if that is above 1."""
+"""The largest difference of steps from a full forward in bfloat16, relative to the largest value if that is above 1."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
 
@@ -136,7 +136,7 @@ def pick(x: Tensor, columns: Tensor) -> Tensor:
 
 @property_of("cached", "read in steps, is the whole", follows=("alone", "look-ahead", "padding"))
 def cached_steps(subject: Subject) -> Iterator[Deviation]:
-    """Read in steps, with caches, every token has the outputs that it has in the whole."""
+    """Read in steps, with caches, every token has the outputs of a full forward."""
     model = _decodable(subject)
     try:
         yield from read_in_steps(model, subject.inputs())
@@ -186,7 +186,7 @@ def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Deviation]:
 
 
 def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Deviation]:
-    """Compare the types of the caches with the model's, and single tokens with the whole in that type."""
+    """Compare the types of the caches with the model's, and single tokens with a full forward in that type."""
     rows = SequenceBatch.of(model, subject.inputs())
     pieces, once = (cast(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
     rows = replace(rows, pieces=pieces, once=once)

@@ -30,7 +30,7 @@ from tfkit.tools.check.runs import call, compared, example_inputs
 from tfkit.tools.check.subject import FieldPath, Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
-"""Functions that read all fields of a config at once."""
+"""Functions that read all fields of a config together."""
 SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len pad_id parameters length rows".split())  # noqa: SIM905
 """Fields whose effect other properties show, or that only name a thing."""
 NARROW = {"theta": 2, "factor": 2, "scaled": 1}
@@ -203,7 +203,7 @@ class _Neutral:
 
 
 def _with_and_without(subject: Subject, values: Sequence[_Neutral]) -> list[Deviation]:
-    """Compare the model with these neutral values and the one without; nothing if the spec refuses one of the two."""
+    """Compare the model with these neutral values and the model without them; empty if the spec rejects a model."""
     present, left_out = ChainMap(*(v.present for v in values)), ChainMap(*(v.left_out for v in values))
     try:
         first, second = (subject.build(subject.changed(changes)) for changes in (present, left_out))
