@@ -104,8 +104,8 @@ from tfkit.run.training.loss import loss as loss
 from tfkit.run.training.optimizer import adamw as adamw
 from tfkit.run.training.optimizer import parameter_groups as parameter_groups
 from tfkit.tools.attention.observe import attention_weights as attention_weights
+from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
-from tfkit.tools.check.measure import Measured as Measured
 from tfkit.tools.check.measure import Property as Property
 from tfkit.tools.check.subject import Subject as Subject
 from tfkit.tools.common.weights import load_weights as load_weights

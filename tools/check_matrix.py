@@ -14,10 +14,9 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.tools.check.models import subject  # noqa: E402
+from tests.tools.check.models import OWN, subject  # noqa: E402
 from tests.tools.check.planted import BUGS, Bug  # noqa: E402
 from tfkit.tools.check.check import outcomes  # noqa: E402
-from tfkit.tools.check.known import OWN  # noqa: E402
 from tools.pages import write_table  # noqa: E402
 
 PAGE = ROOT / "docs" / "check.md"

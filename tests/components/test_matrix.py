@@ -14,7 +14,7 @@ import yaml
 import tfkit
 from tfkit.component import Component, InputPositionConfig
 from tfkit.testing import check_capture, check_model, example_inputs
-from tfkit.tools.check.all_pairs import Row, all_pairs, every_value
+from tfkit.tools.check.components import Row, all_pairs
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 Part = dict[str, Any]
@@ -74,6 +74,21 @@ VARIANTS: dict[str, dict[str, Part]] = {
 }
 STACKS = ("encoder", "decoder", "memory")
 PLACEMENTS = ("pre", "post", "sandwich", "output", "parallel", "parallel_two_norms")
+
+
+def every_value(rows: Sequence[Row]) -> list[Row]:
+    """Return a subset of the rows in which every value occurs at least once."""
+    covered: set[tuple[str, Any]] = set()
+    chosen = []
+    for row in rows:
+        if len(set(row.items()) - covered) > 1:
+            chosen.append(row)
+            covered |= set(row.items())
+    for row in rows:
+        if set(row.items()) - covered:
+            chosen.append(row)
+            covered |= set(row.items())
+    return chosen
 
 
 def kinds(slot: str) -> dict[str, Part]:

@@ -11,7 +11,7 @@ import tfkit
 from tfkit.cli import main
 from tfkit.component import Signal
 from tfkit.testing import check_model
-from tfkit.tools.check.relative import relative
+from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.inputs import random_inputs
 from tfkit.torch_private.torchscript import quiet
 
@@ -127,7 +127,7 @@ def test_it_keeps_every_promise(text: str) -> None:
 def test_a_reduced_model_keeps_the_sizes_that_a_fixed_length_depends_on() -> None:
     text = CAPTIONS.replace("d_model: 16", "d_model: 64").replace("words: tokens", "words: {type: tokens, length: 30}")
     text = text.replace("length: 64", "length: 144").replace("image_size: 8", "image_size: 12")
-    small = relative(tfkit.loads(text, plugins=PLUGINS), PLUGINS).graph
+    small = reduced_model(tfkit.loads(text, plugins=PLUGINS), PLUGINS).graph
     assert small.node("patches").output == Signal("sequence", width=32, length=10)
     check_model(small, plugins=PLUGINS, only=("forward", "look-ahead-gradient"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfkit.testing import example_inputs
-from tfkit.tools.check.all_pairs import Row
+from tfkit.tools.check.components import Row
 
 from ..components.test_matrix import CHOSEN, ROWS, load, name_of, rest, spec_of
 from .agreement import check_agreement

@@ -1,4 +1,4 @@
-"""Every shipped spec, as its smallest relative, computes what the reference says, unless it has kinds of plugins."""
+"""Every shipped spec, as its reduced model, computes what the reference says, unless it has kinds of plugins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tfkit
 from tfkit.component import Component
 from tfkit.reference import BUILT_IN, UnknownKind
 from tfkit.spec.parts import parts
-from tfkit.tools.check.relative import relative
+from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 
 from ..known import NAMES
@@ -23,7 +23,7 @@ PLUGINS = tfkit.load_plugins()
 
 @pytest.mark.parametrize("name", chosen(NAMES, spread(COVERING, 14)))
 def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
-    subject = Subject(relative(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    subject = Subject(reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
     calls = [subject.inputs(padding=side) for side in (("none", "left", "right") if subject.padded else ("none",))]
     with nullcontext() if defined(subject.graph) else pytest.raises(UnknownKind):
         check_agreement(subject.graph, *calls)

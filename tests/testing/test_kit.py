@@ -27,7 +27,7 @@ from tfkit.testing import (
     example_inputs,
     small_spec,
 )
-from tfkit.tools.check.small import with_component
+from tfkit.tools.check.components import with_component
 
 from .wrong import (
     BreaksTheGraph,
@@ -113,6 +113,7 @@ BROKEN: dict[type[nn.Module], list[str]] = {
         "types",
         "a model of torch.bfloat16 fails: ffn kind `wrong` returns float32 for bfloat16: it must keep the type",
     ],
+    Fails: ["forward", "the forward of ffn kind `wrong` fails, in `stack.layers.0.ffn`: RuntimeError: "],
     Unused: ["gradients", f"{WEIGHT}gets no gradient: nothing uses it"],
     DoesNotScript: ["script", "ffn kind `wrong` cannot be scripted by TorchScript: "],
     DoesNotScriptInTheMiddle: [
@@ -178,14 +179,6 @@ def test_a_tensor_that_is_no_buffer_is_named() -> None:
     _, *lines = findings(KeepsATensor, only="weights")
     assert lines[0] == (
         f"- weights, in an encoder: {STEPS}is neither parameter nor buffer: it has no values once the model has memory"
-    )
-
-
-def test_a_forward_that_fails_is_named_with_its_place() -> None:
-    first, line = findings(Fails, only="forward")
-    assert first == ONE
-    assert line.startswith(
-        "- forward, in an encoder: the forward of ffn kind `wrong` fails, in `stack.layers.0.ffn`: RuntimeError: "
     )
 
 

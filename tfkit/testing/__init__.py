@@ -1,14 +1,15 @@
-"""Checks for authors of components: each proves one promise of a built model.
+"""Checks for authors of components: each measures a property of a built model.
 
     def test_additive():
         tfkit.testing.check_component("additive", slot="attention", fields={"n_heads": 2})
 
 `check_component` builds small models around one component and measures every property of `tfkit check` on them. Some
-can be measured one by one too, on any model that `tfkit.build` returned. A failing check raises AssertionError with the
-broken promise, the place, and the size of the error; `check_component` and `check_model` report all broken promises.
+properties can also be measured one by one, on any model that `tfkit.build` returned. A failing check raises
+AssertionError with the broken property, the component, and the size of the error; `check_component` and `check_model`
+report all broken properties.
 """
 
-from tfkit.testing.component import check_component, check_model
+from tfkit.testing.component import check_component, check_model, parametrize_with_checks
 from tfkit.testing.one_by_one import (
     check_alone,
     check_cached,
@@ -22,10 +23,8 @@ from tfkit.testing.one_by_one import (
     check_script,
     check_state_dict,
 )
-from tfkit.testing.parametrize import parametrize_with_checks
-from tfkit.tools.check.all_pairs import all_pairs
-from tfkit.tools.check.inputs import call, example_inputs
-from tfkit.tools.check.small import Layout, small_spec
+from tfkit.tools.check.components import Layout, all_pairs, small_spec
+from tfkit.tools.check.runs import call, example_inputs
 
 __all__ = [
     "Layout",

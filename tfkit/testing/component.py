@@ -1,22 +1,24 @@
-"""The check of a component, and of a model: every broken promise in one error."""
+"""The check of a component, or of a model: every broken property in one error, or every property as a separate test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any
 
 from tfkit.arguments import checked
 from tfkit.component import Component
-from tfkit.graph.expand import AnySpec, Graph, load
+from tfkit.errors import SpecError
+from tfkit.graph.expand import AnySpec, Graph, expand, load
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
+from tfkit.spec.load import take_spec
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.check import outcomes
-from tfkit.tools.check.components import models_of
-from tfkit.tools.check.known import properties_of
-from tfkit.tools.check.measure import Level
-from tfkit.tools.check.small import LAYOUTS, Layout, with_component
+from tfkit.tools.check.components import LAYOUTS, Layout, models_of, with_component
+from tfkit.tools.check.measure import Level, Property
+from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.subject import Subject
 
 
@@ -33,25 +35,25 @@ def check_component(
     only: Sequence[str] = (),
     reference: Callable[..., Any] | None = None,
 ) -> None:
-    """Prove that a component keeps every promise that tfkit makes of a model, in small models around it.
+    """Check that small models around a component have every property that tfkit guarantees.
 
     Args:
         component: its kind, or its config class, which need not be installed.
         slot: the slot that it fills; only with a kind. One of attention, ffn, norm, activation, position, rope_scaling
             and init; a block is checked by `check_model` with a spec of your own.
-        fields: the other keys of a spec, besides `kind`. Required whole numbers, and fields with a name that the
+        fields: the other keys of a spec, besides `kind`. Required integers, and fields with a name that the
             built-in components use (`activation`, `factor`), have small defaults; d_model is 16.
         options: several values for each of some further keys, `{"gate": [None, "silu"], "softcap": [None, 5.0]}`: every
-            two of them meet in a model, unless the component refuses that.
+            two of them meet in a model, unless the component rejects that.
         within: the models to build: `encoder`, `decoder`, and `memory`, which is a decoder with cross-attention.
-        plugins: the plugins to look up a kind in; all installed ones unless given.
-        level: `full` measures what takes seconds too: `torch.compile`, exports.
-        only: names of properties; all of that level unless given.
-        reference: a function in NumPy that says what the component computes, as `tfkit.reference` describes it.
+        plugins: the plugins to look up a kind in; by default, all installed plugins.
+        level: `full` includes properties that take seconds: `torch.compile`, exports.
+        only: names of properties; by default, all properties of that level.
+        reference: a function in NumPy that computes the output of the component, as `tfkit.reference` describes it.
 
     Raises:
-        AssertionError: promises are broken; the message lists all of them, each with the models that show it.
-        SpecError: the component refuses its fields or the place.
+        AssertionError: properties are broken; the message lists all of them, each with the models that show it.
+        SpecError: the component rejects its fields or its slot.
         TypeError: the class is not a proper config.
         ValueError: there is no such kind or slot, or no small model for it.
     """
@@ -67,10 +69,10 @@ def check_component(
     models = models_of(
         registered.config, plugins, options=options or {}, fields=fields, within=within, reference=reference
     )
-    broken = {name: broken_promises(subject, level, only) for name, subject in models.items()}
+    broken = {name: broken_properties(subject, level, only) for name, subject in models.items()}
     if any(broken.values()):
         name = f"{kind_of(registered.config)} `{component}`, {place_of(registered.config)},"
-        raise AssertionError(in_lines(name, broken))
+        raise AssertionError(fault_lines(name, broken))
 
 
 @checked
@@ -81,39 +83,124 @@ def check_model(
 
     A graph must have been loaded with these plugins.
 
-    Raises AssertionError with all broken promises, except those that follow from another one.
+    Raises AssertionError with all broken properties, except consequences of other broken properties.
     """
     plugins = plugins or load_plugins()
     graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
     subject = Subject(replace(graph, weights=None), plugins, weights=graph.weights)
-    if broken := broken_promises(subject, level, only):
-        raise AssertionError(in_lines(f"`{graph.name}`", {"": broken}))
+    if broken := broken_properties(subject, level, only):
+        raise AssertionError(fault_lines(f"`{graph.name}`", {"": broken}))
 
 
-def broken_promises(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
-    """Return the deviations of a model in words, by the property."""
+def broken_properties(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
+    """Return the faults of a model, by the name of the property."""
     properties = properties_of(subject.plugins).chosen(only, level)
     return {outcome.name: outcome.fault for outcome in outcomes(subject, properties) if outcome.status == "failed"}
 
 
-def in_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> str:
+def fault_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> str:
     """Format the faults of several models: each finding once, with its models.
 
     Args:
-        name: the component or model that breaks the promises.
-        broken_by_model: the broken promises by model; a model without a name is not mentioned.
+        name: the component or model that breaks the properties.
+        broken_by_model: the broken properties by model; a model without a name is not mentioned.
     """
     where: dict[tuple[str, str], list[str]] = {}
     for model, broken in broken_by_model.items():
-        for promise, fault in broken.items():
-            where.setdefault((promise, fault), []).append(model)
+        for prop, fault in broken.items():
+            where.setdefault((prop, fault), []).append(model)
     lines = [
-        f"- {promise}{f', in {_listed(models)}' if any(models) else ''}: {fault}"
-        for (promise, fault), models in where.items()
+        f"- {prop}{f', in {_listed(models)}' if any(models) else ''}: {fault}"
+        for (prop, fault), models in where.items()
     ]
-    count = len({promise for promise, _ in where})
+    count = len({prop for prop, _ in where})
     return "\n".join([f"{name} breaks {'a promise' if count == 1 else f'{count} promises'}", *lines])
 
 
 def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+# ---- a test for each property ----
+
+
+Check = Callable[[], None]
+"""One property, measured on all models of a component; raises AssertionError if it is broken."""
+
+
+def parametrize_with_checks(
+    component: type[Component],
+    *,
+    fields: Mapping[str, Any] | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    within: Sequence[Layout] = LAYOUTS,
+    spec: Mapping[str, Any] | None = None,
+    xfail: Mapping[str, str] | None = None,
+    plugins: Plugins | None = None,
+    level: Level = "quick",
+    reference: Callable[..., Any] | None = None,
+) -> Callable[[Callable[[Check], None]], Any]:
+    """Turn a test that takes a `check` and calls it into one test for each property of `tfkit check`.
+
+        @tfkit.testing.parametrize_with_checks(AdditiveConfig, xfail={"script": "it takes **kwargs"})
+        def test_additive(check):
+            check()
+
+    Args:
+        component: its config class, which need not be installed.
+        fields: the other keys of a spec, besides `kind`, as for `check_component`.
+        options: several values for each of some further keys, of which every two meet in a model.
+        within: the models to build around it.
+        spec: a small spec, for a block, which has no other model.
+        xfail: properties that are expected to fail, by name, with the reason. A property that holds again fails.
+        plugins: the plugins that the models need; by default, all installed plugins.
+        level: `full` includes properties that take seconds.
+        reference: a function in NumPy that computes the output of the component, as `tfkit.reference` describes it.
+
+    Raises:
+        ValueError: `xfail` names a property that does not exist, or a block has no `spec`.
+    """
+    import pytest
+
+    available, xfail = with_component(plugins or load_plugins(), component), xfail or {}
+
+    @cache
+    def models() -> dict[str, Subject]:
+        if spec is not None:
+            return {"its spec": Subject(expand(take_spec(spec, available)), available)}
+        return models_of(component, available, options=options or {}, fields=fields, within=within, reference=reference)
+
+    try:
+        properties_of(available).chosen(list(xfail))
+    except SpecError as error:
+        raise ValueError(error.diagnostics[0].message) from None
+    if component.slot == "block" and spec is None:
+        raise ValueError("a block has no small model: give its `spec`")
+    tests = [
+        pytest.param(
+            _check(prop, models),
+            id=prop.name,
+            marks=[pytest.mark.xfail(reason=xfail[prop.name], strict=True, raises=AssertionError)]
+            if prop.name in xfail
+            else [],
+        )
+        for prop in properties_of(available).chosen((), level)
+    ]
+    return pytest.mark.parametrize("check", tests)
+
+
+def _check(prop: Property, models: Callable[[], Mapping[str, Subject]]) -> Check:
+    """Measure a property on all models; the test is skipped if it applies to none."""
+
+    def check() -> None:
+        import pytest
+
+        __tracebackhide__ = True  # pytest then shows the author's test alone
+        results = {name: next(outcomes(subject, [prop])) for name, subject in models().items()}
+        broken = [f"in {name}: {o.fault}" for name, o in results.items() if o.status == "failed"]
+        if broken:
+            raise AssertionError("\n".join(broken))
+        if not any(o.status == "ok" for o in results.values()):
+            pytest.skip(next(o.detail for o in results.values()))
+
+    return check

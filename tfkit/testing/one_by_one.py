@@ -8,12 +8,12 @@ import torch
 from torch import fx, nn
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.check.inputs import Inputs
-from tfkit.tools.check.measure import TOLERANCE, Measured
-from tfkit.tools.check.properties import basics, batches, numbers, programs, reading, steps, storage, training
+from tfkit.tools.check.measure import TOLERANCE, Deviation
+from tfkit.tools.check.properties import basics, forms, numbers, reading, steps, training
+from tfkit.tools.check.runs import Inputs
 
 
-def _hold(measured: Iterable[Measured]) -> None:
+def _hold(measured: Iterable[Deviation]) -> None:
     """Raise AssertionError for the first deviation that is too large."""
     for measurement in measured:
         if measurement.broken:
@@ -23,14 +23,14 @@ def _hold(measured: Iterable[Measured]) -> None:
 def check_filled(graph: Graph) -> None:
     """Check that every parameter and buffer is filled from the seed: none is uninitialized, one seed gives one model.
 
-    Buffers outside the state dict are included, and tensors that are neither are refused.
+    Buffers outside the state dict are included; a tensor that is neither parameter nor buffer is a fault.
     """
     _hold(basics.filled(graph))
 
 
 def check_state_dict(graph: Graph) -> None:
     """Check that a state dict carries the model over, bit by bit, into one that was built from another seed."""
-    _hold(storage.state_dict(graph))
+    _hold(forms.state_dict(graph))
 
 
 def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
@@ -46,12 +46,12 @@ def check_causal(model: fx.GraphModule, inputs: Inputs, *, along: str) -> None:
 
 def check_padding(model: fx.GraphModule, inputs: Inputs) -> None:
     """Check that outputs of tokens do not depend on the amount or the contents of padding next to them."""
-    _hold(batches.padded_rows(model, inputs))
+    _hold(reading.padded_rows(model, inputs))
 
 
 def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
     """Check that activations, norms and FFNs act on each position independently, and do not depend on their number."""
-    _hold(batches.positions_alone(model, inputs))
+    _hold(reading.positions_alone(model, inputs))
 
 
 def check_gradients(model: nn.Module, inputs: Inputs) -> None:
@@ -61,23 +61,23 @@ def check_gradients(model: nn.Module, inputs: Inputs) -> None:
 
 def check_script(model: nn.Module, *calls: Inputs) -> None:
     """Check that `torch.jit.script` takes the model, and that the scripted model returns the same."""
-    _hold(programs.scripts(model, *calls))
+    _hold(forms.scripts(model, *calls))
 
 
 def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) -> None:
-    """Check that `torch.compile` captures the model whole, once for all lengths. `calls` differ only in length.
+    """Check that `torch.compile` captures the full model, once for all lengths. `calls` differ only in length.
 
-    `backend` compiles the captured graph, which runs as it is unless given.
+    `backend` compiles the captured graph; by default, the graph runs as captured.
     """
-    _hold(programs.captures(model, *calls, backend=backend))
+    _hold(forms.captures(model, *calls, backend=backend))
 
 
 def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> None:
     """Check that a model read in steps has the outputs of one full forward over each sequence alone.
 
-    The steps: the whole, uneven ones, single tokens, and several tokens after single ones; with padding on the left,
-    on the right, in between, and in all of a row; single tokens with the compiled step; a second batch in the caches of
-    the first; rows that are repeated. The caches are made for `t` columns and filled to the last one.
+    The steps: the full sequence, uneven steps, single tokens, and several tokens after single tokens; with padding on
+    the left, on the right, in between, and in all of a row; single tokens with the compiled step; a second batch in the
+    caches of the first; rows that are repeated. The caches are made for `t` columns and filled to the last one.
 
     Args:
         model: a model that `tfkit.build` returned.
@@ -87,7 +87,7 @@ def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TO
 
     Raises:
         AssertionError: an output differs, or more than `t` tokens are taken.
-        SpecError: the model needs its sequence as a whole.
+        SpecError: the model needs full sequences.
     """
     _hold(steps.read_in_steps(model, inputs, tolerance=tolerance))
 
@@ -95,6 +95,6 @@ def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TO
 def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
     """Check that the step of one token is captured once for all tokens, and that TorchScript takes a step of any size.
 
-    Their results are compared too; see `check_cached` for the arguments.
+    Their results are also compared; see `check_cached` for the arguments.
     """
     _hold(steps.step_as_program(model, inputs))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tfkit
 from tfkit.spec.schema import json_schema
-from tfkit.tools.check.relative import relative
+from tfkit.tools.check.reduced import reduced_model
 
 PLUGINS = tfkit.load_plugins()
 DEFS: Mapping[str, Any] = json_schema(PLUGINS)["$defs"]
@@ -96,10 +96,10 @@ def specs(draw: st.DrawFn) -> Data:
 
 
 def _is_legal(spec: Data) -> bool:
-    """True if a spec is loaded and its small relative built, without a warning of the first loss, which is a fault."""
+    """True if a spec is loaded and its reduced model built, without a warning of the first loss, which is a fault."""
     try:
         with warnings.catch_warnings(category=tfkit.FirstLossWarning, action="error"):
-            tfkit.build(relative(tfkit.load(spec, plugins=PLUGINS), PLUGINS).graph)
+            tfkit.build(reduced_model(tfkit.load(spec, plugins=PLUGINS), PLUGINS).graph)
     except (tfkit.SpecError, tfkit.FirstLossWarning):
         return False
     return True

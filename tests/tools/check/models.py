@@ -2,18 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
 
 import tfkit
+from tfkit.checkpoint.weights import places
+from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph
-from tfkit.tools.check.relative import relative
-from tfkit.tools.check.small import with_component
+from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.components import with_component
+from tfkit.tools.check.measure import Outcome
+from tfkit.tools.check.properties.all import PROPERTIES, PropertySet, properties_of
+from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 
-from .retention import RetentionConfig
-from .trained import LLAMA, publish
+
+class Retention(nn.Module):
+    """Attention without softmax, as recurrent layers have it: a state that decays, written as a sum over tokens.
+
+    The decay is the exponential of what ALiBi adds to scores: https://arxiv.org/abs/2307.08621.
+    """
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        weights = q @ k.mT * self.scale
+        return (weights if mask is None else weights * mask.exp()) @ v
+
+
+class RetentionConfig(tfkit.MultiHeadConfig):
+    """Builds it."""
+
+    kind: Literal["retention"] = "retention"  # type: ignore[assignment]
+
+    def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
+        return Retention(self.head_width**-0.5)
+
+    def check(self) -> None:
+        super().check()
+        if self.sinks:
+            raise Invalid("sinks", "retention has no softmax")
+
+
+LLAMA = """
+extends: llama3_8b
+name: small
+d_model: 64
+vocab_size: 97
+graph:
+  decoder: {n_layers: 5, attention: {n_heads: 4, n_kv_heads: 2}, ffn: {d_ff: 96}}
+"""
+
+
+def publish(folder: Path) -> None:
+    """Write a published folder whose weights are balanced."""
+    model = tfkit.build(tfkit.loads(LLAMA))
+    balanced(model)
+    tfkit.save(model, folder, layout="huggingface")
+
+
+def balanced(model: torch.fx.GraphModule) -> None:
+    """Give each unit between two tensors of a layer a size of its own on both sides; units of a gate lean one way."""
+    state, found = model.state_dict(), places(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for number in range(5):
+            part = {name.split(".", 3)[3]: place.view(state) for name, place in found.items() if f"s.{number}." in name}
+            up, gate, down = (part[f"ffn.{name}.weight"] for name in ("up", "gate", "down"))
+            size = (torch.randn(len(up), generator=generator) * 0.7).exp()
+            up.mul_(size[:, None])
+            gate.mul_(size[:, None]).add_(gate.std())
+            down.mul_(size)
+            value, output = part["attention.project.v.weight"], part["attention.output.weight"]
+            size = (torch.randn(len(value), generator=generator) * 0.7).exp()
+            value.mul_(size[:, None])
+            output.mul_(size.view(2, 1, 16).expand(2, 2, 16).flatten())
+
+
+OWN = PropertySet(PROPERTIES)
+"""The properties of tfkit, without plugins."""
+
+
+def measured(checked: Subject, red: str) -> Outcome:
+    """The outcome of one property of tfkit."""
+    (outcome,) = outcomes(checked, OWN.chosen([red]))
+    return outcome
+
+
+def faults(checked: Subject, only: Sequence[str] = ()) -> dict[str, str]:
+    """The details of the broken quick properties, of tfkit and of plugins, by name."""
+    properties = properties_of(checked.plugins).chosen(only, "quick")
+    return {outcome.name: outcome.detail for outcome in outcomes(checked, properties) if outcome.status == "failed"}
+
 
 PLUGINS = with_component(tfkit.load_plugins(), RetentionConfig)
 POOLED = """
@@ -91,11 +179,11 @@ def folder() -> TemporaryDirectory[str]:
 
 @cache
 def model(name: str) -> Graph:
-    """A small model: the smallest relative of a shipped spec, or a text of this file."""
+    """A small model: the reduced model of a shipped spec, or a text of this file."""
     if name in TEXTS:
         return tfkit.loads(TEXTS[name], plugins=PLUGINS)
     if name in DECODERS:
         attention, ffn = DECODERS[name]
         text = DECODER.replace("NAME", name).replace("ATTENTION", attention).replace("FFN", ffn)
         return tfkit.loads(text, plugins=PLUGINS)
-    return relative(tfkit.load(SHIPPED[name], plugins=PLUGINS), PLUGINS).graph
+    return reduced_model(tfkit.load(SHIPPED[name], plugins=PLUGINS), PLUGINS).graph

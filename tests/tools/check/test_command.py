@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.check import known
 from tfkit.tools.check.check import Work
-from tfkit.tools.check.measure import Measured, property_of
+from tfkit.tools.check.measure import Deviation, property_of
+from tfkit.tools.check.properties import all as all_properties
 from tfkit.tools.check.subject import Subject
 
 Run = Callable[..., str]
@@ -65,7 +65,7 @@ def ahead(specs: Path) -> str:
 
 def test_a_model_that_holds(run: Run, specs: Path) -> None:
     lines = run("check", "tiny.yaml", "--only", "padding", "--only", "extents").splitlines()
-    assert lines[0].startswith("tiny, as a relative: ")
+    assert lines[0].startswith("tiny, as a reduced model: ")
     assert [line.split()[:2] for line in lines[4:6]] == [["extents", "ok"], ["padding", "ok"]]
     assert lines[-1].startswith("2 ok: ")
 
@@ -97,10 +97,10 @@ def test_several_models_are_named(run: Run, ahead: str) -> None:
 
 
 def test_a_deviation_without_a_size_is_null(run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(subject: Subject) -> Iterator[Measured]:
-        yield Measured.fault("it has none")
+    def fails(subject: Subject) -> Iterator[Deviation]:
+        yield Deviation.fault("it has none")
 
-    monkeypatch.setattr(known, "PROPERTIES", (property_of("fails", "does not")(fails),))
+    monkeypatch.setattr(all_properties, "PROPERTIES", (property_of("fails", "does not")(fails),))
     (model,) = json.loads(run("check", "tiny.yaml", "--json", status=1), parse_constant=pytest.fail)
     assert (model["outcomes"][0]["status"], model["outcomes"][0]["worst"]) == ("failed", None)
 
@@ -110,27 +110,18 @@ def test_what_does_not_apply_has_a_reason(run: Run, specs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("kind", "plugin", "only"),
     [
-        ((), "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
-        (("tiny.yaml", "--kind", "gelu"), "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
-        (("--kind", "gelu", "--whole"), "--whole and --weights have no effect without a SPEC"),
+        (None, "tfkit-additive", "forward"),
+        (None, "tfkit-mla", "forward"),
+        (None, "tfkit-moe", "forward"),
+        ("longrope", None, "meaning"),
     ],
 )
-def test_wrong_usage(run: Run, specs: Path, arguments: tuple[str, ...], said: str) -> None:
-    assert said in run("check", *arguments, status=2, stderr=True)
-
-
-@pytest.mark.parametrize("name", ["tfkit-additive", "tfkit-mla", "tfkit-moe"])
-def test_a_plugin_is_checked_without_fields(name: str) -> None:
-    """Required numbers have small values."""
-    work = Work(tfkit.load_plugins(), only=["forward"])
-    assert all(work.check(model).ok for model in work.of_components(None, name))
-
-
-def test_a_kind_that_needs_lists_is_checked_without_fields() -> None:
-    work = Work(tfkit.load_plugins(), only=["meaning"])
-    assert all(work.check(model).ok for model in work.of_components("longrope", None))
+def test_components_are_checked_without_fields(kind: str | None, plugin: str | None, only: str) -> None:
+    """Required numbers have small values; longrope also needs lists."""
+    work = Work(tfkit.load_plugins(), only=[only])
+    assert all(work.check(model).ok for model in work.of_components(kind, plugin))
 
 
 def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None:
@@ -139,24 +130,29 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("status", "arguments", "message"),
     [
+        (2, "", "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
+        (2, "tiny.yaml --kind gelu", "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
+        (2, "--kind gelu --whole", "--whole and --weights have no effect without a SPEC"),
         (
-            ("tiny.yaml", "--only", "paddign"),
+            1,
+            "tiny.yaml --only paddign",
             "there is no property `paddign`\n   = help: one with a similar name exists: `padding`",
         ),
-        (("--kind", "gleu"), "there is no kind `gleu`\n   = help: a kind with a similar name exists: `glu`"),
+        (1, "--kind gleu", "there is no kind `gleu`\n   = help: a kind with a similar name exists: `glu`"),
         (
-            ("--kind", "encoder"),
+            1,
+            "--kind encoder",
             "block `encoder` has no small model\n   = help: check a spec that has it: `tfkit check albert_base`",
         ),
-        (("--kind", "pooler"), "check a spec that has it; `tfkit components block` shows its fields"),
-        (("--kind", "adamw"), "it is part of a run, not of a model; `tfkit components optimizer` shows its fields"),
-        (("--plugin", "nothing"), "there is no plugin `nothing`"),
+        (1, "--kind pooler", "check a spec that has it; `tfkit components block` shows its fields"),
+        (1, "--kind adamw", "it is part of a run, not of a model; `tfkit components optimizer` shows its fields"),
+        (1, "--plugin nothing", "there is no plugin `nothing`"),
     ],
 )
-def test_names_that_there_are_not(run: Run, specs: Path, arguments: tuple[str, ...], said: str) -> None:
-    assert said in run("check", *arguments, status=1, stderr=True)
+def test_arguments_that_are_rejected(run: Run, specs: Path, status: int, arguments: str, message: str) -> None:
+    assert message in run("check", *arguments.split(), status=status, stderr=True)
 
 
 def test_trained_weights_are_not_held_to_an_initialization(run: Run, specs: Path) -> None:

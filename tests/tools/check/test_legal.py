@@ -7,22 +7,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfkit
-from tfkit.tools.check.check import outcomes
-from tfkit.tools.check.known import properties_of
-from tfkit.tools.check.relative import relative
+from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 
 from .legal import PLUGINS, Data, changes, specs
+from .models import faults
 
 QUICK = ("look-ahead", "extents", "padding", "neighbours", "meaning", "silent")
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 def check(spec: Data, only: tuple[str, ...] = ()) -> None:
-    graph = relative(tfkit.load(spec, plugins=PLUGINS), PLUGINS).graph
-    properties = properties_of(PLUGINS).chosen(only, "quick")
-    found = {one.name: one.detail for one in outcomes(Subject(graph, PLUGINS), properties) if one.status == "failed"}
-    assert found == {}
+    graph = reduced_model(tfkit.load(spec, plugins=PLUGINS), PLUGINS).graph
+    assert faults(Subject(graph, PLUGINS), only) == {}
 
 
 @settings(SETTINGS, max_examples=3, derandomize=True)

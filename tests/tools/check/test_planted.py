@@ -7,21 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.tools.check.check import outcomes
-from tfkit.tools.check.known import OWN
-from tfkit.tools.check.measure import Outcome
-from tfkit.tools.check.subject import Subject
+from tfkit.components.attention_core import ScaledDotProduct
 
 from ...sampling import some
-from .models import subject
+from .models import measured, subject
 from .planted import BUGS, Bug
+from .planted.attention import first_is_larger
 
 ROOT = Path(__file__).parents[3]
-
-
-def measured(checked: Subject, red: str) -> Outcome:
-    (outcome,) = outcomes(checked, OWN.chosen([red]))
-    return outcome
 
 
 @pytest.mark.parametrize("bug", some(BUGS, 16), ids=lambda bug: bug.bug)
@@ -32,6 +25,17 @@ def test_the_property_breaks(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(checked, bug.red)
     assert found.status == "failed", "nothing sees it"
     assert found.detail
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_larger_head_is_seen_in_every_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measured(subject(name), "head-order").status == "ok"
+    monkeypatch.setattr(ScaledDotProduct, "forward", first_is_larger)
+    assert "heads in reverse order change the outputs by" in measured(subject(name), "head-order").detail
+
+
+def test_slopes_belong_to_their_heads() -> None:
+    assert measured(subject("bloom"), "head-order").status == "does not apply"
 
 
 HELD = sorted({(bug.model, bug.red) for bug in BUGS})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tfkit
 from tfkit.tools.check.check import outcomes
-from tfkit.tools.check.known import OWN
+from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.check.runs import arguments_of
 from tfkit.tools.check.subject import Subject
 
 from ...sampling import slow
+from .models import OWN, faults, measured
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 TEXT = """
@@ -98,8 +101,16 @@ def test_it_holds(what: str, seed: int) -> None:
     change, names = RIGHT[what]
     sets = [*([] if "stages" in change else ["embedding.dropout=0"]), *change.split("; ")]
     graph = tfkit.loads(TEXT, sets=sets, plugins=PLUGINS)
-    found = list(outcomes(Subject(graph, PLUGINS, seed), OWN.chosen(names)))
-    assert [one.detail for one in found if one.status == "failed"] == []
+    assert faults(Subject(graph, PLUGINS, seed), names) == {}
+
+
+def test_recording_the_inputs_of_modules_changes_no_output() -> None:
+    """Also where layers share weights, so that a module runs several times."""
+    checked = Subject(reduced_model(tfkit.load("albert_base", plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    outputs: list[torch.Tensor] = []
+    checked.model.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    arguments_of(checked.model, checked.layers, checked.inputs())
+    assert torch.equal(outputs[0], checked.run(checked.inputs())[0])
 
 
 def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
@@ -112,5 +123,5 @@ def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
 def test_documents_are_compared_where_the_sequence_is_seen() -> None:
     """A scaling by the length of the row makes documents depend on each other; the check says at which component."""
     graph = tfkit.loads(TEXT, sets=[ROPE.replace("LENGTH", "4")], plugins=PLUGINS)
-    (found,) = outcomes(Subject(graph, PLUGINS), OWN.chosen(["documents"]))
+    found = measured(Subject(graph, PLUGINS), "documents")
     assert (found.status, found.component) == ("failed", "stack.layers.0.attention")

@@ -1,4 +1,4 @@
-"""No property is broken in any shipped spec; the smallest relative of each can be made."""
+"""No property is broken in any shipped spec; the reduced model of each can be built."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 import tfkit
 from tfkit.component import AttentionConfig
 from tfkit.spec.render import document
-from tfkit.tools.check.check import outcomes
-from tfkit.tools.check.known import properties_of
-from tfkit.tools.check.relative import relative
+from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 
 from ...known import NAMES
 from ...sampling import chosen, some, spread
 from ...small_specs import COVERING
+from .models import faults
 
 PLUGINS = tfkit.load_plugins()
 READING = ("look-ahead", "extents", "padding", "neighbours", "cached", "silent", "every-row", "derivatives", "init")
@@ -39,24 +38,22 @@ def test_a_mixture_is_compared_with_the_same_experts() -> None:
 
 
 def check(name: str, only: tuple[str, ...]) -> None:
-    model = relative(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph.spec.model
-    alike = model.model_copy(update={"name": "relative", "source": None, "description": None})
+    model = reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph.spec.model
+    alike = model.model_copy(update={"name": "reduced", "source": None, "description": None})
     assert broken(json.dumps(document(alike)), only) == {}
 
 
 @cache
 def broken(spec: str, only: tuple[str, ...]) -> dict[str, str]:
-    """The broken properties of a relative; those of many specs are equal, and checked once."""
-    subject = Subject(tfkit.loads(spec, plugins=PLUGINS), PLUGINS)
-    found = outcomes(subject, properties_of(PLUGINS).chosen(only, "quick"))
-    return {one.name: one.detail for one in found if one.status == "failed"}
+    """The broken properties of a reduced model; the reduced models of many specs are equal, and checked once."""
+    return faults(Subject(tfkit.loads(spec, plugins=PLUGINS), PLUGINS), only)
 
 
 @pytest.mark.parametrize("name", some(NAMES, 6))
-def test_a_relative_keeps_what_a_model_is(name: str) -> None:
+def test_a_reduced_model_keeps_what_a_model_is(name: str) -> None:
     """Its nodes and ties, the variants of its layers, the ratios of its heads, and its windows."""
     graph = tfkit.load(name, plugins=PLUGINS)
-    small = relative(graph, PLUGINS).graph
+    small = reduced_model(graph, PLUGINS).graph
     assert [(node.name, node.wires) for node in small.nodes] == [(node.name, node.wires) for node in graph.nodes]
     for node in graph.nodes:
         stack = small.node(node.name).stack

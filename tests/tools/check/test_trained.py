@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tfkit
 
-from .trained import LLAMA, publish
+from .models import LLAMA, publish
 
 Run = Callable[..., str]
 Weights = dict[str, Tensor]

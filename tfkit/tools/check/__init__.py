@@ -1,1 +1,1 @@
-"""A model, measured against every property that tfkit promises: each holds, fails at a component, or does not apply."""
+"""The properties that tfkit guarantees, measured: each holds for a model, fails at a component, or does not apply."""

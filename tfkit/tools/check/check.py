@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,65 @@ from tfkit.graph.expand import Graph
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.components import instead_of, models_of, options_of
-from tfkit.tools.check.known import properties_of
+from tfkit.tools.check.components import LAYOUTS, SLOTS, instead_of, models_of, options_of
 from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
-from tfkit.tools.check.relative import relative
-from tfkit.tools.check.result import Checked
-from tfkit.tools.check.small import LAYOUTS, SLOTS
+from tfkit.tools.check.properties.all import properties_of
+from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
+
+ORDER = ("failed", "ok", "not run", "does not apply")
+"""Results of one property for several models: the first of these that any model has."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The outcomes of a model's properties.
+
+    Attributes:
+        name: the name of the spec.
+        words: a summary of the checked model, such as `2 of 12 layers`; empty for the spec at full size.
+        level: `quick` or `full`.
+        seed: of all random numbers.
+        outcomes: one for each property, in the order in which they were measured.
+    """
+
+    name: str
+    words: str
+    level: str
+    seed: int
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if no property is broken."""
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """The outcomes of broken properties."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "failed")
+
+    @property
+    def summary(self) -> str:
+        """`23 ok, 1 failed, 2 do not apply`."""
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        texts = [f"{counts['ok']} ok"]
+        texts += [f"{counts[status]} {status}" for status in ("failed", "not run") if counts[status]]
+        if idle := counts["does not apply"]:
+            texts.append(f"{idle} {'does' if idle == 1 else 'do'} not apply")
+        return ", ".join(texts)
+
+
+def worst_of(models: Sequence[Checked]) -> tuple[Outcome, ...]:
+    """Return the worst outcome of each property over several models."""
+    by_name: dict[str, list[Outcome]] = {}
+    for model in models:
+        for outcome in model.outcomes:
+            by_name.setdefault(outcome.name, []).append(outcome)
+    return tuple(
+        min(same, key=lambda outcome: (ORDER.index(outcome.status), -(outcome.worst or 0.0)))
+        for same in by_name.values()
+    )
 
 
 class Work:
@@ -41,8 +94,8 @@ class Work:
         """Return the model to check: the spec at full size with trained weights or on request, else a reduced model."""
         if whole or weights is not None:
             return [(Subject(replace(graph, weights=None), self.plugins, self.seed, weights), "")]
-        small = relative(graph, self.plugins)
-        return [(Subject(small.graph, self.plugins, self.seed), small.words)]
+        reduced = reduced_model(graph, self.plugins)
+        return [(Subject(reduced.graph, self.plugins, self.seed), reduced.words)]
 
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
         """Return the models around each component of that kind, or of that plugin."""

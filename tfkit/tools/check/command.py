@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -16,9 +17,8 @@ from tfkit.console.options import json_option, seed_option, weights_option
 from tfkit.console.reader import Reader, warn
 
 if TYPE_CHECKING:
-    from tfkit.tools.check.check import Work
+    from tfkit.tools.check.check import Checked, Work
     from tfkit.tools.check.measure import Outcome
-    from tfkit.tools.check.result import Checked
 
 
 RESULTS = {"failed": "FAILED", "does not apply": "-"}
@@ -28,7 +28,7 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
 @command(
     "check",
     notes="""
-    SPEC of any size is checked as its smallest relative: a few narrow layers that
+    SPEC of any size is checked as a reduced model: a few narrow layers that
     keep every variant, the ratio of heads, windows shorter than what is read,
     patterns of up to four layers, and ties. Its weights are random, biases and
     norms too. --whole takes it as it is; --weights, or a folder with weights, too,
@@ -53,7 +53,7 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
 @click.argument("spec", required=False, shell_complete=complete_spec)
 @click.option("--kind", metavar="NAME", help="Check a component: a kind, or slot.kind.")
 @click.option("--plugin", metavar="NAME", help="Check every component of a plugin.")
-@click.option("--whole", is_flag=True, help="Check the spec itself, not its smallest relative.")
+@click.option("--whole", is_flag=True, help="Check the spec itself, not its reduced model.")
 @weights_option("Trained weights, safetensors")
 @click.option(
     "--level",
@@ -114,7 +114,7 @@ def check(
 
 def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     from tfkit.console.output import show, table
-    from tfkit.tools.check.result import again, worst_of
+    from tfkit.tools.check.check import worst_of
 
     outcomes = worst_of(checked)
     rows = [
@@ -131,9 +131,12 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     for outcome in failed:
         show(f"{outcome.name}{_worst_model(outcome, checked)}: {outcome.fault}")
     if failed:
-        show("", f"again: {again(arguments, failed)}")
+        only = [f"--only {outcome.name}" for outcome in failed]
+        show("", f"again: {' '.join(['tfkit check', *map(shlex.quote, arguments), *only])}")
     left = f"; {work.left} more with --level full" if work.left else ""
-    summary = checked[0].summary if len(checked) == 1 else _of_several(checked)
+    summary, broken = checked[0].summary, sum(not result.ok for result in checked)
+    if len(checked) > 1:
+        summary = f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
     click.echo(f"{summary}{left}: {sum(outcome.seconds for model in checked for outcome in model.outcomes):.1f} s")
 
 
@@ -141,7 +144,7 @@ def _head(checked: Sequence[Checked]) -> str:
     first = checked[0]
     if len(checked) > 1:
         return f"{len(checked)} models, the worst of each property"
-    return f"{first.name}, as a relative: {first.words}" if first.words else first.name
+    return f"{first.name}, as a reduced model: {first.words}" if first.words else first.name
 
 
 def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
@@ -152,11 +155,6 @@ def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
     (worst,) = [model.words for model in broken if any(outcome is failed for outcome in model.outcomes)]
     more = len(broken) - 1
     return f", in {worst}" + (f" and {more} more model{'s' * (more > 1)}" if more else "")
-
-
-def _of_several(checked: Sequence[Checked]) -> str:
-    broken = sum(not result.ok for result in checked)
-    return f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
 
 
 def _note(outcome: Outcome) -> str:

@@ -2,25 +2,118 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from tfkit.component import Component, SharedMarker, marker
+from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
 from tfkit.errors import SpecError
+from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
-from tfkit.tools.check.all_pairs import all_pairs
-from tfkit.tools.check.small import LAYOUTS, NUMBER, SMALL, Layout, subjects_of
+from tfkit.plugin.registry import check_config
+from tfkit.spec.load import take_spec
 from tfkit.tools.check.subject import Subject
 
+Layout = Literal["encoder", "decoder", "memory"]
+LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
+IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
+SLOTS = ("activation", "attention", "ffn", "init", "norm", "position", "rope_scaling")
+"""The slots of components that have a small model."""
+SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
+SMALL |= {"n_experts_per_token": 2}
+"""The values of required fields of these names."""
+LISTS = {"longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}}
+"""The further values of kinds that need lists."""
+NUMBER = 4
+"""The value of the remaining required integers."""
 APART = {"field": "a config.json"}
 APART |= dict.fromkeys("callback data loss metric optimizer schedule tokenizer tracker".split(), "a run")  # noqa: SIM905
-"""The slots whose components are part of something else than a model."""
+"""The slots whose components are not part of a model, and where they belong."""
+
+Row = dict[str, Any]
+
+
+def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
+    """Return rows of one value per axis in which every two values of different axes meet at least once.
+
+    With `meeting`, only values of these pairs of axes do. A single axis has a row for each value.
+    """
+    numbers = {axis: range(len(values)) for axis, values in axes.items()}  # values may be mappings, or equal
+    return [{axis: axes[axis][n] for axis, n in row.items()} for row in _rows(numbers, meeting)]
+
+
+def _rows(axes: Mapping[str, Sequence[int]], meeting: Collection[tuple[str, str]] | None) -> list[Row]:
+    if len(axes) == 1:
+        return [{axis: value} for axis, values in axes.items() for value in values]
+    pairs = combinations(axes, 2) if meeting is None else meeting
+    missing = {frozenset({(a, x), (b, y)}): None for a, b in pairs for x in axes[a] for y in axes[b]}
+    rows = []
+    while missing:
+        row = dict(sorted(next(iter(missing))))
+        for axis in sorted(axes, key=lambda axis: -len(axes[axis])):
+            if axis not in row:
+                row[axis] = max(
+                    axes[axis], key=lambda n: sum(frozenset({(axis, n), item}) in missing for item in row.items())
+                )
+        for pair in combinations(row.items(), 2):
+            missing.pop(frozenset(pair), None)
+        rows.append({axis: row[axis] for axis in axes})
+    return rows
+
+
+def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
+    """Add a component to plugins if they do not have it; raise TypeError if it is not a valid config."""
+    check_config(config)
+    registered = plugins.registry.find(config.slot, config.kind_name())
+    if registered is not None and registered.config is config:
+        return plugins
+    registry = copy.deepcopy(plugins.registry)
+    registry.add(config, "under test")
+    return replace(plugins, registry=registry)
+
+
+def _required(config: type[Component]) -> dict[str, Any]:
+    required = {name: info for name, info in config.model_fields.items() if info.is_required()}
+    return {
+        name: SMALL.get(name, NUMBER)
+        for name, info in required.items()
+        if (name in SMALL or info.annotation is int) and marker(info, SharedMarker) is None
+    }
+
+
+def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a small model with a component, given as its mapping, in its slot."""
+    if config.slot not in SLOTS:
+        raise ValueError(f"slot `{config.slot}` has no small model: write a spec, and call `check_model`")
+    attention: dict[str, object] = {"kind": "mha", "n_heads": 2}
+    embedding: dict[str, Any] = {"block": "embedding"}
+    stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
+    stack |= {"attention": attention, "ffn": {"kind": "gelu", "d_ff": 24, "dropout": 0.1}}
+    if config.slot in ("attention", "ffn", "norm"):
+        stack[config.slot] = part
+    elif config.slot == "activation":
+        stack["ffn"] = {"kind": "mlp", "d_ff": 24, "activation": part}
+    elif config.slot == "rope_scaling":
+        attention["position"] = {"kind": "rope", "scaling": part}
+    elif config.slot == "position":
+        (embedding if issubclass(config, InputPositionConfig) else attention)["position"] = part
+    spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": 32}
+    spec |= {"dropout": 0.1, **({"init": part} if config.slot == "init" else {})}
+    if layout == "memory":
+        stack |= {"input": "embedding", "memory": "source_embedding"}
+        source = {"source_embedding": {"block": "embedding", "input": "source"}}
+        graph = {**source, "embedding": {**embedding, "input": "target"}}
+        spec |= {"inputs": ["source", "target"]}
+    else:
+        graph = {"embedding": embedding}
+    return {**spec, "graph": {**graph, "stack": stack, "logits": {"block": "lm_head"}}}
 
 
 def models_of(
@@ -35,19 +128,23 @@ def models_of(
 ) -> dict[str, Subject]:
     """Return the models around a component, by their descriptions: each layout, with all pairs of option values.
 
-    Options that it refuses together are left out. Raises SpecError if no model is left, or one is refused as it is.
+    Combinations of options that the component rejects are left out. Raises SpecError if no model is left, or if the
+    component is rejected without options.
     """
     models: dict[str, Subject] = {}
     refused: SpecError | None = None
+    kind = config.kind_name()
+    kinds = None if reference is None else {config.slot: {kind: reference}}
     for row in all_pairs(options) or [{}]:
-        values = {**(fields or {}), **row}
+        part = {"kind": kind, **_required(config), **LISTS.get(kind, {}), **(fields or {}), **row}
+        words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
         for layout in within:
             try:
-                subjects = subjects_of(config, plugins, fields=values, within=[layout], seed=seed, reference=reference)
+                graph = expand(take_spec(small_spec(layout, config, part), plugins))
             except SpecError as error:
                 refused = error
             else:
-                models |= {f"{name}{_words(row)}": subject for name, subject in subjects.items()}
+                models[IN_WORDS[layout] + words] = Subject(graph, plugins, seed, component=config, kinds=kinds)
     if refused is not None and not (models and options):
         raise refused
     return models
@@ -98,7 +195,3 @@ def instead_of(config: type[Component], plugins: Plugins) -> str:
     files = plugins.specs.files if config.slot == "block" else {}
     name = next((name for name, file in files.items() if written.search(file.path.read_text(encoding="utf-8"))), None)
     return f"check a spec that has it: `tfkit check {name}`" if name else f"check a spec that has it; {fields}"
-
-
-def _words(row: Mapping[str, Any]) -> str:
-    return "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())

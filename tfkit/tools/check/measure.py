@@ -1,4 +1,4 @@
-"""The parts of a check: a property, its measurements, and their outcome."""
+"""A property, the deviations that it measures, and its outcome."""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ Status: TypeAlias = Literal["ok", "failed", "does not apply", "not run"]
 
 
 class DoesNotApplyError(Exception):
-    """A property says nothing about a model; its text is the reason."""
+    """A property that does not apply to a model; the text is the reason."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Raise `DoesNotApplyError` with the reason if a condition of a property is false."""
+    if not condition:
+        raise DoesNotApplyError(reason)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Deviation:
     """A deviation from a property.
 
     Attributes:
         error: its size; NaN counts as infinite.
-        detail: the deviation in words, as part of a sentence.
+        detail: a description of the deviation, as part of a sentence.
         limit: the largest error that is allowed.
-        where: the component where it arises, or a function that finds it, called only if it is too large.
+        where: the component where it arises, or a function that finds it, called only if the error is too large.
     """
 
     error: float
@@ -49,9 +55,12 @@ class Measured:
         return not self.error <= self.limit
 
     @classmethod
-    def fault(cls, detail: str, component: str = "") -> Measured:
+    def fault(cls, detail: str, component: str = "") -> Deviation:
         """Return a deviation that has no size."""
         return cls(float("inf"), detail, where=component)
+
+
+Measure: TypeAlias = "Callable[[Subject], Iterable[Deviation]]"
 
 
 @dataclass(frozen=True)
@@ -61,18 +70,17 @@ class Property:
     Attributes:
         name: the word for it, as `--only` takes it.
         claim: the property in a few words, of which the model is the subject: `reads no later token`.
-        measure: yields the deviations of a model, those that are allowed too; raises `DoesNotApplyError` with the
-            reason if the property says nothing about it. Any other error is a failure. Its docstring is the property
-            in a sentence.
+        measure: yields the deviations of a model, including allowed deviations; raises `DoesNotApplyError` with the
+            reason if the property does not apply. Any other error is a failure. Its docstring describes the property.
         level: `quick`, or `full` for one that takes seconds.
-        basic: true if the others mean nothing without it.
+        basic: true if all other properties depend on it.
         of_weights: false for a property of the initialization, which trained weights do not have.
-        follows: names of other properties; if one of them is broken, this one is a consequence and not run.
+        follows: names of other properties; if one of them is broken, the property is a consequence and not run.
     """
 
     name: str
     claim: str
-    measure: Callable[[Subject], Iterable[Measured]]
+    measure: Measure
     level: Level = "quick"
     basic: bool = False
     of_weights: bool = True
@@ -84,12 +92,12 @@ class Outcome:
     """The result of a property for one model.
 
     Attributes:
-        name: the property's.
+        name: the name of the property.
         claim: the property in a few words.
         status: `ok`, `failed`, `does not apply`, or `not run`.
         worst: the largest deviation; None if nothing was measured, or if it has no size.
         component: the path of the component where the worst deviation arises.
-        detail: the deviation in words, or the reason why the property does not apply or was not run.
+        detail: a description of the deviation, or the reason why the property does not apply or was not run.
         seconds: the time that it took.
     """
 
@@ -103,17 +111,17 @@ class Outcome:
 
     @property
     def fault(self) -> str:
-        """The deviation in words, with the place where it arises."""
+        """The description of the deviation, with the component where it arises."""
         return self.detail if self.component in self.detail else f"{self.component}: {self.detail}"
 
 
-def property_of(name: str, claim: str, **options: Any) -> Callable[[Callable[[Subject], Iterable[Measured]]], Property]:
+def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Property]:
     """Turn a function that measures a model into a property."""
     return lambda measure: Property(name, claim, measure, **options)
 
 
 def outcome_of(check: Property, subject: Subject) -> Outcome:
-    """Measure a property; an error on the way is a failure, the first loss of a model that is not trained is none."""
+    """Measure a property; an error is a failure, and a warning about the first loss is ignored."""
     outcome = Outcome(check.name, check.claim, "ok")
     try:
         with warnings.catch_warnings(category=FirstLossWarning, action="ignore"):
@@ -151,6 +159,19 @@ def unequal(result: Tensor, expected: Tensor) -> float:
         return 0.0
     gap = distance(result.double(), expected.double())
     return gap or float("inf")
+
+
+def difference(
+    result: Tensor,
+    expected: Tensor,
+    detail: str,
+    *,
+    limit: float = TOLERANCE,
+    where: str | Callable[[], str] = "",
+) -> Deviation:
+    """Return the deviation of a tensor, of its bits if the limit is 0; `{}` in the detail is the size."""
+    error = distance(result, expected) if limit else unequal(result, expected)
+    return Deviation(error, detail.format(f"{error:.1e}"), limit, where)
 
 
 def in_words(error: Exception) -> str:

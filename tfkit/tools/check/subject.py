@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.building.builder import build, evaluating
+from tfkit.building.builder import build
 from tfkit.building.initialize import generator_of
-from tfkit.component import AttentionConfig, Component, Layer, Step
+from tfkit.component import AttentionConfig, Component, Config, Layer, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, expand
@@ -22,11 +23,12 @@ from tfkit.graph.order import as_list
 from tfkit.graph.sequence_limits import max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
-from tfkit.tools.check.changes import Change, every, leaves
-from tfkit.tools.check.inputs import Inputs, Padding, call, example_inputs
+from tfkit.tools.check.runs import Inputs, Padding, example_inputs, run
 
+FieldPath = tuple[str, ...]
+"""The keys that lead to a value of a spec."""
 LENGTH = 12
-"""Tokens of a sequence: more than the windows of a relative hold."""
+"""Tokens of a sequence: more than the windows of a reduced model hold."""
 PADDING = 2
 """Further positions that are padding."""
 
@@ -89,13 +91,13 @@ class Subject:
         """The model, in eval mode; no property may change it."""
         return self.build()
 
-    def changed(self, change: Change) -> Graph:
-        """Return the graph with changed values; raise ValueError or SpecError if they are invalid."""
+    def changed(self, values: Mapping[FieldPath, Any]) -> Graph:
+        """Return the graph with other values at some paths; raise ValueError or SpecError if they are invalid."""
         spec = self.graph.spec
-        return expand(replace(spec, model=every(spec.model.model_copy(update={"parameters": None}), change)))
+        return expand(replace(spec, model=_with_values(spec.model.model_copy(update={"parameters": None}), values)))
 
     @cached_property
-    def values(self) -> dict[tuple[str, ...], Any]:
+    def values(self) -> dict[FieldPath, Any]:
         """The values of the spec by their paths, without those that no layer has because variants replace them all."""
         replaced = {
             ("graph", node.name, name)
@@ -126,9 +128,7 @@ class Subject:
 
     def run(self, inputs: Inputs, model: fx.GraphModule | None = None) -> list[Tensor]:
         """Return the outputs in eval mode, without gradients."""
-        model = model or self.model
-        with evaluating(model), torch.no_grad():
-            return call(model, inputs)
+        return run(model or self.model, inputs)
 
     @property
     def padded(self) -> list[str]:
@@ -137,8 +137,12 @@ class Subject:
 
     @cached_property
     def causal(self) -> tuple[str, ...]:
-        """The inputs along which no output may read later positions."""
-        return causal_inputs(self.graph)
+        """The inputs of sequences whose outputs depend on no later position, according to the spec."""
+        return tuple(
+            name
+            for name, signal in self.graph.inputs.items()
+            if signal.type in ("tokens", "sequence") and not signal.optional and _is_causal(self.graph, name)
+        )
 
     @property
     def stacks(self) -> list[Node]:
@@ -184,15 +188,6 @@ def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
     return model
 
 
-def causal_inputs(graph: Graph) -> tuple[str, ...]:
-    """Return the inputs of sequences whose outputs depend on no later position, according to the spec."""
-    names = []
-    for name, signal in graph.inputs.items():
-        if signal.type in ("tokens", "sequence") and not signal.optional and _is_causal(graph, name):
-            names.append(name)
-    return tuple(names)
-
-
 def _is_causal(graph: Graph, name: str) -> bool:
     """Return True if every node on the way from an input to the outputs keeps its positions apart from later ones."""
     reached = {name}
@@ -221,3 +216,38 @@ def _keeps_order(node: Node) -> bool:
         return node.output.type != "vector" and node.config.pieces(node.signals) is not None
     except Invalid:
         return False
+
+
+# ---- values of a spec ----
+
+
+def leaves(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+    """Yield every value inside a config that is not a config, with its path."""
+    entries = _entries(value)
+    if entries is None:
+        yield path, value
+    else:
+        for name, entry in entries.items():
+            yield from leaves(entry, (*path, name))
+
+
+def _with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:
+    """Return a config with other values at some paths; raise ValueError if a config rejects its new values."""
+    entries = _entries(value)
+    if path in values or entries is None:
+        return values.get(path, value)
+    changed = {name: _with_values(entry, values, (*path, name)) for name, entry in entries.items()}
+    if isinstance(value, Config):
+        return type(value).model_validate(changed)
+    return changed if isinstance(value, Mapping) else tuple(changed.values())
+
+
+def _entries(value: Any) -> Mapping[str, Any] | None:
+    """Return the entries of a config, or of a mapping or tuple that contains configs; None for other values."""
+    if isinstance(value, Config):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, Mapping) and any(isinstance(entry, Config) for entry in value.values()):
+        return value
+    if isinstance(value, tuple) and any(isinstance(entry, Config) for entry in value):
+        return {str(index): entry for index, entry in enumerate(value)}
+    return None

@@ -12,7 +12,7 @@ from tfkit.nn import StackedLinear
 from tfkit_moe.moe import MoE
 
 
-def expert_order(subject: tfkit.Subject) -> Iterator[tfkit.Measured]:
+def expert_order(subject: tfkit.Subject) -> Iterator[tfkit.Deviation]:
     """Compare outputs after reversing the experts and the rows of the router. Neighbours stay in one group."""
     model = copy.deepcopy(subject.model)
     layers = [module for module in model.modules() if isinstance(module, MoE)]
@@ -26,4 +26,4 @@ def expert_order(subject: tfkit.Subject) -> Iterator[tfkit.Measured]:
     inputs = subject.inputs()
     for reordered, want in zip(subject.run(inputs, model), subject.run(inputs), strict=True):
         error = float((reordered - want).abs().max() / want.abs().max().clamp(min=1))
-        yield tfkit.Measured(error, f"experts in another order change the outputs by {error:.1e}")
+        yield tfkit.Deviation(error, f"experts in another order change the outputs by {error:.1e}")

@@ -12,11 +12,7 @@ from . import positions as positions
 from . import caches as caches
 from . import attention as attention
 from . import layers as layers
-from . import experts as experts
-from . import recurrent as recurrent
 from . import training as training
-from . import storage as storage
-from . import replaced as replaced
 
 # isort: on
 from .bug import BUGS as BUGS

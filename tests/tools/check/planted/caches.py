@@ -16,7 +16,7 @@ from tfkit.components.attention_core import ScaledDotProduct
 from tfkit.decoding import cached as decoding
 from tfkit.decoding import modules
 from tfkit.nn import Context, Past
-from tfkit.tools.check.relative import WINDOW
+from tfkit.tools.check.reduced import WINDOW
 
 from .bug import fused, plant
 

@@ -1,4 +1,4 @@
-"""Bugs of norms, FFNs, residuals and experts."""
+"""Bugs of layers: norms, FFNs, residuals, experts, and layers with a state, which retention stands for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 from typing import Any
 
 import torch
+from tfkit_moe import Router
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfkit.components import (
-    feedforward,
-    layer,
-    norm,
-    stack,
-)
+from tfkit.components import context, feedforward, layer, norm, stack
+from tfkit.nn import Past
 
+from ..models import Retention
 from .bug import plant
 
 forward_of_rmsnorm = norm.RMSNorm.forward
@@ -88,3 +86,63 @@ def half_dead(self: Any, x: Tensor) -> Tensor:
     return self.down(
         torch.cat((hidden[..., : hidden.size(-1) // 2], torch.zeros_like(hidden[..., hidden.size(-1) // 2 :])), -1)
     )
+
+
+forward_of_router = Router.forward
+
+
+@plant("the router has no bias", "pytorch/torchtitan#2319", "mixture", "gradients", Router, "logits")
+def without_bias(self: Any, x: Tensor) -> Tensor:
+    return F.linear(x.float(), self.weight.float())
+
+
+@plant("weights of experts are not renormalized", "pytorch/torchtitan#2319", "mixture", "values", Router, "forward")
+def as_scored(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    scores = self.score(self.logits(x))
+    chosen = self.choose(scores.detach())
+    return scores.gather(-1, chosen), chosen
+
+
+@plant(
+    "experts drop tokens beyond their capacity", "NVIDIA/Megatron-LM#5542", "mixture", "neighbours", Router, "forward"
+)
+def capacity(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    weights, chosen = forward_of_router(self, x)
+    place = F.one_hot(chosen.flatten(), self.out_features).cumsum(0).gather(1, chosen.flatten()[:, None])
+    return weights * (place.view(chosen.shape) <= x.size(0) // 2), chosen
+
+
+forward_of_retention = Retention.forward
+count_positions = context.count_positions
+
+
+@plant(
+    "the state decays twice in a single step",
+    "huggingface/transformers#46190",
+    "retention",
+    "cached",
+    Retention,
+    "forward",
+)
+def twice(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return forward_of_retention(self, q, k, v, mask * 2 if q.size(2) == 1 else mask)
+
+
+@plant(
+    "the state decays over padding on the right",
+    "huggingface/transformers#48256",
+    "retention",
+    "cached",
+    context,
+    "count_positions",
+)
+def over_padding(x: Tensor, mask: Any, past: Past | None) -> Tensor:
+    if past is not None and past.lengths is not None:
+        past = past._replace(lengths=torch.full_like(past.lengths, past.start))
+    return count_positions(x, mask, past)
+
+
+@plant("padding enters the state", "huggingface/transformers#32677", "retention", "padding", Retention, "forward")
+def entered(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    earlier = torch.ones(mask.shape[-2:]).tril(k.size(2) - q.size(2)) > 0
+    return forward_of_retention(self, q, k, v, torch.where(earlier & (mask == -torch.inf), 0.0, mask))

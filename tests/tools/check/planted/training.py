@@ -1,19 +1,26 @@
-"""Bugs of training: dropout, layers that run again, gradients."""
+"""Bugs of training and of stored weights, and bugs that are another object in place of a class or a property."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.components import (
-    head,
-    stack,
-)
+import tfkit.building.initialize
+from tfkit.checkpoint.weights import Link, WeightMap
+from tfkit.components import head, rope_scaling, stack
+from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.tools.cost import shapes
+from tfkit.tools.save import save
 
-from .bug import plant
+from .bug import BUGS, Bug, plant
+from .masks import wider
 
 
 @plant("dropout is never applied", "a module that nobody calls", "gpt2", "dropout", nn.Dropout, "forward")
@@ -43,3 +50,59 @@ def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
 )
 def in_one_order(one: Tensor, dtype: Any = None) -> Tensor:
     return shapes.empty(one.shape, dtype or one.dtype)
+
+
+make = head.TiedOutput.__init__
+views = WeightMap.views
+
+
+@plant("a tie is lost on the meta device", "Modalities/modalities#357", "gpt2", "copies", head.TiedOutput, "__init__")
+def untied(self: Any, d_out: int, *, bias: bool) -> None:
+    make(self, d_out, bias=bias)
+    self.own = nn.Linear(32, d_out, bias=False)
+
+
+@plant("a tied table is written as an empty tensor", "pytorch/torchtitan#3764", "gpt2", "save", save, "save_model")
+def emptied(model: nn.Module, file: str, metadata: Any) -> None:
+    state = {name: x if name != "embedding.tokens.weight" else torch.empty(0) for name, x in model.state_dict().items()}
+    save_file(state, Path(file), metadata)
+
+
+@plant("a converter exchanges gate and up", "two names of one shape", "trained", "places", WeightMap, "views")
+def exchanged(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
+    gate, up = (f"decoder.layers.1.ffn.{name}.weight" for name in ("gate", "up"))
+    other = {gate: up, up: gate}
+    return views(self, replace(link, model=tuple(other.get(name, name) for name in link.model)), state)
+
+
+window = ContextKey.window.fget  # type: ignore[attr-defined]
+
+
+def one_more(key: ContextKey) -> int | None:
+    size = window(key)
+    return None if size is None else size + 1
+
+
+BUGS += [
+    Bug(
+        "YaRN's factor of the softmax is missing",
+        "onnxruntime/mobius#548",
+        "yarn",
+        "meaning",
+        ((rope_scaling.YarnScalingConfig, "attention_factor", property(lambda config: 1.0)),),
+    ),
+    Bug(
+        "the residual factor of an initialization is never applied",
+        "huggingface/transformers#47458",
+        "gpt2",
+        "init",
+        ((tfkit.building.initialize, "Linear", type("Unknown", (nn.Linear,), {})),),
+    ),
+    Bug(
+        "the window is too wide in the mask and in the cache",
+        "a number that both read",
+        "mistral",
+        "extents",
+        ((AttentionContext, "visible", wider), (ContextKey, "window", property(one_more))),
+    ),
+]

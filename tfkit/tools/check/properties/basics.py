@@ -1,52 +1,66 @@
-"""Properties that all others require: the model is built and filled, it runs, and a second run gives equal outputs."""
+"""Properties of a model that is built: it runs, returns equal bits in a second run, and starts as its spec declares."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tfkit.building.builder import assemble, build, inputs_of
+from tfkit.building.first_loss import first_losses
 from tfkit.building.initialize import initialize
 from tfkit.building.placement import threads
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.tables import heads_of_tables
+from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.build.first_run import run_watched
-from tfkit.tools.check.measure import Measured, in_words, property_of
-from tfkit.tools.check.places import compared
+from tfkit.tools.check.measure import Deviation, in_words, property_of, require
+from tfkit.tools.check.runs import call, compared
 from tfkit.tools.check.subject import Subject
+
+SIGMAS = 6.0
+"""The largest deviation of a spread from the declared one, in standard errors."""
+NATS = 1.0
+"""The most by which a first loss may exceed the expected one."""
 
 
 @property_of("building", "is built", basic=True)
-def building(subject: Subject) -> Iterator[Measured]:
+def building(subject: Subject) -> Iterator[Deviation]:
     """A model can be built of the spec."""
     try:
         build(subject.graph, seed=subject.seed)
     except SpecError as error:
-        yield Measured.fault(in_words(error))
+        yield Deviation.fault(in_words(error))
 
 
 @property_of("weights", "is filled from its seed alone", basic=True, of_weights=False)
-def weights(subject: Subject) -> Iterator[Measured]:
+def weights(subject: Subject) -> Iterator[Deviation]:
     """Every parameter and buffer is filled from the seed: none is uninitialized, and one seed gives one model."""
     yield from filled(subject.graph)
 
 
-def filled(graph: Graph) -> Iterator[Measured]:
+def filled(graph: Graph) -> Iterator[Deviation]:
     """Find parameters and buffers that are not filled when the model is built, or not from the seed.
 
-    Buffers outside the state dict are included, and tensors that are neither are refused.
+    Buffers outside the state dict are included; a tensor that is neither parameter nor buffer is a fault.
     """
     models = []
     for rubbish in (float("nan"), 0.0):
         with torch.device("meta"):
             model = assemble(graph)
-        plain = [f"`{path}.{name}`" for path, module in model.named_modules() for name in _plain_tensors(module)]
+        plain = [
+            f"`{path}.{name}`"
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor)
+        ]
         if plain:
             why = "is neither parameter nor buffer: it has no values once the model has memory"
-            yield Measured.fault(f"{every_one(plain)} {why}")
+            yield Deviation.fault(f"{every_one(plain)} {why}")
             return
         model.to_empty(device="cpu")
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
@@ -58,14 +72,10 @@ def filled(graph: Graph) -> Iterator[Measured]:
     first, second = models
     empty = [f"`{name}`" for name, tensor in first.items() if not tensor.isfinite().all()]
     if empty:
-        yield Measured.fault(f"{every_one(empty)} is not filled when the model is built")
+        yield Deviation.fault(f"{every_one(empty)} is not filled when the model is built")
     other = [f"`{name}`" for name, tensor in first.items() if not torch.equal(tensor, second[name])]
     if other and not empty:
-        yield Measured.fault(f"{every_one(other)} differs when a model is built again")
-
-
-def _plain_tensors(module: nn.Module) -> list[str]:
-    return [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+        yield Deviation.fault(f"{every_one(other)} differs when a model is built again")
 
 
 def every_one(names: Sequence[str]) -> str:
@@ -74,19 +84,67 @@ def every_one(names: Sequence[str]) -> str:
 
 
 @property_of("forward", "runs, and keeps shapes and types", basic=True)
-def forward(subject: Subject) -> Iterator[Measured]:
-    """A forward runs, and no component changes shape, type or input against its promise."""
+def forward(subject: Subject) -> Iterator[Deviation]:
+    """A forward runs, and no component changes shape, type or input that it must keep."""
     inputs = subject.inputs()
     try:
         run_watched(subject.model, {name: value for name, value in inputs.items() if name in inputs_of(subject.model)})
     except SpecError as error:
-        yield Measured.fault(in_words(error))
+        yield Deviation.fault(in_words(error))
 
 
 @property_of("eval-mode", "returns equal bits, run again", basic=True)
-def eval_mode(subject: Subject) -> Iterator[Measured]:
+def eval_mode(subject: Subject) -> Iterator[Deviation]:
     """Nothing is random in eval mode: two forwards return the same bits, by one thread and by two."""
-    run, detail = partial(subject.run, subject.inputs()), "something is random in eval mode: two forwards differ by {}"
+    inputs, detail = subject.inputs(), "something is random in eval mode: two forwards differ by {}"
     for number in (1, 2):
         with threads(number):
-            yield from compared(subject.model, run, run, detail, limit=0.0)
+            yield from compared(subject.model, inputs, inputs, detail, limit=0.0)
+
+
+@property_of("init", "has weights as its init declares", of_weights=False)
+def init(subject: Subject) -> Iterator[Deviation]:
+    """The spread that `init` gives to a matrix of the same role and shape, drawn separately."""
+    model, declared = build(subject.graph, seed=subject.seed), subject.graph.spec.model.init
+    depths = {node.name: node.stack.depth if node.stack else None for node in subject.graph.nodes}
+    tied = {f"{owner}.tokens" for owner in heads_of_tables(subject.graph)}
+    adding = tuple(f"{path}.{step.name}." for path, layer in subject.layers.items() for step in layer.steps)
+    generator = torch.Generator().manual_seed(subject.seed + 1)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            sample = torch.empty(4096, module.embedding_dim)
+            (declared.tied_table if path in tied else declared.table)(sample, generator=generator)
+            yield _spread(path, module.weight, sample)
+        elif isinstance(module, Linear | StackedLinear):
+            parts = list(module.parts.values()) if module.parts else [module.weight.size(-2)]
+            residual, depth = module.residual and path.startswith(adding), depths.get(path.partition(".")[0])
+            for part in module.weight.split(parts, dim=-2):
+                sample = torch.empty(part.size(-2), part.size(-1)).repeat(max(1, 4096 // part[..., 0].numel()), 1, 1)
+                for matrix in sample:
+                    declared.linear(matrix, residual=residual, n_layers=depth, generator=generator)
+                yield _spread(path, part, sample)
+
+
+def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:
+    """Measure how far the spread of a weight is from the spread of a sample, in standard errors of both."""
+    ours, theirs = float(weight.detach().std()), float(sample.std())
+    allowed = SIGMAS * theirs * math.sqrt(0.5 / weight.numel() + 0.5 / sample.numel())
+    detail = f"`{path}` has a spread of {ours:.3g}, and its init declares {theirs:.3g}"
+    return Deviation(max(0.0, abs(ours - theirs) - allowed), detail, 0.0, path)
+
+
+@property_of("first-loss", "starts at the expected loss", of_weights=False)
+def first_loss(subject: Subject) -> Iterator[Deviation]:
+    """The loss of a new model does not exceed the loss that its spec predicts."""
+    model = build(subject.graph, seed=subject.seed).eval()
+    expected = {estimate.head: estimate for estimate in first_losses(model, subject.graph)}
+    require(expected, "no head over a vocabulary returns logits")
+    with torch.no_grad():
+        outputs = dict(zip(subject.graph.outputs, call(model, subject.inputs(batch=8)), strict=True))
+    for name, estimate in expected.items():
+        if name in outputs:
+            logits = outputs[name].flatten(0, -2).float()
+            targets = torch.randint(logits.size(-1), logits.shape[:1], generator=torch.Generator().manual_seed(1))
+            loss = float(F.cross_entropy(logits, targets))
+            detail = f"the first loss of `{name}` is {loss:.2f}, and {estimate.loss:.2f} is expected"
+            yield Deviation(max(0.0, loss - max(estimate.loss, estimate.even)), detail, NATS, name)

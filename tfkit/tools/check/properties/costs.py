@@ -13,8 +13,8 @@ from tfkit.building.builder import build
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.nn import StackedLinear
-from tfkit.tools.check.inputs import call
-from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
+from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of
+from tfkit.tools.check.runs import call
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.choices import Mode
 from tfkit.tools.cost.count import UncountableError, cost
@@ -28,17 +28,17 @@ EXPERTS = 2e-2
 
 
 @property_of("counts", "has the parameters that are counted")
-def counts(subject: Subject) -> Iterator[Measured]:
+def counts(subject: Subject) -> Iterator[Deviation]:
     """The parameters are those that `tfkit params` counts."""
     counted, model = count_params(subject.graph), build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
-    yield Measured(abs(total - counted.total), f"{counted.total:,} parameters are counted, and there are {total:,}", 0)
+    yield Deviation(abs(total - counted.total), f"{counted.total:,} parameters are counted, and there are {total:,}", 0)
     of_rows = sum(row.parameters for row in counted.rows)
-    yield Measured(abs(total - of_rows), f"the rows of the count sum to {of_rows:,}, and there are {total:,}", 0)
+    yield Deviation(abs(total - of_rows), f"the rows of the count sum to {of_rows:,}, and there are {total:,}", 0)
 
 
 @property_of("flops", "costs the operations observed")
-def flops(subject: Subject) -> Iterator[Measured]:
+def flops(subject: Subject) -> Iterator[Deviation]:
     """The products of a forward, counted by torch on the meta device."""
     counted = _cost(subject, batch=2, mode="train").total.flops_forward
     shape = Shape("train", 2, subject.length, None)
@@ -47,7 +47,7 @@ def flops(subject: Subject) -> Iterator[Measured]:
         model(**make_inputs(subject.graph, shape, torch.float32))
     observed = counter.get_total_flops()
     error = abs(observed - counted) / max(1, observed)
-    yield Measured(error, f"{counted:,} FLOPs are counted for a forward, and {observed:,} observed", 1e-3)
+    yield Deviation(error, f"{counted:,} FLOPs are counted for a forward, and {observed:,} observed", 1e-3)
 
 
 def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
@@ -58,7 +58,7 @@ def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda"
 
 
 @property_of("kept-bytes", "keeps the bytes that are counted")
-def kept_bytes(subject: Subject) -> Iterator[Measured]:
+def kept_bytes(subject: Subject) -> Iterator[Deviation]:
     """The tensors that autograd keeps of a forward in train mode, each once, without weights."""
     counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
     model, kept = subject.build().train(), dict[int, int]()
@@ -77,11 +77,11 @@ def kept_bytes(subject: Subject) -> Iterator[Measured]:
     limit = EXPERTS if any(isinstance(module, StackedLinear) for module in model.modules()) else 0.0
     error = abs(observed - counted) / max(1, observed)
     detail = f"{counted:,} bytes are counted to be kept for the backward, and {observed:,} are"
-    yield Measured(error, detail, limit)
+    yield Deviation(error, detail, limit)
 
 
 @property_of("cache-bytes", "caches the bytes that are counted")
-def cache_bytes(subject: Subject) -> Iterator[Measured]:
+def cache_bytes(subject: Subject) -> Iterator[Deviation]:
     """The caches of a `CachedModel`, without the slot of each for padding."""
     parts = split_if_decodable(subject.graph)
     if parts is None:
@@ -91,4 +91,4 @@ def cache_bytes(subject: Subject) -> Iterator[Measured]:
     cached.start(3, **{name: inputs[name] for name in parts.given_once if name in inputs})
     padding = sum(3 * slot.heads * slot.width for slot in parts.cached) * 4
     observed = cached.nbytes - padding
-    yield Measured(abs(observed - counted), f"{counted:,} bytes of caches are counted, and {observed:,} allocated", 0)
+    yield Deviation(abs(observed - counted), f"{counted:,} bytes of caches are counted, and {observed:,} allocated", 0)

@@ -1,28 +1,54 @@
-"""Properties of numbers: types, rounding, large values, and tensors that nobody may change."""
+"""Properties of the computed numbers: they match the semantics of the spec, and round no more than their type."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build, inputs_of
 from tfkit.building.placement import name_of
+from tfkit.component import Layer, Learned, RopeScalingConfig, Scale
 from tfkit.errors import SpecError
-from tfkit.graph.expand import Graph
-from tfkit.nn import Context
+from tfkit.graph.expand import Graph, Node
+from tfkit.reference import Result, UnknownKind
+from tfkit.reference import run as run_reference
 from tfkit.tools.build.first_run import run_watched
-from tfkit.tools.check.choices import Choices
-from tfkit.tools.check.inputs import call, cast, example_inputs, hooked
-from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, in_words, property_of
-from tfkit.tools.check.places import first_difference
-from tfkit.tools.check.properties.reading import arguments
+from tfkit.tools.check.measure import (
+    TOLERANCE,
+    Deviation,
+    DoesNotApplyError,
+    difference,
+    distance,
+    in_words,
+    property_of,
+    require,
+    unequal,
+)
+from tfkit.tools.check.runs import (
+    Choices,
+    Inputs,
+    Pair,
+    arguments_of,
+    call,
+    cast,
+    example_inputs,
+    first_difference,
+    hooked,
+    outputs_of,
+)
 from tfkit.tools.check.subject import Subject
 from tfkit.torch_private.tensors import leaves
+
+Array = NDArray[np.float64]
 
 FLOAT32, BFLOAT16 = 2e-6, 5e-2
 """The largest differences from float64, relative to the largest value if that is above 1."""
@@ -32,27 +58,127 @@ LARGE = 1e3
 """Factor of the vectors that enter a stack."""
 
 
+@property_of("meaning", "computes what its spec says", follows=("alone",))
+def meaning(subject: Subject) -> Iterator[Deviation]:
+    """In float64, the outputs equal the outputs of `tfkit.reference`, also next to padding on both sides.
+
+    Where rotary positions are scaled, a sequence without padding is longer than the others.
+    """
+    model = _converted(subject, torch.float64)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    scaled = any(True for _ in subject.graph.configs(RopeScalingConfig))  # type: ignore[type-abstract]
+    for padding in ("none", "left", "right") if subject.padded else ("none",):
+        values = subject.inputs(padding=padding, length=subject.longest if scaled and padding == "none" else None)
+        inputs = {name: x for name, x in cast(values, torch.float64).items() if name in inputs_of(model)}
+        arrays = {name: x.numpy() for name, x in inputs.items()}
+        try:
+            expected = run_reference(subject.graph, weights, arrays, kinds=subject.kinds)
+        except UnknownKind as unknown:
+            raise DoesNotApplyError(f"the reference has no {unknown.slot} `{unknown.kind}`") from None
+        for output, (name, array) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):
+            error = _distance_of_tokens(output, array, expected.real[name])
+            detail = f"`{name}` differs from what the spec says by {error:.1e}"
+            yield Deviation(error, detail, where=partial(_where, model, inputs, expected))
+
+
+def _distance_of_tokens(output: Tensor, expected: Array, real: Array) -> float:
+    tokens = torch.from_numpy(real)
+    return distance(output[tokens], torch.from_numpy(expected)[tokens]) if output.shape == expected.shape else math.inf
+
+
+def _where(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
+    """Return the first component whose output differs; of a component that runs several times, the first run."""
+    outputs, runs = outputs_of(model, partial(call, model, inputs)), defaultdict[str, int](int)
+    tokens = {real.shape: real for real in expected.real.values()}
+    for path, array in expected.trace:
+        runs[path] += 1
+        if path in outputs and runs[path] == 1:
+            real = tokens.get(array.shape[:2], np.ones(array.shape[:1], bool))
+            if outputs[path].shape == array.shape and _distance_of_tokens(outputs[path], array, real) > TOLERANCE:
+                return path
+    return ""
+
+
+# ---- the residual stream ----
+
+
+@property_of("silent", "is its norms, if sublayers are silent")
+def silent(subject: Subject) -> Iterator[Deviation]:
+    """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
+    require(subject.stacks, "the spec has no stack")
+    model, names, inputs = subject.model, [node.name for node in subject.stacks], subject.inputs()
+    sublayers = [f"{path}.{step.name}" for path, layer in subject.layers.items() for step in layer.steps]
+    handles = [
+        model.get_submodule(path).register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))
+        for path in sublayers
+    ]
+    with hooked(handles), torch.no_grad():
+        stack_inputs = arguments_of(model, names, inputs)
+        outputs = outputs_of(model, partial(call, model, inputs), [*subject.layers, *names])
+        for node in subject.stacks:
+            yield from _silent_stack(model, node, stack_inputs[node.name][0], outputs)
+
+
+def _silent_stack(model: fx.GraphModule, node: Node, x: Tensor, outputs: Mapping[str, Tensor]) -> Iterator[Deviation]:
+    stack = node.stack
+    assert stack is not None
+    detail = "{} whose sublayers return nothing differs from its norms by {{}}"
+    for number, layer in enumerate(stack.layers):
+        path = f"{node.name}.layers.{number}"
+        for repeat in range(stack.repeats):
+            x = _through(model.get_submodule(path), layer, x)
+            if repeat == 0:
+                yield difference(outputs[path], x, detail.format("a layer"), where=path)
+    if stack.final_norm is not None:
+        x = model.get_submodule(f"{node.name}.final_norm")(x)
+    yield difference(outputs[node.name], x, detail.format("a stack"), where=node.name)
+
+
+def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
+    """Return the stream after a layer whose sublayers return zeros."""
+    for step in layer.steps:
+        base, y = x, torch.zeros_like(x)
+        if step.residual.onto == "normed" and step.norm_in is not None:
+            base = module.get_submodule(f"{step.name}_norm_in")(x)
+        if step.onto is not None:
+            base = base * module.get_parameter(f"{step.onto.name}.weight")
+        if step.norm_out is not None:
+            y = module.get_submodule(f"{step.name}_norm_out")(y)
+        for part in step.branch():
+            if isinstance(part, Learned):
+                y = y * module.get_parameter(f"{part.name}.weight")
+            elif isinstance(part, Scale):
+                y = y * part.number
+        x = base + y
+        if step.after is not None:
+            x = module.get_submodule(step.after.name)(x)
+    return x
+
+
+# ---- types ----
+
+
 @property_of("types", "computes in bfloat16")
-def types(subject: Subject) -> Iterator[Measured]:
+def types(subject: Subject) -> Iterator[Deviation]:
     """A model in bfloat16 computes in that type, and stays finite."""
     yield from computes_in(subject.graph, torch.bfloat16)
 
 
-def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Measured]:
+def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Deviation]:
     """Build a model of another type, and look at the types and values of its outputs."""
     inputs = cast(example_inputs(graph), dtype)
     try:
         model = build(graph, dtype=dtype).eval()
         run_watched(model, {name: x for name, x in inputs.items() if name in inputs_of(model)})
     except SpecError as error:
-        yield Measured.fault(f"a model of {dtype} fails: {in_words(error)}")
+        yield Deviation.fault(f"a model of {dtype} fails: {in_words(error)}")
         return
     with torch.no_grad():
         for output in call(model, inputs):
             if output.dtype != dtype:
-                yield Measured.fault(f"a model of {dtype} returns {output.dtype}")
+                yield Deviation.fault(f"a model of {dtype} returns {output.dtype}")
             if not output.isfinite().all():
-                yield Measured.fault(f"a model of {dtype} returns values that are not finite")
+                yield Deviation.fault(f"a model of {dtype} returns values that are not finite")
 
 
 def _converted(subject: Subject, dtype: torch.dtype) -> fx.GraphModule:
@@ -60,7 +186,7 @@ def _converted(subject: Subject, dtype: torch.dtype) -> fx.GraphModule:
 
 
 @property_of("rounding", "rounds no more than its type", follows=("types",))
-def rounding(subject: Subject) -> Iterator[Measured]:
+def rounding(subject: Subject) -> Iterator[Deviation]:
     """float32 and bfloat16 compared to float64, with the same experts; float32 rounds equally at every position."""
     exact, inputs, choices = _converted(subject, torch.float64), subject.inputs(), Choices()
 
@@ -72,121 +198,77 @@ def rounding(subject: Subject) -> Iterator[Measured]:
     for dtype, limit in ((torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)):
         model = _converted(subject, dtype)
         runs = partial(run, exact, torch.float64), partial(run, model, dtype)
-        where = partial(first_difference, exact, *runs, _wide, second=model, limit=limit)
-        for reference, output in zip(expected, run(model, dtype), strict=True):
-            error = _relative(output.double(), reference)
-            name = name_of(dtype)
-            detail = f"{name} differs from float64 by {error:.1e}, and rounding explains {limit:g}"
-            yield Measured(error, detail, limit, where)
-            if dtype == torch.float32 and reference.dim() == 3 and reference.size(1) > 4:
-                yield _growth(output.double(), reference)
+        where = partial(first_difference, exact, *runs, _in_float64, second=model, limit=limit)
+        for exact_output, output in zip(expected, run(model, dtype), strict=True):
+            error = _relative_error(output.double(), exact_output)
+            detail = f"{name_of(dtype)} differs from float64 by {error:.1e}, and rounding explains {limit:g}"
+            yield Deviation(error, detail, limit, where)
+            if dtype == torch.float32 and output.dim() == 3 and output.size(1) > 4:
+                yield _growth(output.double(), exact_output)
 
 
-def _relative(output: Tensor, reference: Tensor) -> float:
-    """Return the root mean square of the error, relative to the values', since single values cancel."""
-    error = (output - reference).square().mean().sqrt() / reference.square().mean().sqrt().clamp(min=1e-9)
+def _relative_error(output: Tensor, exact: Tensor) -> float:
+    """Return the root mean square of the error, relative to the values, since single values cancel."""
+    error = (output - exact).square().mean().sqrt() / exact.square().mean().sqrt().clamp(min=1e-9)
     return float("inf") if error.isnan() else float(error)
 
 
-def _wide(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return b.double(), a.double()
+def _in_float64(exact: Tensor, output: Tensor) -> Pair:
+    return output.double(), exact.double()
 
 
-def _growth(output: Tensor, reference: Tensor) -> Measured:
+def _growth(output: Tensor, exact: Tensor) -> Deviation:
     """Compare the error of the last quarter of positions with the error of the first quarter."""
-    part = reference.size(1) // 4
-    first, last = (_relative(output[:, s], reference[:, s]) for s in (slice(part), slice(-part, None)))
+    part = exact.size(1) // 4
+    first, last = (_relative_error(output[:, s], exact[:, s]) for s in (slice(part), slice(-part, None)))
     factor = last / max(first, 1e-8)
-    return Measured(
-        max(0.0, factor - GROWTH), f"float32 rounds late positions {factor:.0f} times as much as early ones"
-    )
+    detail = f"float32 rounds late positions {factor:.0f} times as much as early ones"
+    return Deviation(max(0.0, factor - GROWTH), detail)
+
+
+@property_of("large", "stays finite at large numbers", follows=("types",))
+def large(subject: Subject) -> Iterator[Deviation]:
+    """Vectors that enter a stack times 1000, in the forward and in the gradients; float16."""
+    require(subject.stacks, "the spec has no stack")
+    model, where = copy.deepcopy(subject.model), f"where a stack's input is {LARGE:g} times as large"
+    for stack in subject.stacks:
+        model.get_submodule(stack.name).register_forward_pre_hook(lambda _, args: (args[0] * LARGE, *args[1:]))
+    outputs = call(model, subject.inputs())
+    torch.stack([output.square().mean() for output in outputs]).sum().backward()
+    infinite = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    if not all(output.isfinite().all() for output in outputs):
+        yield Deviation.fault(f"outputs are not finite {where}")
+    elif infinite:
+        yield Deviation.fault(f"the gradient of `{infinite[0]}` is not finite {where}", infinite[0].rpartition(".")[0])
+    half = _converted(subject, torch.float16)
+    for output in subject.run(cast(subject.inputs(), torch.float16), half):
+        if not output.isfinite().all():
+            yield Deviation.fault("a model of torch.float16 returns values that are not finite")
+    yield Deviation(0.0, "")
 
 
 @property_of("inputs-kept", "changes no tensor that it is given")
-def inputs_kept(subject: Subject) -> Iterator[Measured]:
+def inputs_kept(subject: Subject) -> Iterator[Deviation]:
     """Arguments of every module, compared after its forward."""
-    model, received, changed = subject.model, dict[str, list[Tensor]](), dict[str, float]()
+    received, changed = dict[str, list[Tensor]](), dict[str, float]()
 
     def before(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         received[path] = [x.clone() for x in _tensors((args, kwargs))]
 
     def after(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
         for x, old in zip(_tensors((args, kwargs)), received.pop(path), strict=True):
-            error = distance(x.double(), old.double()) if not torch.equal(x, old) else 0.0
-            changed.setdefault(path, error) if error else None
+            if error := unequal(x, old):
+                changed.setdefault(path, error)
 
-    handles = []
-    for path, module in model.named_modules():
-        if path:
-            handles += [
-                module.register_forward_pre_hook(partial(before, path), with_kwargs=True),
-                module.register_forward_hook(partial(after, path), with_kwargs=True),
-            ]
+    modules = [(path, module) for path, module in subject.model.named_modules() if path]
+    handles = [module.register_forward_pre_hook(partial(before, path), with_kwargs=True) for path, module in modules]
+    handles += [module.register_forward_hook(partial(after, path), with_kwargs=True) for path, module in modules]
     with hooked(handles):
         subject.run(subject.inputs(padding="left"))
     for path, error in changed.items():
-        yield Measured(error, f"`{path}` changes what it is given by {error:.1e}", 0.0, path)
-    yield Measured(0.0, "")
+        yield Deviation(error, f"`{path}` changes what it is given by {error:.1e}", 0.0, path)
+    yield Deviation(0.0, "")
 
 
 def _tensors(nested: Any) -> list[Tensor]:
     return [value for value in leaves(nested) if isinstance(value, Tensor)]
-
-
-@property_of("large", "stays finite at large numbers", follows=("types",))
-def large(subject: Subject) -> Iterator[Measured]:
-    """Vectors that enter a stack times 1000, in the forward and in the gradients; float16."""
-    if not subject.stacks:
-        raise DoesNotApplyError("the spec has no stack")
-    model = copy.deepcopy(subject.model)
-    for stack in subject.stacks:
-        model.get_submodule(stack.name).register_forward_pre_hook(lambda _, args: (args[0] * LARGE, *args[1:]))
-    outputs = call(model, subject.inputs())
-    torch.stack([output.square().mean() for output in outputs]).sum().backward()
-    wild = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    if not all(output.isfinite().all() for output in outputs):
-        yield Measured.fault(f"outputs are not finite where a stack's input is {LARGE:g} times as large")
-    elif wild:
-        yield Measured.fault(
-            f"the gradient of `{wild[0]}` is not finite where a stack's input is {LARGE:g} times as large",
-            wild[0].rpartition(".")[0],
-        )
-    half = _converted(subject, torch.float16)
-    for output in subject.run(cast(subject.inputs(), torch.float16), half):
-        if not output.isfinite().all():
-            yield Measured.fault("a model of torch.float16 returns values that are not finite")
-    yield Measured(0.0, "")
-
-
-@property_of("nothing-to-read", "reads no padding, without another key", follows=("extents",))
-def nothing_to_read(subject: Subject) -> Iterator[Measured]:
-    """Attention whose keys are all padding returns what it returns for values of zero, and has no gradient to them."""
-    if not subject.attentions or not subject.padded:
-        raise DoesNotApplyError("no attention may be without a key: nothing can be padded")
-    calls = arguments(subject, subject.inputs(padding="rows"))
-    for attention in subject.attentions:
-        if attention.path not in calls:
-            continue
-        x, context, _ = calls[attention.path]
-        if context.mask is None:
-            continue
-        yield from _unread(subject.model.get_submodule(attention.path), x, context, attention.path)
-
-
-def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterator[Measured]:
-    """Measure the deviation of the last row, which is all padding, after its values change."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        memory = None if context.memory is None else context.memory.detach().requires_grad_()
-        y = module(x, context if memory is None else context._replace(memory=memory))[-1]
-        keys = x if memory is None else memory
-        other = torch.zeros_like(keys)
-        again = module(other if memory is None else x, context if memory is None else context._replace(memory=other))[
-            -1
-        ]
-        (gradient,) = torch.autograd.grad(y.sum(), keys)
-    if not (y.isfinite().all() and gradient.isfinite().all()):
-        yield Measured.fault("a query without a key has values or gradients that are not finite", path)
-        return
-    error = distance(y, again)
-    yield Measured(error, f"a query without a key reads padding: it changes by {error:.1e}", where=path)

@@ -1,61 +1,111 @@
-"""Properties of reading: which positions an output, or an attention, depends on."""
+"""Properties of reading: the other tokens, rows and documents that an output depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.building.builder import evaluating
-from tfkit.component import MaskConfig, Signal
-from tfkit.nn import Context
+from tfkit.building.builder import evaluating, graph_of, inputs_of
+from tfkit.component import Component, InputPositionConfig, MaskConfig
+from tfkit.graph.decode_split import computes_alone
+from tfkit.graph.inputs import fixed_length
+from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.nn import StackedLinear
 from tfkit.nn.checked import of_length
-from tfkit.tools.check.inputs import Inputs, Padding, call, hooked
-from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
-from tfkit.tools.check.places import along, first_difference
-from tfkit.tools.check.subject import Attends, Subject
+from tfkit.spec.messages import kind_of
+from tfkit.tools.check.measure import (
+    TOLERANCE,
+    Deviation,
+    DoesNotApplyError,
+    difference,
+    distance,
+    property_of,
+    require,
+)
+from tfkit.tools.check.runs import Inputs, Pair, along, arguments_of, call, compared, first_difference, hooked
+from tfkit.tools.check.subject import Subject
+
+ALONE = ("activation", "ffn", "norm")
+"""The slots of components that act on each position independently."""
+DOCUMENTS = (5, 4, 3)
+"""Tokens of the documents that share a row."""
+
+
+@property_of("alone", "mixes positions in attention only")
+def alone(subject: Subject) -> Iterator[Deviation]:
+    """Activations, norms and FFNs act on each position independently, and do not depend on the number of positions."""
+    yield from positions_alone(subject.model, subject.inputs())
+
+
+def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
+    """Find activations, norms and FFNs that mix positions or rows, or depend on their number."""
+    components: dict[str, Component] = model.meta["components"]
+    paths = [path for path, component in components.items() if component.slot in ALONE]
+    with evaluating(model), torch.no_grad():
+        for path, (x, *_) in arguments_of(model, paths, inputs).items():
+            if x.dim() == 3:
+                component = components[path]
+                name = f"{kind_of(type(component))} `{component.kind_name()}`, `{path}`"
+                yield from _mixing(model.get_submodule(path), x, name, path)
+
+
+def _mixing(module: nn.Module, x: Tensor, name: str, path: str) -> Iterator[Deviation]:
+    """Measure how much a module mixes positions or rows of x [b, t, d]."""
+    y, cut = module(x), x.size(1) // 2
+    other = x.roll(1, dims=0)
+    ahead = module(torch.cat((x[:, :cut], other[:, cut:]), dim=1))[:, :cut]
+    back = module(torch.cat((other[:, :cut], x[:, cut:]), dim=1))[:, cut:]
+    fewer, row = module(x[:, :cut]), module(x[:1])
+    for result, expected, detail in (
+        (ahead, y[:, :cut], "looks ahead: positions change by {} with those after them"),
+        (back, y[:, cut:], "looks back: positions change by {} with those before them"),
+        (fewer, y[:, :cut], "depends on the number of positions: among fewer, they change by {}"),
+        (row, y[:1], "mixes the rows of a batch: alone, one changes by {}"),
+    ):
+        yield difference(result, expected, f"{name}, {detail}", where=path)
+
+
+# ---- later tokens ----
 
 
 def _causal(subject: Subject) -> tuple[str, ...]:
-    if not subject.causal:
-        raise DoesNotApplyError("every position may read all others")
+    require(subject.causal, "every position may read all others")
     return subject.causal
 
 
 @property_of("look-ahead", "reads no later token", follows=("alone",))
-def look_ahead(subject: Subject) -> Iterator[Measured]:
+def look_ahead(subject: Subject) -> Iterator[Deviation]:
     """No earlier output changes with a later token."""
     for name in _causal(subject):
         yield from later_values(subject.model, subject.inputs(), name)
 
 
 @property_of("look-ahead-gradient", "has no gradient to later tokens", follows=("alone", "look-ahead"))
-def look_ahead_gradient(subject: Subject) -> Iterator[Measured]:
+def look_ahead_gradient(subject: Subject) -> Iterator[Deviation]:
     """No output has a gradient to a later token."""
     for name in _causal(subject):
         yield from later_gradients(subject.model, subject.inputs(), name)
 
 
-def later_values(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Measured]:
+def later_values(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Deviation]:
     """Compare earlier outputs [b, t, ...] when later tokens of an input are replaced by tokens of another row."""
     x = inputs[name]
     with evaluating(model), torch.no_grad():
         outputs = call(model, inputs)
         for t in range(1, x.size(1)):
             changed = {**inputs, name: torch.cat((x[:, :t], x[:, t:].roll(1, dims=0)), dim=1)}
+            runs = partial(call, model, inputs), partial(call, model, changed)
+            where = partial(first_difference, model, *runs, along(slice(t)))
+            detail = f"the model looks ahead: outputs before position {t} change by {{}} with `{name}` from {t} on"
             for before, after in zip(outputs, call(model, changed), strict=True):
-                error = distance(after[:, :t], before[:, :t])
-                why = f"outputs before position {t} change by {error:.1e} with `{name}` from {t} on"
-                runs = (partial(call, model, inputs), partial(call, model, changed))
-                where = partial(first_difference, model, *runs, along(slice(t)))
-                yield Measured(error, f"the model looks ahead: {why}", where=where)
+                yield difference(after[:, :t], before[:, :t], detail, where=where)
 
 
-def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Measured]:
+def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Deviation]:
     """Find gradients of outputs [b, t, ...] to later tokens of an input."""
     x = inputs[name]
     with evaluating(model), _leaves(model, name) as leaves:
@@ -70,11 +120,11 @@ def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterato
             grads: Sequence[Tensor | None] = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
             nonzero = [grad for grad in grads if grad is not None and grad.any()]
             if not nonzero:
-                yield Measured.fault(f"output {t} has no gradient to any token of `{name}`")
+                yield Deviation.fault(f"output {t} has no gradient to any token of `{name}`")
                 return
             leak = max(distance(grad[:, t + 1 :], torch.zeros(1)) for grad in nonzero)
             why = f"output {t} has a gradient of {leak:.1e} to later tokens of `{name}`"
-            yield Measured(leak, f"the model looks ahead: {why}")
+            yield Deviation(leak, f"the model looks ahead: {why}")
 
 
 @contextmanager
@@ -91,124 +141,121 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
     (tokens,) = model.graph.find_nodes(op="placeholder", target=name)
     checked = [user for user in tokens.users if user.target is of_length]
     readers = [user for node in (tokens, *checked) for user in node.users if user.op == "call_module"]
-    modules = [model.get_submodule(str(user.target)) for user in readers]
-    handles = [module.register_forward_hook(hook) for module in modules]
-    with hooked(handles):
+    with hooked(model.get_submodule(str(user.target)).register_forward_hook(hook) for user in readers):
         yield leaves
 
 
-# ---- extents ----
+# ---- padding, rows and documents ----
 
 
-TRIES = 4
-"""Inputs of an attention that does not read all that it may."""
-SIZES = (1.0, 1e3)
-"""Factors of an attention's input: a mask that is only a large number shows with large scores."""
+@property_of("padding", "is not changed by padding", follows=("alone", "look-ahead"))
+def padding(subject: Subject) -> Iterator[Deviation]:
+    """Outputs of tokens do not depend on the amount or the contents of padding next to them."""
+    require(subject.padded, "no input may be padded")
+    between = next((node.name for node in subject.graph.nodes if node.output.gaps), None)
+    require(between is None, f"`{between}` puts padding between tokens; `meaning` compares these")
+    yield from padded_rows(subject.model, subject.inputs())
 
 
-@property_of("extents", "reads the keys that masks grant", follows=("alone",))
-def extents(subject: Subject) -> Iterator[Measured]:
-    """Each attention reads exactly the keys that its mask grants, also next to padding."""
-    if not subject.attentions:
-        raise DoesNotApplyError("the spec has no stack with attention")
-    paddings: list[Padding] = ["none", *(["left", "right"] if subject.padded else [])]  # type: ignore[list-item]
-    for padding in paddings:
-        calls = arguments(subject, subject.inputs(padding=padding))
-        for attention in subject.attentions:
-            if attention.path not in calls:
-                continue
-            x, context, inputs = calls[attention.path]
-            if (
-                padding == "none" or not _signal(subject, attention, context.memory).gaps
-            ):  # no input has a block's own mask
-                yield from _extent(subject, attention, x, context, inputs, padding)
+def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
+    """Compare the outputs of tokens next to different amounts of padding with the outputs of each row alone."""
+    sequences = [name for name, signal in graph_of(model).inputs.items() if name in inputs and signal.mask]
+    for side in ("right", "left") if any(f"{name}_mask" in inputs_of(model) for name in sequences) else ():
+        padded = dict(inputs)
+        for name in sequences:
+            padded[name], padded[f"{name}_mask"] = _padded(inputs[name], side)
+        detail = f"padding on the {side} changes the outputs of tokens by {{}}"
+        for row in range(padded[sequences[0]].size(0)):
+            single = {name: x[row : row + 1] for name, x in inputs.items()}
+            single |= {name: single[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
+            yield from compared(model, single, padded, detail, partial(_row, row, side))
 
 
-def arguments(subject: Subject, inputs: Inputs) -> dict[str, tuple[Tensor, Context, Inputs]]:
-    """Return the arguments of each attention's first call, by its path."""
-    calls: dict[str, tuple[Tensor, Context, Inputs]] = {}
-
-    def keep(path: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls.setdefault(path, (args[0].detach(), args[1], inputs))
-
-    model = subject.model
-    handles = [
-        model.get_submodule(attention.path).register_forward_pre_hook(partial(keep, attention.path))
-        for attention in subject.attentions
-    ]
-    with hooked(handles):
-        subject.run(inputs)
-    return calls
+def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
+    """Append two positions to x; each row has one token fewer than the row above, then arbitrary values."""
+    length = x.size(1) + 2
+    rubbish = torch.cat((x, x), dim=1).roll(1, dims=0)[:, :length]
+    rows, mask = rubbish.clone(), torch.zeros(x.size(0), length, dtype=torch.bool)
+    for row in range(x.size(0)):
+        real = max(1, x.size(1) - row)
+        place = slice(0, real) if side == "right" else slice(length - real, length)
+        rows[row, place], mask[row, place] = x[row, :real], True
+    return rows, mask
 
 
-def _extent(
-    subject: Subject, attention: Attends, x: Tensor, context: Context, inputs: Inputs, padding: str
-) -> Iterator[Measured]:
-    """Compare the keys that a module's outputs have a gradient to with those that the spec grants."""
-    module, memory = subject.model.get_submodule(attention.path), context.memory
-    granted = _granted(subject, attention, inputs, x.size(1), memory)
-    for size in SIZES:
-        read = _read(module, x * size, None if memory is None else memory * size, context)
-        for shift in range(1, TRIES if size == 1 else 1):  # a gate may be closed by chance
-            if (read | ~granted).all():
-                break
-            read |= _read(module, x.roll(shift, dims=-1), memory, context)
-        errors = (read & ~granted) if size > 1 else (read != granted)
-        if memory is None:
-            errors = errors & ~torch.eye(x.size(1), dtype=torch.bool)
-        count = int(errors.sum())
-        yield Measured(
-            count, _first_wrong(errors, granted, attention, padding, size) if count else "", 0, attention.path
-        )
+def _row(row: int, side: str, single: Tensor, padded: Tensor) -> Pair | None:
+    """Return the output of a row alone, and the outputs of its tokens in an output padded at `side`."""
+    if padded.dim() < 2 or single.dim() != padded.dim() or single.size(0) != 1:
+        return None
+    if padded.dim() == 2 and single.size(1) == padded.size(1):  # a vector, or a row without padding
+        return single[0], padded[row]
+    extra = padded.size(1) - single.size(1)
+    return single[0], padded[row, : single.size(1)] if side == "right" else padded[row, extra:]
 
 
-def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
-    """Return where a query's output has a gradient to a key's vector, bool [b, q, k]."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        keys = x if memory is None else memory.detach().requires_grad_()
-        y = module(x, context if memory is None else context._replace(memory=keys))
-        weights = torch.randn(y.size(-1), generator=torch.Generator().manual_seed(0)).to(y)
-        gradients = []
-        for query in range(y.size(1)):
-            (gradient,) = torch.autograd.grad((y[:, query] * weights).sum(), keys, retain_graph=True)
-            gradients.append((gradient != 0).any(dim=-1))
-    return torch.stack(gradients, dim=1)
+@property_of("neighbours", "reads each row by itself", follows=("alone",))
+def neighbours(subject: Subject) -> Iterator[Deviation]:
+    """Other rows of a batch change no bit of a row; experts, which take tokens of all rows together, may round."""
+    experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
+    inputs, different = subject.inputs(), subject.inputs(seed=1)
+    mixed = {name: torch.cat((x[:1], different[name][1:])) for name, x in inputs.items()}
+    single = {name: x[:1] for name, x in inputs.items()}
+    order = {name: x.roll(1, dims=0) for name, x in inputs.items()}
+    for changed, detail, align, limit in (
+        (mixed, "beside other rows, the first one of a batch changes by {}", _first, TOLERANCE if experts else 0.0),
+        (order, "in another order, rows change by {}", _back, TOLERANCE),
+        (single, "alone, the first row of a batch changes by {}", _first, TOLERANCE),
+    ):
+        yield from compared(subject.model, inputs, changed, detail, align, limit=limit)
 
 
-def _signal(subject: Subject, attention: Attends, memory: Tensor | None) -> Signal:
-    """Return the signal from which an attention computes its keys."""
-    signal = subject.graph.node(attention.path.partition(".")[0]).signals["input" if memory is None else "memory"]
-    assert isinstance(signal, Signal)
-    return signal
+def _first(rows: Tensor, changed: Tensor) -> Pair | None:
+    """Return the first row of two batches."""
+    batches = rows.dim() > 1 and rows.dim() == changed.dim() and rows.size(0) > 1
+    return (rows[:1], changed[:1]) if batches and changed.size(0) in (1, rows.size(0)) else None
 
 
-def _granted(subject: Subject, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None) -> Tensor:
-    """Return where the spec lets a query attend to a key, bool [b, q, k]."""
-    node, signal = subject.graph.node(attention.path.partition(".")[0]), _signal(subject, attention, memory)
-    batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
-    tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
-    if memory is not None:
-        return tokens[:, None].expand(-1, queries, -1)
-    extent, ahead = attention.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
-    left, right = (keys if side is None else side for side in (extent.left, extent.right))
-    near = ((ahead >= -left) & (ahead <= right)).expand(batch, -1, -1)
-    if node.stack is not None and node.stack.prefix is not None:
-        near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
-    return near & tokens[:, None]
+def _back(rows: Tensor, rolled: Tensor) -> Pair | None:
+    """Return the rows of two batches, the second in the order of the first."""
+    return (rows, rolled.roll(-1, dims=0)) if rows.dim() > 1 and rows.size(0) > 1 else None
 
 
-def _first_wrong(errors: Tensor, granted: Tensor, attention: Attends, padding: str, size: float) -> str:
-    row, query, key = (int(index) for index in errors.nonzero()[0])
-    mask = attention.step.mask
-    window = "" if mask is None else f", {mask_in_words(mask)}"
-    what = "does not read" if granted[row, query, key] else "reads"
-    padded = "" if padding == "none" else f" beside padding on the {padding}"
-    large = f", where its input is {size:g} times as large" if size > 1 else ""
-    return f"query {query} {what} key {key}{padded}{window}{large}; {int(errors.sum())} keys in all"
+@property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
+def documents(subject: Subject) -> Iterator[Deviation]:
+    """With a mask of pairs, each of several documents in a row has the outputs that it has alone."""
+    deaf = deaf_to_pairs(subject.graph)
+    require(deaf is None, f"`{deaf}` takes no mask of pairs")
+    (name, *rest) = subject.graph.inputs
+    require(not rest and subject.length >= sum(DOCUMENTS), "it has several inputs, or short ones")
+    require(fixed_length(subject.graph) is None, "its sequences have a fixed length")
+    inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
+    of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
+    together = {**inputs, f"{name}_mask": (of[:, None] == of)[None]}
+    detail = "a document in a row with others changes by {}"
+    for columns in torch.arange(len(of)).split(DOCUMENTS):
+        document = slice(int(columns[0]), int(columns[-1]) + 1)
+        single = {name: inputs[name][:, document]}
+        yield from compared(subject.model, single, together, detail, partial(_document, document))
 
 
-def mask_in_words(mask: MaskConfig) -> str:
-    """Return the extent as a few words."""
-    sides = [f"{side} {number}" for side, number in (("left", mask.left), ("right", mask.right)) if number is not None]
-    return f"mask {', '.join(sides)}" if sides else "no limit"
+def _document(columns: slice, single: Tensor, together: Tensor) -> Pair | None:
+    return (single, together[:, columns]) if together.dim() > 2 else None
+
+
+@property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
+def token_order(subject: Subject) -> Iterator[Deviation]:
+    """Without positions, tokens in another order have their outputs in that order."""
+    positions = any(True for _ in subject.graph.configs(InputPositionConfig))  # type: ignore[type-abstract]
+    positions = positions or any(attention.config.position is not None for attention in subject.attentions)
+    require(not positions, "the spec has positions")
+    for node in subject.graph.nodes:
+        ordered = node.stack is None and node.output.type in ("sequence", "vector") and not computes_alone(node)
+        require(not ordered, f"`{node.name}` may read the order of its input")
+    limited = any(attention.step.mask not in (None, MaskConfig()) for attention in subject.attentions)
+    require(not (limited or subject.causal), "attention is limited by the order of tokens")
+    if any(node.output.type == "logits" and node.output.width is None for node in subject.graph.nodes):
+        raise DoesNotApplyError("logits without an axis of classes look like vectors")
+    inputs = subject.inputs()
+    turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
+    detail = "tokens in reverse order change their outputs by {}"
+    yield from compared(subject.model, inputs, turned, detail, lambda a, b: (a, b.flip(1) if b.dim() > 2 else b))

@@ -4,51 +4,155 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import evaluating, inputs_of
+from tfkit.building.builder import evaluating, graph_of, inputs_of
 from tfkit.building.placement import name_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.nn import StackedLinear
-from tfkit.tools.check.inputs import Inputs, cast
-from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, place_of, property_of
-from tfkit.tools.check.rows import Rows, Schedule, cut, pick, schedules
+from tfkit.tools.check.measure import (
+    TOLERANCE,
+    Deviation,
+    DoesNotApplyError,
+    difference,
+    distance,
+    in_words,
+    place_of,
+    property_of,
+)
+from tfkit.tools.check.runs import Inputs, call, cast
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.comparison_inputs import as_tensors
 from tfkit.torch_private.torchscript import quiet
 
+Piece: TypeAlias = int | Tensor
+"""A number of columns without a mask, or a mask [b, t], True where there is a token."""
+Schedule: TypeAlias = list[Piece]
 ROUGH = 0.1
-"""The largest difference of steps from the whole in bfloat16, relative to the largest value if that is above 1."""
+"""The largest difference of steps from a full forward in bfloat16, relative to the largest value if that is above 1."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
 
 
+def schedules(batch: int, length: int) -> dict[str, Schedule]:
+    """Return named schedules for reading `batch` rows in `length` columns."""
+    half, row = length // 2, torch.arange(batch)[:, None]
+    left = torch.arange(half) >= row.clamp(max=half - 1)
+    gap = torch.ones(batch, 4, dtype=torch.bool)
+    gap[1, 1:3] = gap[0, 3] = gap[2] = False
+    return {
+        "whole": [length],
+        "in uneven steps": cut(length, 3, 1, 2),
+        "token by token": cut(length, 1),
+        "by single tokens and several": cut(length, half, 1, 1, 3),
+        "padded on the left": [left, *cut(length - half, 1, 1, 3)],
+        "padded on the right": [left.flip(1), *cut(length - half, 1, 3, 1)],
+        "padded in between": [2, gap, row > 0, *cut(length - 7, 2, 1)],
+        "with a row that begins later": [(row < batch - 1).expand(batch, half), *cut(length - half, 1, 2)],
+    }
+
+
+def cut(length: int, *sizes: int) -> Schedule:
+    """Repeat steps of these sizes up to `length` columns."""
+    pieces: Schedule = []
+    for size in cycle(sizes):
+        if length <= 0:
+            return pieces
+        pieces.append(min(size, length))
+        length -= size
+    return pieces
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """The sequences of a batch."""
+
+    model: fx.GraphModule
+    main: str
+    """The input whose tokens are counted."""
+    pieces: Mapping[str, Tensor]
+    """The inputs read in steps, [b, t, ...] each, without padding."""
+    once: Mapping[str, Tensor]
+    """The inputs given once, with padding masks."""
+
+    @classmethod
+    def of(cls, model: fx.GraphModule, inputs: Inputs) -> SequenceBatch:
+        """Build rows of these inputs, with increasing padding in the inputs given once."""
+        parts = split_for_decoding(graph_of(model))
+        once = {name: inputs[name] for name in parts.given_once if name in inputs}
+        for name, value in list(once.items()):
+            if f"{name}_mask" in inputs_of(model):
+                row = torch.arange(value.size(0))[:, None]
+                once[f"{name}_mask"] = torch.arange(value.size(1)) < (value.size(1) - row).clamp(min=1)
+        pieces = {name: inputs[name] for name in parts.given_again if name in inputs}
+        return cls(model, parts.given_again[0], pieces, once)
+
+    @property
+    def batch(self) -> int:
+        return self.pieces[self.main].size(0)
+
+    @property
+    def length(self) -> int:
+        return self.pieces[self.main].size(1)
+
+    def rolled(self, shift: int) -> SequenceBatch:
+        """Return the rows in a different order, so that the old contents of the caches belong to different rows."""
+        return self.changed(lambda value: value.roll(shift, dims=0))
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
+        """Return a changed batch of rows."""
+        pieces, once = ({name: change(x) for name, x in tensors.items()} for tensors in (self.pieces, self.once))
+        return replace(self, pieces=pieces, once=once)
+
+    def started_by(self, piece: Piece) -> SequenceBatch:
+        """Return the rows with the prefixes that this first step holds."""
+        most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
+        once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
+        return replace(self, once=once)
+
+    def alone(self) -> list[Tensor]:
+        """Return the outputs [b, t, ...] of full forwards over each row alone, without padding."""
+        rows = []
+        for row in range(self.batch):
+            arguments = {name: value[row : row + 1] for name, value in {**self.pieces, **self.once}.items()}
+            for name in [name for name in arguments if f"{name}_mask" in arguments]:
+                arguments[name] = arguments[name][arguments.pop(f"{name}_mask")][None]
+            rows.append(call(self.model, arguments))
+        return [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
+
+
+def pick(x: Tensor, columns: Tensor) -> Tensor:
+    """Return the `columns` [b, s] of x [b, t, ...]."""
+    return x[torch.arange(x.size(0))[:, None], columns]
+
+
 @property_of("cached", "read in steps, is the whole", follows=("alone", "look-ahead", "padding"))
-def cached_steps(subject: Subject) -> Iterator[Measured]:
-    """Read in steps, with caches, every token has the outputs that it has in the whole."""
+def cached_steps(subject: Subject) -> Iterator[Deviation]:
+    """Read in steps, with caches, every token has the outputs of a full forward."""
     model = _decodable(subject)
     try:
         yield from read_in_steps(model, subject.inputs())
     except Exception as error:
         detail = f"read in steps, it fails; does `cached` declare what is cached? {in_words(error)}"
-        yield Measured.fault(detail, place_of(error))
+        yield Deviation.fault(detail, place_of(error))
 
 
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
-def cached_step(subject: Subject) -> Iterator[Measured]:
+def cached_step(subject: Subject) -> Iterator[Deviation]:
     """The step of one token is captured once for all tokens, and TorchScript takes a step of any size."""
     yield from step_as_program(_decodable(subject), subject.inputs())
 
 
 @property_of("cached-types", "keeps the type of its caches", follows=("cached", "types"))
-def cached_types(subject: Subject) -> Iterator[Measured]:
+def cached_types(subject: Subject) -> Iterator[Deviation]:
     """Caches of a model in bfloat16, and under autocast; `keep` returns the last positions of a piece."""
     yield from _kept(_decodable(subject), subject)
     for dtype in (torch.float64, torch.bfloat16):
@@ -66,24 +170,24 @@ def _decodable(subject: Subject) -> fx.GraphModule:
     return subject.model
 
 
-def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Measured]:
+def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Deviation]:
     """Compare the last positions of a piece with the same positions of its full output."""
-    rows = Rows.of(model, subject.inputs())
+    rows = SequenceBatch.of(model, subject.inputs())
     outputs = []
     for keep in (0, 2):
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
         arguments: dict[str, Any] = dict(rows.pieces)
         outputs.append(as_tensors(cached(arguments.pop(rows.main), keep=keep, **arguments)))
-    for name, whole, last in zip(subject.graph.outputs, *outputs, strict=True):
-        expected = whole[:, -2:] if subject.graph.node(name).output.type == "logits" else whole
+    for name, full, last in zip(subject.graph.outputs, *outputs, strict=True):
+        expected = full[:, -2:] if subject.graph.node(name).output.type == "logits" else full
         error = distance(last, expected) if last.shape == expected.shape else math.inf
-        yield Measured(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
+        yield Deviation(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
 
 
-def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Measured]:
-    """Compare the types of the caches with the model's, and single tokens with the whole in that type."""
-    rows = Rows.of(model, subject.inputs())
+def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Deviation]:
+    """Compare the types of the caches with the model's, and single tokens with a full forward in that type."""
+    rows = SequenceBatch.of(model, subject.inputs())
     pieces, once = (cast(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
     rows = replace(rows, pieces=pieces, once=once)
     with evaluating(model), torch.no_grad():
@@ -91,37 +195,36 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
         cached.start(rows.batch, **rows.once)
         mismatched = cached.dtypes - {dtype}
         if mismatched:
-            yield Measured.fault(f"a model of {dtype} has caches of {', '.join(map(str, mismatched))}")
+            yield Deviation.fault(f"a model of {dtype} has caches of {', '.join(map(str, mismatched))}")
         if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
             return  # rounding may send a token to other experts
         limit = TOLERANCE if dtype == torch.float64 else ROUGH
-        name = name_of(dtype)
         batch = rows.started_by(rows.length // 2)
-        reading = _Reading(cached, batch, batch.alone(), f"in {name}", limit)
+        reading = _StepReader(cached, batch, batch.alone(), f"in {name_of(dtype)}", limit)
         yield from reading.read([rows.length // 2, *cut(rows.length - rows.length // 2, 1)])
 
 
-def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Measured]:
+def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Deviation]:
     """Compare a model read in steps with a full forward over each sequence alone.
 
     The steps and the arguments are the same as in `tfkit.testing.check_cached`.
     """
-    rows = Rows.of(model, inputs)
+    rows = SequenceBatch.of(model, inputs)
     with evaluating(model), torch.no_grad():
         plain, static = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(static, lambda step: step)
-        whole, prefixes = rows.alone(), any(value.dim() == 1 for value in rows.once.values())
+        full, prefixes = rows.alone(), any(value.dim() == 1 for value in rows.once.values())
         for number, (way, pieces) in enumerate(schedules(rows.batch, rows.length).items()):
             batch = rows.rolled(number).started_by(pieces[0])
-            want = batch.alone() if prefixes else [output.roll(number, dims=0) for output in whole]
-            yield from _Reading(plain, batch, want, way, tolerance).read_all(pieces)
+            expected = batch.alone() if prefixes else [output.roll(number, dims=0) for output in full]
+            yield from _StepReader(plain, batch, expected, way, tolerance).read_all(pieces)
             if way in COMPILED:
-                compiled = _Reading(static, batch, want, f"{way}, by the compiled step", tolerance)
+                compiled = _StepReader(static, batch, expected, f"{way}, by the compiled step", tolerance)
                 yield from compiled.read_all(pieces)
         yield from _repeated(plain, rows, tolerance)
 
 
-def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]:
+def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
     """Capture the step of one token, and script the step of any size; see `read_in_steps` for the arguments."""
     captures: list[fx.GraphModule] = []
 
@@ -129,7 +232,7 @@ def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]
         captures.append(graph)
         return graph
 
-    rows = Rows.of(model, inputs)
+    rows = SequenceBatch.of(model, inputs)
     left = schedules(rows.batch, rows.length)["padded on the left"]
     singles = [left[0], *cut(rows.length // 2, 1)]
     torch.compiler.reset()
@@ -138,13 +241,13 @@ def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Measured]
         compile_step(captured, lambda step: torch.compile(step, fullgraph=True, dynamic=False, backend=count))
         for number in range(2):
             batch = rows.rolled(number).started_by(left[0])
-            yield from _Reading(captured, batch, batch.alone(), "by the compiled step", TOLERANCE).read(singles)
+            yield from _StepReader(captured, batch, batch.alone(), "by the compiled step", TOLERANCE).read(singles)
         if len(captures) != 1:
-            yield Measured.fault(f"the step of one token was captured {len(captures)} times")
+            yield Deviation.fault(f"the step of one token was captured {len(captures)} times")
         with quiet():
             scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
         batch = rows.started_by(left[0])
-        yield from _Reading(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
+        yield from _StepReader(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
 
 
 def compile_step(cached: CachedModel, how: Callable[[fx.GraphModule], Any]) -> None:
@@ -152,15 +255,17 @@ def compile_step(cached: CachedModel, how: Callable[[fx.GraphModule], Any]) -> N
     cached._compiled = how(cached.stepping)
 
 
-class _Reading:
+class _StepReader:
     """A batch that is read step by step, and the expected output of each of its tokens."""
 
-    def __init__(self, cached: CachedModel, rows: Rows, want: Sequence[Tensor], way: str, tolerance: float) -> None:
-        self.cached, self.rows, self.want, self.way, self.tolerance = cached, rows, want, way, tolerance
+    def __init__(
+        self, cached: CachedModel, rows: SequenceBatch, expected: Sequence[Tensor], way: str, tolerance: float
+    ) -> None:
+        self.cached, self.rows, self.expected, self.way, self.tolerance = cached, rows, expected, way, tolerance
         self.done = torch.zeros(rows.batch, dtype=torch.long)
         cached.start(rows.batch, **rows.once)
 
-    def read(self, pieces: Schedule) -> Iterator[Measured]:
+    def read(self, pieces: Schedule) -> Iterator[Deviation]:
         """Read on, with arbitrary tokens where there is padding."""
         for piece in pieces:
             mask = None if isinstance(piece, int) else piece
@@ -172,26 +277,25 @@ class _Reading:
             if mask is not None:
                 masks = {f"{name}_mask": mask for name in arguments}
                 arguments |= {name: mask for name, mask in masks.items() if name in inputs_of(self.rows.model)}
-            result: Any = self.cached(main, mask, **arguments)
-            outputs = as_tensors(result)
+            outputs = as_tensors(self.cached(main, mask, **arguments))
             yield from self._compare(outputs, columns, tokens)
             self.done = self.done + tokens.sum(dim=1)
 
-    def _compare(self, outputs: list[Tensor], columns: Tensor, tokens: Tensor) -> Iterator[Measured]:
+    def _compare(self, outputs: list[Tensor], columns: Tensor, tokens: Tensor) -> Iterator[Deviation]:
         last = self.cached.used - 1
-        for output, expected in zip(outputs, self.want, strict=True):
-            error = distance(output[tokens], pick(expected, columns)[tokens])
-            first = last - columns.size(1) + 1
-            place = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
-            yield Measured(error, f"read {self.way}, {place} from the whole by {error:.1e}", self.tolerance)
+        first = last - columns.size(1) + 1
+        place = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
+        detail = f"read {self.way}, {place} from the whole by {{}}"
+        for output, expected in zip(outputs, self.expected, strict=True):
+            yield difference(output[tokens], pick(expected, columns)[tokens], detail, limit=self.tolerance)
 
-    def repeat(self, rows: Rows) -> None:
+    def repeat(self, rows: SequenceBatch) -> None:
         """Continue with `rows`, twice as many, that begin with the tokens read so far."""
         self.cached.repeat(2)
         self.done = self.done.repeat_interleave(2)
-        self.rows, self.want, self.way = rows, rows.alone(), "after it was repeated"
+        self.rows, self.expected, self.way = rows, rows.alone(), "after it was repeated"
 
-    def read_all(self, pieces: Schedule) -> Iterator[Measured]:
+    def read_all(self, pieces: Schedule) -> Iterator[Deviation]:
         """Read to the last column; then the cache is full."""
         yield from self.read(pieces)
         token: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.pieces.items()}
@@ -199,14 +303,14 @@ class _Reading:
             self.cached(token.pop(self.rows.main), **token)
         except ValueError:
             return
-        yield Measured.fault(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
+        yield Deviation.fault(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
 
 
-def _repeated(cached: CachedModel, rows: Rows, tolerance: float) -> Iterator[Measured]:
+def _repeated(cached: CachedModel, rows: SequenceBatch, tolerance: float) -> Iterator[Deviation]:
     """Compare rows that go on in two ways each."""
     first, *rest = schedules(rows.batch, rows.length)["padded on the left"]
     rows = rows.started_by(first)
-    reading = _Reading(cached, rows, rows.alone(), "before it is repeated", tolerance)
+    reading = _StepReader(cached, rows, rows.alone(), "before it is repeated", tolerance)
     yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
     pieces = {name: _crossed(value, rows.length // 2) for name, value in twice.pieces.items()}

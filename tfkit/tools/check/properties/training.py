@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from tfkit.building.placement import forked_generator
 from tfkit.component import MaskConfig
 from tfkit.graph.tables import heads_of_tables
-from tfkit.tools.check.changes import without_dropout
-from tfkit.tools.check.choices import Choices
-from tfkit.tools.check.inputs import Inputs, call, cast, hooked
-from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of, unequal
+from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.properties.basics import every_one
-from tfkit.tools.check.subject import Subject, redrawn
+from tfkit.tools.check.runs import Choices, Inputs, call, cast, hooked
+from tfkit.tools.check.subject import FieldPath, Subject, leaves, redrawn
 
 BATCHES = 24
 """The most batches until every row and column of a parameter has had a gradient."""
@@ -32,38 +30,37 @@ Some modules compute in float32, which large steps take, or have kinks, which sm
 
 
 @property_of("gradients", "has finite gradients of all weights")
-def gradients(subject: Subject) -> Iterator[Measured]:
+def gradients(subject: Subject) -> Iterator[Deviation]:
     """Every parameter has a gradient in train mode, and all are finite."""
     yield from parameter_gradients(subject.model, subject.inputs())
 
 
 @property_of("padded-gradients", "has those beside a row of padding", follows=("gradients",))
-def gradients_beside_padding(subject: Subject) -> Iterator[Measured]:
+def gradients_beside_padding(subject: Subject) -> Iterator[Deviation]:
     """Gradients are finite next to a row that is all padding."""
-    if not subject.padded:
-        raise DoesNotApplyError("no input may be padded")
+    require(subject.padded, "no input may be padded")
     yield from parameter_gradients(subject.model, subject.inputs(padding="rows"))
 
 
-def parameter_gradients(model: nn.Module, inputs: Inputs) -> Iterator[Measured]:
+def parameter_gradients(model: nn.Module, inputs: Inputs) -> Iterator[Deviation]:
     """Find parameters without a gradient in train mode, and gradients that are not finite."""
     model = copy.deepcopy(model).train()
     outputs = call(model, inputs)
     if not all(output.isfinite().all() for output in outputs):
-        yield Measured.fault("outputs are not finite in train mode")
+        yield Deviation.fault("outputs are not finite in train mode")
         return
     _total(outputs).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     unused = [f"`{name}`" for name, gradient in gradients.items() if gradient is None]
     if unused:
-        yield Measured.fault(f"{every_one(unused)} gets no gradient: nothing uses it", _module_of(unused[0]))
+        yield Deviation.fault(f"{every_one(unused)} gets no gradient: nothing uses it", _module_of(unused[0]))
     wild = [
         f"`{name}`" for name, gradient in gradients.items() if gradient is not None and not gradient.isfinite().all()
     ]
     if wild:
-        yield Measured.fault(f"the gradient of {every_one(wild)} is not finite", _module_of(wild[0]))
+        yield Deviation.fault(f"the gradient of {every_one(wild)} is not finite", _module_of(wild[0]))
     if gradients and not any(gradient.any() for gradient in gradients.values() if gradient is not None):
-        yield Measured.fault("every gradient is zero")
+        yield Deviation.fault("every gradient is zero")
 
 
 def _module_of(name: str) -> str:
@@ -78,7 +75,7 @@ def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
 
 
 @property_of("every-row", "uses every row and column of weights", of_weights=False, follows=("gradients",))
-def every_row(subject: Subject) -> Iterator[Measured]:
+def every_row(subject: Subject) -> Iterator[Deviation]:
     """Every row and column of every parameter has a gradient; rows of a table, if they are looked up.
 
     Each batch has separate weights: a unit may be silent by chance. Rows for distances that a mask may hide pass.
@@ -125,18 +122,18 @@ def _looking_up(model: nn.Module) -> Iterator[dict[str, set[int]]]:
         yield rows_by_table
 
 
-def _idle(name: str, reached: Tensor) -> Iterator[Measured]:
+def _idle(name: str, reached: Tensor) -> Iterator[Deviation]:
     """Yield the slices of a parameter, along each axis, without a gradient."""
     for axis in range(reached.dim()):
         remaining = tuple(dim for dim in range(reached.dim()) if dim != axis)
         idle = ~reached.any(dim=remaining) if remaining else ~reached
         count, word = int(idle.sum()), ("values" if reached.dim() == 1 else "rows") if axis == 0 else "columns"
         detail = f"{count} of {idle.numel()} {word} of `{name}` have no gradient: nothing uses them"
-        yield Measured(count, detail, 0, partial(_module_of, name))
+        yield Deviation(count, detail, 0, _module_of(name))
 
 
 @property_of("recompute", "has equal bits if layers run again", follows=("gradients",))
-def recompute(subject: Subject) -> Iterator[Measured]:
+def recompute(subject: Subject) -> Iterator[Deviation]:
     """With dropout, and the same random numbers."""
     inputs, gradients = subject.inputs(), []
     for again in (False, True):
@@ -145,47 +142,56 @@ def recompute(subject: Subject) -> Iterator[Measured]:
             torch.manual_seed(subject.seed)
             _total(call(model, inputs)).backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    plain, other = gradients
-    for name, want in plain.items():
-        gradient = other[name]
-        if want is not None and gradient is not None:
-            error = unequal(gradient, want)
-            detail = f"the gradient of `{name}` changes by {error:.1e} if layers run again in the backward"
-            yield Measured(error, detail, 0.0, partial(_module_of, name))
+    plain, recomputed = gradients
+    for name, expected in plain.items():
+        gradient = recomputed[name]
+        if expected is not None and gradient is not None:
+            detail = f"the gradient of `{name}` changes by {{}} if layers run again in the backward"
+            yield difference(gradient, expected, detail, limit=0.0, where=_module_of(name))
 
 
 @property_of("train-mode", "is the same without dropout")
-def train_mode(subject: Subject) -> Iterator[Measured]:
+def train_mode(subject: Subject) -> Iterator[Deviation]:
     """Without dropout, train mode returns what eval mode does."""
-    model = subject.build(subject.changed(without_dropout))
+    model = subject.build(subject.changed(_without_dropout(subject)))
     inputs = subject.inputs()
-    want = subject.run(inputs, model)
+    in_eval_mode = subject.run(inputs, model)
     with torch.no_grad():
-        for first, output in zip(want, call(model.train(), inputs), strict=True):
-            error = distance(output, first)
-            yield Measured(error, f"without dropout, train mode changes the outputs by {error:.1e}")
+        for expected, output in zip(in_eval_mode, call(model.train(), inputs), strict=True):
+            yield difference(output, expected, "without dropout, train mode changes the outputs by {}")
+
+
+def _without_dropout(subject: Subject, but: FieldPath = ()) -> dict[FieldPath, Any]:
+    """Return the values of a spec without dropout, except the rate at the path `but` and the stages next to it."""
+    values: dict[FieldPath, Any] = {}
+    for path, value in leaves(subject.graph.spec.model):
+        if path[:-1] != but[:-1] and value is not None:
+            if path[-1] == "stages":
+                values[path] = tuple(stage for stage in value if stage != "dropout")
+            elif path[-1] == "dropout":
+                values[path] = 0.0
+    return values
 
 
 @property_of("dropout", "drops at every rate of its spec", follows=("train-mode",))
-def dropout(subject: Subject) -> Iterator[Measured]:
+def dropout(subject: Subject) -> Iterator[Deviation]:
     """Each rate of the spec alone, with all other rates 0."""
     rates = {path: value for path, value in subject.values.items() if path[-1] == "dropout" and value}
-    if not rates:
-        raise DoesNotApplyError("every rate of dropout is 0")
+    require(rates, "every rate of dropout is 0")
     for path, rate in rates.items():
-        graph = subject.changed(partial(without_dropout, but=path))
+        graph = subject.changed(_without_dropout(subject, path))
         model, inputs, runs = subject.build(graph).train(), subject.inputs(), []
         for seed in (1, 2):
             with forked_generator(), torch.no_grad():
                 torch.manual_seed(seed)
                 runs.append(call(model, inputs))
         if all(torch.equal(first, second) for first, second in zip(*runs, strict=True)):
-            yield Measured.fault(f"`{'.'.join(path[1:])}: {rate}` drops nothing in train mode", ".".join(path[1:-1]))
-    yield Measured(0.0, "")
+            yield Deviation.fault(f"`{'.'.join(path[1:])}: {rate}` drops nothing in train mode", ".".join(path[1:-1]))
+    yield Deviation(0.0, "")
 
 
 @property_of("derivatives", "has the gradients of its function", follows=("gradients",))
-def finite_differences(subject: Subject) -> Iterator[Measured]:
+def finite_differences(subject: Subject) -> Iterator[Deviation]:
     """Gradients equal finite differences of the function, in float64; of equal layers, in the first."""
     tied, equal = _tied(subject), _equal_layers(subject)
     yield from _differences(subject, lambda name: name not in tied and not name.startswith(equal))
@@ -202,11 +208,10 @@ def _equal_layers(subject: Subject) -> tuple[str, ...]:
 
 
 @property_of("ties", "sums the gradients of a tie", follows=("gradients",))
-def ties(subject: Subject) -> Iterator[Measured]:
+def ties(subject: Subject) -> Iterator[Deviation]:
     """The gradient of a tied table is the sum of the gradients of its uses."""
     tied = _tied(subject)
-    if not tied:
-        raise DoesNotApplyError("no table is tied")
+    require(tied, "no table is tied")
     yield from _differences(subject, lambda name: name in tied)
 
 
@@ -214,7 +219,7 @@ def _tied(subject: Subject) -> set[str]:
     return {f"{name}.tokens.weight" for name in heads_of_tables(subject.graph)}
 
 
-def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Measured]:
+def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Deviation]:
     """Compare the derivative along a random direction of each parameter with a finite difference, the experts kept."""
     model = copy.deepcopy(subject.model).double()
     inputs = cast(subject.inputs(batch=2), torch.float64)
@@ -237,7 +242,7 @@ def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Me
             if error <= CLOSE:
                 break
         detail = f"the gradient of `{name}` differs from a finite difference by {error:.1e}"
-        yield Measured(error, detail, CLOSE, partial(_module_of, name))
+        yield Deviation(error, detail, CLOSE, _module_of(name))
 
 
 @torch.no_grad()

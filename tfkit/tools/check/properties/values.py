@@ -1,4 +1,4 @@
-"""Properties of the values of a spec: each is read, and has an effect."""
+"""Properties of the values of a spec: each is read and has an effect, and neutral values have none."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,18 +19,18 @@ from torch import Tensor, fx
 from tfkit.building.builder import allocate, assemble
 from tfkit.building.initialize import initialize
 from tfkit.building.placement import forked_generator
-from tfkit.component import AttentionConfig, Component, Config, PositionConfig
+from tfkit.checkpoint.weights import places
+from tfkit.component import AttentionConfig, Component, Config, PositionConfig, RopeScalingConfig
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.spec.messages import kind_of
 from tfkit.spec.parts import parts
-from tfkit.tools.check.changes import Place, put
-from tfkit.tools.check.inputs import call, example_inputs
-from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
-from tfkit.tools.check.subject import Subject
+from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of, require
+from tfkit.tools.check.runs import call, compared, example_inputs
+from tfkit.tools.check.subject import FieldPath, Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
-"""Functions that read all fields of a config at once."""
+"""Functions that read all fields of a config together."""
 SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len pad_id parameters length rows".split())  # noqa: SIM905
 """Fields whose effect other properties show, or that only name a thing."""
 NARROW = {"theta": 2, "factor": 2, "scaled": 1}
@@ -36,26 +38,22 @@ NARROW = {"theta": 2, "factor": 2, "scaled": 1}
 
 
 @property_of("fields", "reads every field of its component")
-def fields_read(subject: Subject) -> Iterator[Measured]:
+def fields_read(subject: Subject) -> Iterator[Deviation]:
     """Fields that the component's class declares itself; one that its file names may be read elsewhere, and passes."""
-    if subject.component is None:
+    config = subject.component
+    if config is None:
         raise DoesNotApplyError("the model was not made for one component")
-    yield from idle_fields(subject.graph, subject.component)
-
-
-def idle_fields(graph: Graph, config: type[Component]) -> Iterator[Measured]:
-    """Find fields of a component that are not read when its model is built or runs."""
     declared = inspect.get_annotations(config).keys() & config.model_fields.keys() - {str(config.word_key)}
     with _reading(config) as read:
-        model = assemble(graph)
-        initialize(model, graph)
-        call(model.train(), example_inputs(graph))
+        model = assemble(subject.graph)
+        initialize(model, subject.graph)
+        call(model.train(), example_inputs(subject.graph))
     source = inspect.getsource(sys.modules[config.__module__])
     idle = [name for name in config.model_fields if name in declared - read and not re.search(rf"\.{name}\b", source)]
     if idle:
         names = " and ".join(f"`{name}`" for name in idle)
         where = f"{kind_of(config)} `{config.kind_name()}`"
-        yield Measured.fault(f"{where} never reads its field{'s' * (len(idle) > 1)} {names}")
+        yield Deviation.fault(f"{where} never reads its field{'s' * (len(idle) > 1)} {names}")
 
 
 @contextmanager
@@ -78,29 +76,29 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 
 
 @property_of("values", "changes with every value of its spec", follows=("fields",))
-def values(subject: Subject) -> Iterator[Measured]:
+def values(subject: Subject) -> Iterator[Deviation]:
     """Another value changes parameters, their first values, or the outputs in eval or in train mode."""
-    reference = _Seen(subject, subject.graph)
+    reference = _Observed(subject, subject.graph)
     for path, value in _numbers(subject):
         place, idle = ".".join(path[1:] if path[0] == "graph" else path), list[str]()
         for other in _allowed(subject, path, value):
-            if not reference.equals(_Seen(subject, other)):
+            if not reference.equals(_Observed(subject, other)):
                 idle.clear()
                 break
             idle.append(place)
         if idle:
-            yield Measured.fault(f"`{place}` has no effect: other values than {value} give the same model", place)
-    yield Measured(0.0, "")
+            yield Deviation.fault(f"`{place}` has no effect: other values than {value} give the same model", place)
+    yield Deviation(0.0, "")
 
 
-def _allowed(subject: Subject, path: Place, value: float) -> Iterator[Graph]:
+def _allowed(subject: Subject, path: FieldPath, value: float) -> Iterator[Graph]:
     """Yield the graphs with a different value at a path, as far as the spec allows them."""
     for other in _others(value):
         with suppress(SpecError, ValueError):
-            yield subject.changed(put({path: other}))
+            yield subject.changed({path: other})
 
 
-def _numbers(subject: Subject) -> Iterator[tuple[Place, Any]]:
+def _numbers(subject: Subject) -> Iterator[tuple[FieldPath, Any]]:
     """Yield the values that are numbers or true or false, that another value could replace."""
     configs = {path: config for path, config in parts((), subject.graph.spec.model) if isinstance(config, Config)}
     for path, value in subject.values.items():
@@ -112,7 +110,7 @@ def _numbers(subject: Subject) -> Iterator[tuple[Place, Any]]:
             yield path, value
 
 
-def _channels(configs: Mapping[Place, Config], path: Place) -> float:
+def _channels(configs: Mapping[FieldPath, Config], path: FieldPath) -> float:
     """Return the channels of a head or an embedding that a position acts on; infinite for other configs."""
     place = path[:-2] if path[-2] == "scaling" else path[:-1]
     position, around = configs[place], configs.get(place[:-1])
@@ -132,7 +130,7 @@ def _others(value: float) -> tuple[float, ...]:
     return (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2, value * 1e4 + 100)
 
 
-class _Seen:
+class _Observed:
     """All that shows of a model: shapes and first values of its parameters, then its outputs in eval and train mode."""
 
     def __init__(self, subject: Subject, graph: Graph) -> None:
@@ -140,7 +138,7 @@ class _Seen:
         with torch.device("meta"):
             self.new = assemble(graph)
         self.shapes = {name: parameter.shape for name, parameter in self.new.named_parameters()}
-        self.found: dict[bool, list[Tensor]] = {}
+        self.by_mode: dict[bool, list[Tensor]] = {}
 
     @cached_property
     def first(self) -> list[Tensor]:
@@ -156,14 +154,14 @@ class _Seen:
 
     def outputs(self, *, train: bool) -> list[Tensor]:
         """Return the outputs for a long sequence; in train mode with equal random numbers."""
-        if train not in self.found:
+        if train not in self.by_mode:
             with forked_generator(), torch.no_grad():
                 torch.manual_seed(self.subject.seed)
                 inputs = self.subject.inputs(length=self.subject.longest)
-                self.found[train] = call(self.model.train(train), inputs)
-        return self.found[train]
+                self.by_mode[train] = call(self.model.train(train), inputs)
+        return self.by_mode[train]
 
-    def equals(self, other: _Seen) -> bool:
+    def equals(self, other: _Observed) -> bool:
         """Return True if nothing differs."""
         if self.shapes != other.shapes or not _equal_bits(self.first, other.first):
             return False
@@ -172,3 +170,103 @@ class _Seen:
 
 def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# ---- neutral values have none ----
+
+
+@property_of("neutral", "is not changed by neutral values")
+def neutral(subject: Subject) -> Iterator[Deviation]:
+    """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one.
+
+    Also groups of query heads: separate key-value heads with equal weights compute the same. Values of one
+    field are neutral together, and separately if the combination is rejected or has an effect.
+    """
+    measured = []
+    for values in _neutral(subject).values():
+        together = _with_and_without(subject, values)
+        if not together or any(value.broken for value in together):
+            together = [*(item for value in values for item in _with_and_without(subject, [value])), *together]
+        measured += together
+    require(measured, "the spec has no value with a neutral one")
+    yield from measured
+
+
+@dataclass(frozen=True)
+class _Neutral:
+    """A neutral value as text; the values of the spec with it and without it, and the weights of the second model."""
+
+    words: str
+    present: dict[FieldPath, Any]
+    left_out: dict[FieldPath, Any]
+    weights: Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
+
+
+def _with_and_without(subject: Subject, values: Sequence[_Neutral]) -> list[Deviation]:
+    """Compare the model with these neutral values and the model without them; empty if the spec rejects a model."""
+    present, left_out = ChainMap(*(v.present for v in values)), ChainMap(*(v.left_out for v in values))
+    try:
+        first, second = (subject.build(subject.changed(changes)) for changes in (present, left_out))
+    except (SpecError, ValueError):
+        return []
+    second.load_state_dict(values[0].weights(first, second))
+    inputs, detail = subject.inputs(), f"{values[0].words} changes the outputs by {{}}"
+    return [*compared(first, inputs, inputs, detail, second=second)]
+
+
+def _neutral(subject: Subject) -> dict[str, list[_Neutral]]:
+    """Return the neutral values, by the name of their field."""
+    by_field = defaultdict[str, list[_Neutral]](list)
+    for path, value in subject.values.items():
+        name = ".".join(path[1:])
+        if path[-1] == "softcap" and value is not None:
+            candidate = _Neutral(f"`{name}: 1e9`", {path: 1e9}, {path: None}, _equal)
+        elif path[-2:] == ("mask", "left") and value is not None:
+            candidate = _Neutral(f"`{name}: 1000`", {path: 1000}, {path: None}, _equal)
+        elif path[-1] == "sinks" and value:
+            candidate = _Neutral(f"`{name}`, each minus a billion,", {}, {path: False}, _without_sinks)
+        elif path[-1] == "n_kv_heads" and value < (heads := subject.values[*path[:-1], "n_heads"]):
+            candidate = _Neutral(
+                f"`{name}: {heads}`, with equal weights,", {}, {path: heads}, partial(_repeated, subject)
+            )
+        elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):
+            candidate = _Neutral(f"`{name}: 1`", {path: 1.0}, {path[:-1]: None}, _equal)
+        else:
+            continue
+        by_field[path[-1]].append(candidate)
+    return by_field
+
+
+def _is_neutral(subject: Subject, path: FieldPath) -> bool:
+    """Return True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
+    for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
+        if tuple(place.split(".")) == path[:-1]:
+            lists = any(isinstance(value, tuple) for _, value in part)
+            short = dict(part).get("original_max_len", math.inf) >= subject.length
+            return short and not lists and part.model_copy(update={"factor": 1.0}).attention_factor == 1
+    return False
+
+
+def _without_sinks(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+    state = first.state_dict()
+    for name in state.keys() - second.state_dict().keys():
+        state[name].fill_(-1e9)
+    return {name: state[name] for name in second.state_dict()}
+
+
+def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+    return first.state_dict()
+
+
+def _repeated(subject: Subject, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+    """Repeat the weights of each key-value head for every query head that shares it."""
+    ours, state, wider = places(first), first.state_dict(), second.state_dict()
+    heads = {f"{attention.path}.": attention.config.kv_heads for attention in subject.attentions}
+    for name, place in places(second).items():
+        view, old = place.view(wider), ours[name].view(state)
+        if view.shape != old.shape:
+            owner = next(path for path in heads if name.startswith(path))
+            each = old.unflatten(0, (heads[owner], -1))
+            old = each.repeat_interleave(view.size(0) // old.size(0), dim=0).flatten(0, 1)
+        view.copy_(old)
+    return wider

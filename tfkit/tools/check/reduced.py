@@ -1,11 +1,13 @@
-"""The smallest relative of a spec: few and narrow layers, and everything that makes it what it is.
+"""The reduced model of a spec: few and narrow layers, in which every property of the spec can still be measured.
 
-Kept are the graph, every layer variant, the ratio of query heads to key-value heads, ties, positions, and
-each `mask`, as a window of fewer tokens than are read. Equal widths stay equal. Values that are not sizes stay.
+It keeps the graph, every layer variant, the ratio of query heads to key-value heads, ties, positions, and
+each `mask`, as a window of fewer tokens than the sequences of a check have. Equal widths stay equal. Values that are
+not sizes stay.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import lcm
@@ -52,19 +54,18 @@ PATTERN = 4
 
 
 @dataclass(frozen=True)
-class Relative:
-    """A small model of a spec's kind, and its difference from the spec in words."""
+class ReducedModel:
+    """A reduced model of a spec, and a summary of its sizes."""
 
     graph: Graph
     words: str
 
 
-def relative(graph: Graph, plugins: Plugins) -> Relative:
+def reduced_model(graph: Graph, plugins: Plugins) -> ReducedModel:
     """Build the reduced model of a spec; raise SpecError if the small values contradict each other."""
-    shrink = _Shrink(graph)
-    model = shrink.model()
-    small = expand(take_spec(document(model.model_copy(update={"parameters": None})), plugins))
-    return Relative(small, ", ".join(_words(graph, small)))
+    model = _Shrink(graph).model().model_copy(update={"parameters": None})
+    small = expand(take_spec(document(model), plugins))
+    return ReducedModel(small, ", ".join(_words(graph, small)))
 
 
 def _words(graph: Graph, small: Graph) -> Iterable[str]:
@@ -97,10 +98,7 @@ class _Shrink:
         self.graph = graph
         self.spec = graph.spec.model
         attentions = _attentions(self.spec)
-        self.heads = {
-            (attention.n_heads, attention.kv_heads): _heads(attention.n_heads, attention.kv_heads)
-            for attention in attentions
-        }
+        self.heads = {(item.n_heads, item.kv_heads): _heads(item.n_heads, item.kv_heads) for item in attentions}
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _extents(self.spec)
@@ -117,11 +115,7 @@ class _Shrink:
 
     def _widths(self, attentions: Iterable[AttentionConfig]) -> dict[int, int]:
         """Return the small width for each width of a residual stream; the first has room for every kind of heads."""
-        bound = [
-            self.heads[attention.n_heads, attention.kv_heads][0] * HEAD
-            for attention in attentions
-            if attention.d_head is None
-        ]
+        bound = [self.heads[item.n_heads, item.kv_heads][0] * HEAD for item in attentions if item.d_head is None]
         step = lcm(*bound) if bound else HEAD
         first, *remaining = _streams(self.spec) or [LEAST]
         small_widths = {first: step * -(-LEAST // step)}
@@ -134,10 +128,8 @@ class _Shrink:
 
     def _rows(self) -> dict[int, int]:
         """Return the small number for each size of a vocabulary, and of a limit of positions."""
-        tables = [node.config.table() for node in self.graph.nodes]
-        sizes = [table.rows for table in tables if table is not None] + [
-            node.output.width for node in self.graph.nodes if node.config.head() is not None
-        ]
+        sizes = [table.rows for node in self.graph.nodes if (table := node.config.table()) is not None]
+        sizes += [node.output.width for node in self.graph.nodes if node.config.head() is not None]
         large = sorted({size for size in sizes if size is not None and size > VOCABULARY})
         return {size: VOCABULARY + 2 * index for index, size in enumerate(large)}
 
@@ -245,13 +237,8 @@ def _signals(node: Node) -> list[Signal]:
 
 def _streams(spec: ModelSpec) -> list[int]:
     """Return the widths of residual streams, the width of most nodes first."""
-    counts: dict[int, int] = {}
-    for _, part in parts((), spec):
-        if isinstance(part, Config):
-            width = dict(part).get("d_model")
-            if isinstance(width, int):
-                counts[width] = counts.get(width, 0) + 1
-    return sorted(counts, key=lambda width: -counts[width])
+    widths = [dict(part).get("d_model") for _, part in parts((), spec) if isinstance(part, Config)]
+    return [width for width, _ in Counter(width for width in widths if isinstance(width, int)).most_common()]
 
 
 def _extents(spec: ModelSpec) -> dict[int, int]:

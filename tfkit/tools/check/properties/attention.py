@@ -1,0 +1,199 @@
+"""Properties of each attention: the keys that it reads, the order of heads and of a memory, and its backends."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from tfkit.checkpoint.weights import places
+from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
+from tfkit.nn import Context
+from tfkit.tools.check.measure import Deviation, difference, property_of, require
+from tfkit.tools.check.runs import Inputs, Padding, arguments_of, compared
+from tfkit.tools.check.subject import Attends, Subject
+
+TRIES = 4
+"""Inputs of an attention that does not read all that it may."""
+SIZES = (1.0, 1e3)
+"""Factors of an attention's input: a mask that is only a large number shows with large scores."""
+PROJECTIONS = frozenset(
+    f"{path}.{leaf}"
+    for path in ("project.qkv", "project.q", "project.k", "project.v", "output")
+    for leaf in ("weight", "bias")
+)
+"""Parameters of an attention whose order of heads is known."""
+
+
+def _calls(subject: Subject, inputs: Inputs) -> Iterator[tuple[Attends, nn.Module, Tensor, Context]]:
+    """Yield each attention that runs, with the arguments of its first call."""
+    calls = arguments_of(subject.model, [attention.path for attention in subject.attentions], inputs)
+    for attention in subject.attentions:
+        if attention.path in calls:
+            x, context = calls[attention.path]
+            yield attention, subject.model.get_submodule(attention.path), x, context
+
+
+# ---- extents ----
+
+
+@property_of("extents", "reads the keys that masks grant", follows=("alone",))
+def extents(subject: Subject) -> Iterator[Deviation]:
+    """Each attention reads exactly the keys that its mask grants, also next to padding."""
+    require(subject.attentions, "the spec has no stack with attention")
+    paddings: tuple[Padding, ...] = ("none", "left", "right") if subject.padded else ("none",)
+    for padding in paddings:
+        inputs = subject.inputs(padding=padding)
+        for attention, module, x, context in _calls(subject, inputs):
+            # No input has the mask that a block makes.
+            if padding == "none" or not _signal(subject, attention, context.memory).gaps:
+                granted = _granted(subject, attention, inputs, x.size(1), context.memory)
+                yield from _extent(attention, module, x, context, granted, padding)
+
+
+def _extent(
+    attention: Attends, module: nn.Module, x: Tensor, context: Context, granted: Tensor, padding: str
+) -> Iterator[Deviation]:
+    """Compare the keys that a module's outputs have a gradient to with the keys that the spec grants."""
+    memory = context.memory
+    for size in SIZES:
+        read = _read(module, x * size, None if memory is None else memory * size, context)
+        for shift in range(1, TRIES if size == 1 else 1):  # a gate may be closed by chance
+            if (read | ~granted).all():
+                break
+            read |= _read(module, x.roll(shift, dims=-1), memory, context)
+        errors = (read & ~granted) if size > 1 else (read != granted)
+        if memory is None:
+            errors = errors & ~torch.eye(x.size(1), dtype=torch.bool)
+        detail = _first_error(errors, granted, attention.step.mask, padding, size) if errors.any() else ""
+        yield Deviation(int(errors.sum()), detail, 0, attention.path)
+
+
+def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
+    """Return where a query's output has a gradient to a key's vector, bool [b, q, k]."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        keys = x if memory is None else memory.detach().requires_grad_()
+        y = module(x, context if memory is None else context._replace(memory=keys))
+        weights = torch.randn(y.size(-1), generator=torch.Generator().manual_seed(0)).to(y)
+        gradients = []
+        for query in range(y.size(1)):
+            (gradient,) = torch.autograd.grad((y[:, query] * weights).sum(), keys, retain_graph=True)
+            gradients.append((gradient != 0).any(dim=-1))
+    return torch.stack(gradients, dim=1)
+
+
+def _signal(subject: Subject, attention: Attends, memory: Tensor | None) -> Signal:
+    """Return the signal from which an attention computes its keys."""
+    signal = subject.graph.node(attention.path.partition(".")[0]).signals["input" if memory is None else "memory"]
+    assert isinstance(signal, Signal)
+    return signal
+
+
+def _granted(subject: Subject, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None) -> Tensor:
+    """Return where the spec lets a query attend to a key, bool [b, q, k]."""
+    node, signal = subject.graph.node(attention.path.partition(".")[0]), _signal(subject, attention, memory)
+    batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
+    tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
+    if memory is not None:
+        return tokens[:, None].expand(-1, queries, -1)
+    extent, ahead = attention.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
+    left, right = (keys if side is None else side for side in (extent.left, extent.right))
+    near = ((ahead >= -left) & (ahead <= right)).expand(batch, -1, -1)
+    if node.stack is not None and node.stack.prefix is not None:
+        near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
+    return near & tokens[:, None]
+
+
+def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, padding: str, size: float) -> str:
+    row, query, key = (int(index) for index in errors.nonzero()[0])
+    limits = [] if mask is None else [("left", mask.left), ("right", mask.right)]
+    sides = ", ".join(f"{side} {number}" for side, number in limits if number is not None)
+    window = "" if mask is None else f", {f'mask {sides}' if sides else 'no limit'}"
+    what = "does not read" if granted[row, query, key] else "reads"
+    padded = "" if padding == "none" else f" beside padding on the {padding}"
+    large = f", where its input is {size:g} times as large" if size > 1 else ""
+    return f"query {query} {what} key {key}{padded}{window}{large}; {int(errors.sum())} keys in all"
+
+
+@property_of("nothing-to-read", "reads no padding, without another key", follows=("extents",))
+def nothing_to_read(subject: Subject) -> Iterator[Deviation]:
+    """Attention whose keys are all padding returns what it returns for values of zero, and has no gradient to them."""
+    require(subject.attentions and subject.padded, "no attention may be without a key: nothing can be padded")
+    for attention, module, x, context in _calls(subject, subject.inputs(padding="rows")):
+        if context.mask is not None:
+            yield from _unread(module, x, context, attention.path)
+
+
+def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterator[Deviation]:
+    """Measure the deviation of the last row, which is all padding, after its values change."""
+    crossing = context.memory is not None
+    keys = (context.memory if context.memory is not None else x).detach().requires_grad_()
+
+    def last_row(keys: Tensor) -> Tensor:
+        result: Tensor = module(x, context._replace(memory=keys)) if crossing else module(keys, context)
+        return result[-1]
+
+    with torch.enable_grad():
+        y, zeroed = last_row(keys), last_row(torch.zeros_like(keys))
+        (gradient,) = torch.autograd.grad(y.sum(), keys)
+    if not (y.isfinite().all() and gradient.isfinite().all()):
+        yield Deviation.fault("a query without a key has values or gradients that are not finite", path)
+    else:
+        yield difference(y, zeroed, "a query without a key reads padding: it changes by {}", where=path)
+
+
+# ---- order ----
+
+
+@property_of("memory-order", "reads a memory in any order", follows=("extents",))
+def memory_order(subject: Subject) -> Iterator[Deviation]:
+    """Cross-attention returns the same for the vectors of its memory in another order."""
+    require(any(attention.step.reads_memory for attention in subject.attentions), "the spec has no cross-attention")
+    for attention, module, x, context in _calls(subject, subject.inputs()):
+        if attention.step.reads_memory:
+            assert context.memory is not None
+            with torch.no_grad():
+                expected, reordered = module(x, context), module(x, context._replace(memory=context.memory.flip(1)))
+            detail = "a memory in reverse order changes cross-attention by {}"
+            yield difference(reordered, expected, detail, where=attention.path)
+
+
+@property_of("head-order", "has heads in any order")
+def head_order(subject: Subject) -> Iterator[Deviation]:
+    """Heads in reverse order, with their queries, keys, values and columns of the output, return the same."""
+    model, inputs, applied = copy.deepcopy(subject.model), subject.inputs(), False
+    for attending in subject.attentions:
+        by_head = isinstance(attending.config.position, ScoreBiasConfig) or attending.config.kv_heads < 2
+        attention = model.get_submodule(attending.path)
+        if by_head or {name for name, _ in attention.named_parameters()} - PROJECTIONS:
+            continue
+        applied = True
+        _turn(attention, attending.config)
+        detail = "heads in reverse order change the outputs by {}"
+        yield from compared(subject.model, inputs, inputs, detail, second=model, where=attending.path)
+        _turn(attention, attending.config)  # back again
+    require(applied, "no attention has several heads whose weights are those of its projections alone")
+
+
+def _turn(attention: nn.Module, config: AttentionConfig) -> None:
+    """Reverse the order of key-value heads, each with its query heads, in place."""
+    state = attention.state_dict()
+    with torch.no_grad():
+        for name, place in places(attention).items():
+            view, axis = place.view(state), 1 if name == "output.weight" else 0
+            if name != "output.bias":
+                heads = view.unflatten(axis, (config.kv_heads, -1, config.head_width))
+                view.copy_(heads.flip(axis).flatten(axis, axis + 2).clone())
+
+
+@property_of("backends", "is alike with every attention backend", follows=("alone",))
+def backends(subject: Subject) -> Iterator[Deviation]:
+    """Attention that is written out step by step returns the same, also next to padding."""
+    require(subject.attentions, "the spec has no stack with attention")
+    eager = subject.build(attention_backend="eager")
+    for padding in ("none", "left") if subject.padded else ("none",):
+        inputs = subject.inputs(padding=padding)
+        yield from compared(subject.model, inputs, inputs, "attention that is written out differs by {}", second=eager)

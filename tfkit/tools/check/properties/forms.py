@@ -1,0 +1,185 @@
+"""Properties of other forms of a model: saved, copied, scripted, captured, exported, ejected, it returns the same."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.building.builder import build, evaluating, inputs_of
+from tfkit.errors import SpecError
+from tfkit.graph.expand import Graph
+from tfkit.graph.tables import heads_of_tables
+from tfkit.tools.check.measure import Deviation, DoesNotApplyError, difference, in_words, property_of, require
+from tfkit.tools.check.runs import Inputs, call, compared, example_inputs
+from tfkit.tools.check.subject import Subject
+from tfkit.tools.export.torchscript import refusal, script
+from tfkit.tools.import_.importing import export_config
+from tfkit.tools.save.save import Layout, save
+from tfkit.torch_private import compiler
+from tfkit.torch_private.torchscript import as_written, quiet
+
+
+@property_of("state-dict", "is carried over by its state dict")
+def state(subject: Subject) -> Iterator[Deviation]:
+    """A state dict carries the model over, bit by bit, into one that was built from another seed."""
+    yield from state_dict(subject.graph)
+
+
+def state_dict(graph: Graph) -> Iterator[Deviation]:
+    """Load the state dict of one model into another, which was built from another seed."""
+    first, second = build(graph, seed=0).eval(), build(graph, seed=1).eval()
+    second.load_state_dict(first.state_dict(), strict=True)
+    inputs, detail = example_inputs(graph), "the state dict is incomplete: the model that loads it differs"
+    yield from compared(first, inputs, inputs, detail, second=second, limit=0.0)
+
+
+@property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",))
+def copies(subject: Subject) -> Iterator[Deviation]:
+    """A copy, a pickled model, and one that got memory later are the same model."""
+    yield from _same(subject, "a deep copy", copy.deepcopy(subject.model))
+    yield from _same(subject, "a pickled model", pickle.loads(pickle.dumps(subject.model)))
+    empty = build(subject.graph, device="meta").to_empty(device="cpu").eval()
+    empty.load_state_dict(subject.model.state_dict())
+    yield from _same(subject, "a model that got memory later", empty)
+    state = empty.state_dict()
+    for owner, heads in heads_of_tables(subject.graph).items():
+        shape = state[f"{owner}.tokens.weight"].shape
+        for name in state:
+            if name.partition(".")[0] in heads and state[name].shape == shape:
+                yield Deviation.fault(f"`{name}` is stored beside the table of `{owner}`, with which it is tied", owner)
+
+
+def _same(subject: Subject, what: str, other: fx.GraphModule) -> Iterator[Deviation]:
+    inputs = subject.inputs()
+    yield from compared(subject.model, inputs, inputs, f"{what} returns something else", second=other, limit=0.0)
+
+
+@property_of("save", "is read again from its folder", follows=("state-dict",))
+def saved(subject: Subject) -> Iterator[Deviation]:
+    """The folder of a saved model gives the same model."""
+    yield from _read_again(subject, "tfkit")
+
+
+@property_of("publish", "is read again from a published folder", follows=("save",))
+def publish(subject: Subject) -> Iterator[Deviation]:
+    """The folder of a published model, with a config.json and the tensors of its family, gives the same model."""
+    require(subject.graph.spec.model.checkpoint is not None, "the spec has no `checkpoint`")
+    try:
+        export_config(subject.graph, subject.plugins)
+    except SpecError as error:
+        raise DoesNotApplyError(f"no config.json can state these values: {error.diagnostics[0].message}") from None
+    yield from _read_again(subject, "huggingface")
+
+
+def _read_again(subject: Subject, layout: Layout) -> Iterator[Deviation]:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            save(subject.model, Path(folder) / "model", layout=layout, plugins=subject.plugins)
+            again = build(subject.graph, weights=Path(folder) / "model").eval()
+        except SpecError as error:
+            yield Deviation.fault(in_words(error))
+            return
+    yield from _same(subject, "a model that was saved", again)
+
+
+def _calls(subject: Subject) -> list[Inputs]:
+    """Return inputs of several lengths, with and without padding."""
+    lengths = [max(1, subject.length - 4), subject.length]
+    padded = [subject.inputs(length=n, padding="left") for n in lengths] if subject.padded else []
+    return [subject.inputs(), *padded]
+
+
+@property_of("script", "is the same by TorchScript", follows=("eval-mode",))
+def scripted(subject: Subject) -> Iterator[Deviation]:
+    """`torch.jit.script` takes the model, and the scripted model returns the same."""
+    yield from scripts(subject.model, *_calls(subject))
+
+
+def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
+    """Script a model, and compare the results."""
+    with quiet():
+        try:
+            program = script(model)
+        except Exception as error:
+            assert isinstance(model, fx.GraphModule)
+            why = refusal(model, error)
+            yield Deviation.fault(f"{why.message}: {why.notes[0]}")
+            return
+        with as_written():
+            yield from list(_agree("the scripted model", model, program, calls))
+
+
+@property_of("capture", "is captured once by torch.compile", level="full")
+def captured(subject: Subject) -> Iterator[Deviation]:
+    """`torch.compile` captures the full model, once for all lengths."""
+    yield from captures(subject.model, *_calls(subject)[1:])
+
+
+def captures(model: nn.Module, *calls: Inputs, backend: str | None = None) -> Iterator[Deviation]:
+    """Capture a model for `calls` that differ only in length, and compare the results.
+
+    `backend` compiles the captured graph; by default, the graph runs as captured.
+    """
+    graphs: list[fx.GraphModule] = []
+
+    def count(graph: fx.GraphModule, examples: list[Tensor]) -> Any:
+        ready = compiler.backend(backend or "eager")(graph, examples)
+        graphs.append(graph)  # only now: a compiler may ask for the capture again
+        return ready
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    with compiler.sizes_apart():
+        try:
+            yield from list(_agree("the compiled model", model, compiled, calls))
+        except Exception as error:
+            yield Deviation.fault(f"torch.compile does not capture the model whole: {in_words(error)}")
+            return
+    if len(graphs) != 1:
+        yield Deviation.fault(f"the model was captured {len(graphs)} times for {len(calls)} lengths")
+
+
+def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> Iterator[Deviation]:
+    names = inputs_of(model)
+    with evaluating(model), torch.no_grad():
+        other.eval()
+        for inputs in calls:
+            for expected, output in zip(call(model, inputs), call(other, inputs, names), strict=True):
+                yield difference(output, expected, f"{what} differs from the model by {{}}")
+
+
+@property_of("export", "is exported to pt2 and ONNX", level="full", follows=("capture",))
+def exported(subject: Subject) -> Iterator[Deviation]:
+    """Files of torch.export and ONNX, read again, return the same at other shapes."""
+    from tfkit.tools.export.export import export
+
+    for name in ("pt2", "onnx"):
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _written(partial(export, subject.model, Path(folder) / f"model.{name}"))
+
+
+@property_of("eject", "is written out as plain PyTorch", level="full")
+def ejected(subject: Subject) -> Iterator[Deviation]:
+    """The file that `tfkit eject` writes returns the same, bit by bit, without tfkit."""
+    from tfkit.tools.eject.check import check
+    from tfkit.tools.eject.write import eject
+
+    yield from _written(lambda: check(subject.graph, eject(subject.graph)))
+
+
+def _written(write: Callable[[], Any]) -> Iterator[Deviation]:
+    """Call a tool that verifies the files that it writes."""
+    try:
+        write()
+    except SpecError as error:
+        yield Deviation.fault(in_words(error))
+    else:
+        yield Deviation(0.0, "")
