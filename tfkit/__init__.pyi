@@ -118,7 +118,7 @@ from tfkit.tools.import_.importing import import_config as import_config
 from tfkit.tools.params.count import count_params as count_params
 from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.save import save as save
-from tfkit.tools.solve.budget import Budget as Budget
+from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
 from tfkit.tools.train.train import Trained as Trained
 from tfkit.tools.train.train import train as train

@@ -13,18 +13,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 """`adamw_float32` stores its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
-Budgeted: TypeAlias = Literal["params", "active", "flops", "memory"]
-BUDGETS: tuple[Budgeted, ...] = get_args(Budgeted)
-NEEDS: dict[str, tuple[Budgeted, ...]] = {
-    "tokens": ("flops",),
-    "batch": ("memory",),
-    "dtype": ("memory",),
-    "optimizer": ("memory",),
-    "recompute": ("memory",),
-    "length": ("flops", "memory"),
-    "mode": ("flops", "memory"),
-}
-"""The budgets that a value applies to."""
 LENGTH = 2048
 """Tokens of a sequence, unless the model is designed for fewer."""
 

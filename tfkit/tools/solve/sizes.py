@@ -39,7 +39,7 @@ LOSS = 16
 
 
 @dataclass(frozen=True)
-class Stack:
+class Depth:
     """A number of layers that grows: its `path`, its value in the spec, and the length of its repeating pattern."""
 
     path: Path
@@ -49,7 +49,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenWidth:
     """A hidden width that grows with d_model; several paths may have the same."""
 
     paths: tuple[Path, ...]
@@ -122,13 +122,13 @@ class Family:
             raise SpecError(Diagnostic(f"`{name}` is kept at a whole number here", help=f"for instance `{name}=12`"))
         return value
 
-    def _stacks(self, numbers: Mapping[Path, int]) -> tuple[Stack, ...]:
+    def _stacks(self, numbers: Mapping[Path, int]) -> tuple[Depth, ...]:
         """Return the depths that grow."""
         stacks = []
         for node in self.own.nodes:
             path = ("graph", node.name, "n_layers")
             if path in numbers and path not in self._kept and node.stack is not None and node.stack.period is not None:
-                stacks.append(Stack(path, numbers[path], node.stack.period, node.stack.least))
+                stacks.append(Depth(path, numbers[path], node.stack.period, node.stack.least))
         return tuple(stacks)
 
     def _widths(self, numbers: Mapping[Path, int]) -> dict[Path, int]:
@@ -142,12 +142,12 @@ class Family:
         features = {path for path, n in numbers.items() if path[0] == "inputs" and path[-1] == "width" and n in values}
         return {path: numbers[path] for path in numbers if path in d_models | features | (heads - single - bound)}
 
-    def _hidden(self, numbers: Mapping[Path, int]) -> tuple[Hidden, ...]:
+    def _hidden(self, numbers: Mapping[Path, int]) -> tuple[HiddenWidth, ...]:
         groups: dict[int, list[Path]] = {}
         for path, number in numbers.items():
             if path[-1] == "d_ff":
                 groups.setdefault(number, []).append(path)
-        return tuple(Hidden(tuple(paths), number) for number, paths in groups.items())
+        return tuple(HiddenWidth(tuple(paths), number) for number, paths in groups.items())
 
     def _step(self) -> Fraction:
         """Return the smallest factor whose multiples keep all widths integers and all ratios unchanged."""
