@@ -1,7 +1,7 @@
 """The texts below the fields of a config, read from its source."""
 
 from tfkit.component import Config, FFNConfig, MaskConfig
-from tfkit.plugin.docs import field_docs
+from tfkit.plugin.registry import field_docs
 
 
 class Base(Config):

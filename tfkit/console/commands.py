@@ -23,7 +23,7 @@ from tfkit.errors import SpecError, closest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from tfkit.plugin.commands import PluginCommand
+    from tfkit.plugin.plugin_commands import PluginCommand
 
 Function = Callable[..., Any]
 ROOMS = "tfkit.tools"
@@ -114,12 +114,12 @@ class Group(_Help, click.Group):
 
     def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, PluginCommand]:
         """Return the commands of the plugins that these arguments of a command choose."""
-        from tfkit.plugin.commands import plugin_commands
+        from tfkit.plugin.plugin_commands import plugin_commands
 
         free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
         options = click.Command(None, params=plugin_options(), context_settings=free)
         values = options.make_context("", list(args), resilient_parsing=True).params
-        return plugin_commands(values["plugin_dir"] or (), not values["no_plugins"], values["disable"] or (), self.own)
+        return plugin_commands(values["plugin_dir"] or (), not values["no_plugins"], self.own)
 
 
 def _summary(command: PluginCommand, built_in: Collection[str]) -> str:
@@ -159,7 +159,7 @@ def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> 
     def decorate(function: Function) -> click.Command:
         @functools.wraps(function)
         def run(*args: Any, sets: tuple[str, ...] = (), **kwargs: Any) -> None:
-            reader = Reader(sets, *(kwargs.pop(key) for key in ("plugin_dir", "no_plugins", "disable")))
+            reader = Reader(sets, *(kwargs.pop(key) for key in ("plugin_dir", "no_plugins")))
             try:
                 function(reader, *args, **kwargs)
             except SpecError as error:

@@ -70,4 +70,4 @@ def reader_of(context: click.Context) -> Reader:
     from tfkit.console.reader import Reader
 
     options = context.params
-    return Reader((), options.get("plugin_dir") or (), bool(options.get("no_plugins")), options.get("disable") or ())
+    return Reader((), options.get("plugin_dir") or (), bool(options.get("no_plugins")))

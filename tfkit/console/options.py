@@ -134,5 +134,4 @@ PLUGINS = [
         "--plugin-dir", multiple=True, type=_FOLDER, metavar="DIR", help="Load the plugins in a folder; repeatable."
     ),
     click.option("--no-plugins", is_flag=True, help="Leave out plugins installed or in TFKIT_PLUGIN_DIR."),
-    click.option("--disable", multiple=True, metavar="NAME", help="Leave out a plugin by its name; repeatable."),
 ]

@@ -25,7 +25,6 @@ class Reader:
     sets: tuple[str, ...] = ()
     plugin_dir: tuple[Path, ...] = ()
     no_plugins: bool = False
-    disable: tuple[str, ...] = ()
 
     @functools.cached_property
     def plugins(self) -> Plugins:
@@ -38,7 +37,7 @@ class Reader:
         """The plugins, without a message about broken ones."""
         from tfkit.plugin.manager import load_plugins
 
-        return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
+        return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
 
     @functools.cached_property
     def available(self) -> Available:
@@ -51,12 +50,12 @@ class Reader:
         """The plugins and their specs, without a message about broken ones."""
         from tfkit.plugin.manager import available
 
-        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins, disabled=self.disable)
+        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
 
     @property
     def options(self) -> list[str]:
         """The options of a command that give this reader."""
-        values = {"set": self.sets, "plugin-dir": self.plugin_dir, "disable": self.disable}
+        values = {"set": self.sets, "plugin-dir": self.plugin_dir}
         chosen = [f"--{name}={value}" for name, values in values.items() for value in values]
         return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
 
@@ -90,6 +89,8 @@ def warn(diagnostics: Iterable[Diagnostic]) -> None:
 
 
 def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
+    from tfkit.plugin.discover import DISABLE, canonical
+
     for plugin in broken:
         message, place = f"plugin `{plugin.name}` is left out: {plugin.cause}", (plugin.where,) if plugin.where else ()
-        warn([Diagnostic(message, notes=place, help=f"--disable {plugin.name} hides this")])
+        warn([Diagnostic(message, notes=place, help=f"{DISABLE}={canonical(plugin.name)} hides this")])

@@ -106,14 +106,15 @@ def test_a_name_that_is_taken(name: str, why: str, run: Run) -> None:
     assert not Path(f"tfkit-{name}").exists()
 
 
-@pytest.mark.parametrize("switch", [[], ["--disable", "tfkit-shift"]])
+@pytest.mark.parametrize("disabled", ["", "tfkit-shift"])
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_plugin_of_that_name(switch: list[str], broken: bool, run: Run) -> None:
+def test_a_plugin_of_that_name(disabled: str, broken: bool, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaded, broken or switched off."""
     run("new", "plugin", "shift")
     if broken:
         Path("tfkit-shift/src/tfkit_shift/__init__.py").write_text("raise RuntimeError")
-    again = run("new", "plugin", "shift", "-o", "b", "--plugin-dir", "tfkit-shift", *switch, status=1, stderr=True)
+    monkeypatch.setenv("TFKIT_DISABLE", disabled)
+    again = run("new", "plugin", "shift", "-o", "b", "--plugin-dir", "tfkit-shift", status=1, stderr=True)
     assert "there is a plugin tfkit-shift" in again
 
 

@@ -70,7 +70,7 @@ def _show_slots(plugins: Plugins, docs: Sequence[ComponentDoc]) -> None:
 
 
 def _show_kinds(docs: Sequence[ComponentDoc]) -> None:
-    from tfkit.plugin.docs import first_paragraph
+    from tfkit.plugin.registry import first_paragraph
 
     show(table(["kind", "from", "description"], [(doc.kind, doc.plugin, first_paragraph(doc.doc)) for doc in docs]))
 

@@ -13,8 +13,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, SharedMarker, WireMarker, marker
-from tfkit.plugin.docs import field_docs
-from tfkit.plugin.registry import Registered, Registry
+from tfkit.plugin.registry import Registered, Registry, field_docs
 from tfkit.tools.show.values import text_of
 
 NAMES = {int: "int", float: "float", str: "text", bool: "bool", type(None): "null"}

@@ -28,7 +28,7 @@ from tfkit.component import (
 )
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
-from tfkit.plugin.docs import first_paragraph
+from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.common.ownership import LABELS
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, Layer, Mark, Note, Segment, Tower

@@ -26,7 +26,7 @@ from tfkit.component import (
     WireMarker,
     marker,
 )
-from tfkit.plugin.docs import field_docs
+from tfkit.plugin.registry import field_docs
 from tfkit.tools.show.values import number
 
 _LINK = re.compile(r"(?:([\w-]+(?:,?(?: |\n(?!\s))[\w-]+)*):\s+)?(https?://[^\s,;)]*[^\s,;).])")

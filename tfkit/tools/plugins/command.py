@@ -14,8 +14,8 @@ from tfkit.console.reader import Reader
 from tfkit.errors import listing
 
 if TYPE_CHECKING:
-    from tfkit.plugin.commands import PluginCommand
     from tfkit.plugin.manager import Plugins
+    from tfkit.plugin.plugin_commands import PluginCommand
 
 
 @command(
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 @click.option("--trace", is_flag=True, help="Show the hooks that were called, and what each gave.")
 @json_option
 def plugins(reader: Reader, trace: bool, json: bool) -> None:
-    from tfkit.plugin.commands import plugin_commands
+    from tfkit.plugin.plugin_commands import plugin_commands
 
     loaded_plugins = reader.found
-    commands = plugin_commands(reader.plugin_dir, not reader.no_plugins, reader.disable)
+    commands = plugin_commands(reader.plugin_dir, not reader.no_plugins)
     if trace:
         _show_trace(loaded_plugins, commands, json=json)
         return

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tfkit.plugin.commands import PluginCommand
 from tfkit.plugin.discover import COMMANDS, SPECS
 from tfkit.plugin.hooks import HookCall, HookError
 from tfkit.plugin.known_specs import SpecPath
 from tfkit.plugin.manager import Plugins
+from tfkit.plugin.plugin_commands import PluginCommand
 from tfkit.tools.export.formats import formats_of
 
 LATER = {

@@ -109,9 +109,8 @@ def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
 def _options(reader: Reader, *, allow_change: bool) -> list[str]:
     """Return the options of a process that has the plugins of this one, and accepts the same changes."""
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
-    disabled = [word for name in reader.disable for word in ("--disable", name)]
     flags = [("--no-plugins", reader.no_plugins), ("--allow-change", allow_change)]
-    return [*folders, *disabled, *(flag for flag, is_set in flags if is_set)]
+    return [*folders, *(flag for flag, is_set in flags if is_set)]
 
 
 def _show(results: Results, form: str | None, page: Path) -> None:

@@ -37,7 +37,6 @@ class PluginCommand:
 def plugin_commands(
     plugin_dirs: Iterable[Path] = (),
     entry_points: bool = True,
-    disabled: Collection[str] = (),
     built_in: Collection[str] = (),
 ) -> Mapping[str, PluginCommand]:
     """Return the commands of the plugins that `tfkit.load_plugins` would load, sorted by name. No plugin code runs.
@@ -45,7 +44,7 @@ def plugin_commands(
     A name that is also in `built_in`, or that two plugins have, belongs to a command which only fails.
     """
     points: dict[str, list[tuple[Candidate, EntryPoint]]] = {}
-    for candidate in wanted(plugin_dirs, entry_points, disabled)[0]:
+    for candidate in wanted(plugin_dirs, entry_points)[0]:
         for point in candidate.named(COMMANDS):
             points.setdefault(point.name, []).append((candidate, point))
     return {name: _command(name, owners, name in built_in) for name, owners in sorted(points.items())}
@@ -71,13 +70,12 @@ def _summary(candidate: Candidate, point: EntryPoint) -> str:
 
 
 def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
-    from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, where
+    from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, stdout_to_stderr, where
     from tfkit.plugin.import_code import load_points
-    from tfkit.plugin.printed import apart
 
     hooks = Hooks()
     try:
-        with apart(candidate.label):
+        with stdout_to_stderr():
             parts = load_points([point], candidate.folders)
         for part in parts:
             if misspelt := hooks.add(part, candidate, "tfkit_command()"):
