@@ -1,7 +1,7 @@
 """The `tfkit` command: its help, its exit status, its errors.
 
-Each command is the room of its name in `tfkit/tools`, imported when the command runs: help needs only the first line of
-its file. No module of a command imports torch, pydantic or rich before it runs.
+Each command is the module or the folder of its name in `tfkit/tools`, imported when the command runs: help needs only
+the first line of its file. No module of a command imports torch, pydantic or rich before it runs.
 """
 
 from __future__ import annotations

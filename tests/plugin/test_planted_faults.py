@@ -13,7 +13,7 @@ import pytest
 import tfkit
 from tfkit.cli import main
 from tfkit.testing import check_component
-from tfkit.tools.new.plugin import PluginNames, write_plugin
+from tfkit.tools.new.command import PluginNames, write_plugin
 
 CODE = "src/tfkit_shift/__init__.py"
 HOOK = "@tfkit.hookimpl\ndef tfkit_register"

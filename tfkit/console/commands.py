@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tfkit.plugin.plugin_commands import PluginCommand
 
 Function = Callable[..., Any]
-ROOMS = "tfkit.tools"
+ROOMS = Path(__file__).parent.parent / "tools"
 
 
 class _Help:
@@ -68,7 +68,9 @@ class Group(_Help, click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in self.own:
             return None
-        command: click.Command = getattr(import_module(f"{ROOMS}.{_room(name)}.command"), _room(name))
+        file = _file(name)
+        module = file.with_suffix("").relative_to(ROOMS).as_posix().replace("/", ".")
+        command: click.Command = getattr(import_module(f"tfkit.tools.{module}"), _room(name))
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -138,14 +140,19 @@ def plugin_options() -> list[click.Parameter]:
 
 
 def _room(name: str) -> str:
-    """Return the folder of a command: its name, with an underscore if it is a word of Python's."""
+    """Return the module or folder of a command: its name, with an underscore if it is a word of Python's."""
     return f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
+
+
+def _file(name: str) -> Path:
+    """Return the file of a command: a module of its name, or `command.py` in a folder of its name."""
+    module = ROOMS / f"{_room(name)}.py"
+    return module if module.is_file() else ROOMS / _room(name) / "command.py"
 
 
 def _first_line(name: str) -> str:
     """Read the first line of a command's file, which describes the command, without an import."""
-    path = Path(__file__).parent.parent / "tools" / _room(name) / "command.py"
-    with path.open(encoding="utf-8") as file:
+    with _file(name).open(encoding="utf-8") as file:
         return file.readline().strip().strip('"')
 
 

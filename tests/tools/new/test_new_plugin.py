@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from tfkit.cli import main
-from tfkit.tools.new import plugin
-from tfkit.tools.new.plugin import PluginNames, installed_from
+from tfkit.tools.new import command as new_command
+from tfkit.tools.new.command import PluginNames, installed_from
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["a", "token_shift", "x" * 24]
@@ -178,7 +178,9 @@ def test_all_or_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_where_tfkit_is_from(recorded: dict[str, object] | None, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = None if recorded is None else json.dumps(recorded)
-    monkeypatch.setattr(plugin, "distribution", lambda name: SimpleNamespace(version="0.1.0", read_text=lambda _: text))
+    monkeypatch.setattr(
+        new_command, "distribution", lambda name: SimpleNamespace(version="0.1.0", read_text=lambda _: text)
+    )
     assert installed_from() == source
 
 
@@ -186,7 +188,7 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(plugin, "distribution", missing)
+    monkeypatch.setattr(new_command, "distribution", missing)
     assert installed_from() == str(ROOT)
 
 
@@ -198,7 +200,7 @@ def commands(*arguments: str, **environment: str) -> str:
 
 
 def test_the_makefile_installs_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "installed_from", lambda: "https://a.org/$x/tfkit#1")
+    monkeypatch.setattr(new_command, "installed_from", lambda: "https://a.org/$x/tfkit#1")
     run("new", "plugin", "shift")
     assert '"https://a.org/$x/tfkit#1" --editable ".[test]"' in commands(TFKIT="")
     Path("checkout").mkdir()

@@ -4,7 +4,7 @@ import pytest
 
 import tfkit
 from tfkit.errors import ranges
-from tfkit.tools.diff.differences import differences
+from tfkit.tools.diff import differences
 from tfkit.tools.show.steps import programs_of
 from tfkit.tools.show.values import values_of
 

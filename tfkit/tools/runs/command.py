@@ -12,7 +12,7 @@ from tfkit.console.options import forms_option, json_option, number_option, outp
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
-    from tfkit.tools.diff.differences import Difference
+    from tfkit.tools.diff import Difference
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 

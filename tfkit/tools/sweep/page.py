@@ -15,7 +15,7 @@ from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, 
 from tfkit.tools.common.page import Child, remark, section, table, tag, terms, text_of
 from tfkit.tools.common.page import page as document
 from tfkit.tools.common.units import short
-from tfkit.tools.diff.differences import Difference, differences
+from tfkit.tools.diff import Difference, differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables

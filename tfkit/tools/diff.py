@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,12 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, retitled, show, table
+from tfkit.console.output import merged, print_json, retitled, show, table
 from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
+    from tfkit.tools.show.values import Value
 
 
 @command(
@@ -54,7 +56,6 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
         for name, theirs in zip((before, after), published, strict=True)
     ]
     a, b = retitled(graphs, (before, after))
-    from tfkit.tools.diff.differences import differences
     from tfkit.tools.params.count import count_params
 
     changes, counts = differences(a, b), [count_params(graph).total for graph in (a, b)]
@@ -95,3 +96,61 @@ def _places(change: Any) -> str:
 
 def _or_dash(text: str | None) -> str:
     return "-" if text is None else text
+
+
+# ---- the differences between two specs, value by value ----
+
+
+WORDS = frozenset({"name", "source", "description", "parameters", "checkpoint"})
+"""Values at the top of a spec that do not affect the model."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that differs; None if a spec has no such value. `places` are the paths where it does."""
+
+    path: str
+    before: str | None
+    after: str | None
+    places: tuple[str, ...]
+
+
+def differences(before: Graph, after: Graph) -> list[Difference]:
+    """Compare the resolved values of two specs.
+
+    A value that both inherit in several places, such as `d_model`, is one difference. For a component that only one of
+    them has, the written values count, but not the defaults.
+    """
+    old, new = _values(before), _values(after)
+    paths: dict[tuple[str, str | None, str | None], list[str]] = {}
+    for path in merged([list(old), list(new)]):
+        texts = _text(old.get(path)), _text(new.get(path))
+        if texts[0] != texts[1] and not (_follows(path, old, new) or _follows(path, new, old)):
+            paths.setdefault((_name(old.get(path), new.get(path)), *texts), []).append(path)
+    return [Difference(name, old_text, new_text, tuple(places)) for (name, old_text, new_text), places in paths.items()]
+
+
+def _follows(path: str, there: Mapping[str, Value], missing: Mapping[str, Value]) -> bool:
+    """Return True if only one spec has a value and does not write it: the value comes with its component."""
+    value = there.get(path)
+    if value is None or path in missing or value.how == "given":
+        return False
+    part = path.rpartition(".")[0]
+    return part not in missing or value.value == "null"
+
+
+def _values(graph: Graph) -> Mapping[str, Value]:
+    from tfkit.tools.show.values import values_of
+
+    return {value.dotted: value for value in values_of(graph) if value.path[0] not in WORDS}
+
+
+def _text(value: Value | None) -> str | None:
+    return None if value is None else value.value or "..."
+
+
+def _name(*values: Value | None) -> str:
+    """Return the path of a value, or only its key if both specs inherit it."""
+    there = [value for value in values if value is not None]
+    inherited = len(there) == 2 and all(value.how == "inherited" for value in there)
+    return there[0].name if inherited else there[0].dotted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,10 @@ from tfkit.console.commands import command
 from tfkit.console.options import json_option, output_option
 from tfkit.console.output import print_json, show, stages, table
 from tfkit.console.reader import Reader
+from tfkit.errors import Diagnostic, SpecError, quoted
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @command(
@@ -40,7 +46,6 @@ def tokenizer(
     if vocab_size < 256 + len(special):
         raise click.BadParameter(f"256 bytes and {len(special)} special tokens are more", param_hint="--vocab-size")
     from tfkit.tools.common.atomic_files import check_file, write_file
-    from tfkit.tools.tokenizer.train import read_texts, train
 
     check_file(output)
     with stages() as stage:
@@ -63,3 +68,42 @@ def tokenizer(
     show(table([str(output), ""], rows, right=[""]))
     if trained.get_vocab_size() < vocab_size:
         click.echo(f"warning: the text has no further pairs: {vocab_size:,} tokens were asked for", err=True)
+
+
+# ---- byte-level BPE from texts, by the library `tokenizers` ----
+
+
+def read_texts(files: Sequence[Path]) -> list[str]:
+    """Read the texts of files; raise SpecError if a file cannot be read, or all are empty."""
+    texts = list(map(_read, files))
+    if not any(texts):
+        raise SpecError(Diagnostic("there is nothing to learn from: the text is empty"))
+    return texts
+
+
+def _read(path: Path) -> str:
+    from tfkit.spec.source import contents
+
+    try:
+        return contents(path).decode()
+    except OSError as error:
+        raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error.strerror}")) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(Diagnostic(f"{quoted(str(path))} is not UTF-8: byte {error.start:,}")) from error
+
+
+def train(texts: Sequence[str], *, vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
+    """Train a tokenizer of at most `vocab_size` tokens: special tokens, 256 bytes, and frequent pairs of the texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
