@@ -17,7 +17,7 @@ from tests.known import NAMES
 from tests.small_specs import covering_first, reductions
 from tfkit.cli import main
 from tfkit.first_loss import first_losses
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.runner import loaded, made
 
 from .sampling import chosen, some

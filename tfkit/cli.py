@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import click
 
-from tfkit.console.commands import Command, Group
-from tfkit.console.completion import VARIABLE, complete
+from tfkit.console.commands import Command, CommandGroup
+from tfkit.console.options import VARIABLE, complete
 from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
 from tfkit.errors import (
@@ -46,7 +46,7 @@ SECTIONS = {
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     examples="""

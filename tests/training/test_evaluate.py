@@ -19,7 +19,7 @@ import tfkit
 from tfkit.component import IGNORED
 from tfkit.errors import SpecError
 from tfkit.graph.run import Run
-from tfkit.tools.cost.live_memory import LiveMemory
+from tfkit.tools.cost.counter import LiveMemory
 from tfkit.torch_private.tensors import tensors_in
 from tfkit.training import chunked_loss
 from tfkit.training.evaluate import evaluate, tensors

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec, json_option
 from tfkit.console.output import merged, print_json, retitled, show, table
-from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
-    from tfkit.tools.show.values import Value
+    from tfkit.tools.show.resolved_values import ResolvedValue
 
 
 @command(
@@ -130,7 +128,7 @@ def differences(before: Graph, after: Graph) -> list[Difference]:
     return [Difference(name, old_text, new_text, tuple(places)) for (name, old_text, new_text), places in paths.items()]
 
 
-def _follows(path: str, there: Mapping[str, Value], missing: Mapping[str, Value]) -> bool:
+def _follows(path: str, there: Mapping[str, ResolvedValue], missing: Mapping[str, ResolvedValue]) -> bool:
     """Return True if only one spec has a value and does not write it: the value comes with its component."""
     value = there.get(path)
     if value is None or path in missing or value.how == "given":
@@ -139,17 +137,17 @@ def _follows(path: str, there: Mapping[str, Value], missing: Mapping[str, Value]
     return part not in missing or value.value == "null"
 
 
-def _values(graph: Graph) -> Mapping[str, Value]:
-    from tfkit.tools.show.values import values_of
+def _values(graph: Graph) -> Mapping[str, ResolvedValue]:
+    from tfkit.tools.show.resolved_values import values_of
 
     return {value.dotted: value for value in values_of(graph) if value.path[0] not in WORDS}
 
 
-def _text(value: Value | None) -> str | None:
+def _text(value: ResolvedValue | None) -> str | None:
     return None if value is None else value.value or "..."
 
 
-def _name(*values: Value | None) -> str:
+def _name(*values: ResolvedValue | None) -> str:
     """Return the path of a value, or only its key if both specs inherit it."""
     there = [value for value in values if value is not None]
     inherited = len(there) == 2 and all(value.how == "inherited" for value in there)

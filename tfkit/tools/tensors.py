@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
 from tfkit.console.output import print_json, show, table
-from tfkit.console.reader import Reader
 
 
 @command(

@@ -12,8 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tfkit.builder import inputs_of
 from tfkit.graph.expand import Graph
-from tfkit.tools.common.comparison_inputs import as_tensors
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.model_inputs import as_tensors, random_inputs
 
 Padding = Literal["none", "left", "right", "rows"]
 Inputs = Mapping[str, Tensor]

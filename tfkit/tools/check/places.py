@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import evaluating
 from tfkit.tools.check.measure import TOLERANCE, Measured, distance, unequal
-from tfkit.tools.compare.outputs import Outputs, outputs
+from tfkit.tools.compare.comparison import Outputs, outputs
 
 Pair = tuple[Tensor, Tensor]
 Align = Callable[[Tensor, Tensor], Pair | None]

@@ -14,7 +14,7 @@ from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import WEIGHTS, has_weights, model_folder
 from tfkit.spec.run import SplitConfig
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.training.evaluate import evaluate as numbers_of
 

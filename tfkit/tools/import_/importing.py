@@ -31,7 +31,7 @@ from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft, nearest, other_layers
-from tfkit.tools.show.values import text_of
+from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")

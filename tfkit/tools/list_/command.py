@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
 from tfkit.console.output import print_json, show, table
-from tfkit.console.reader import Reader
 from tfkit.tools.common.units import short
 
 if TYPE_CHECKING:

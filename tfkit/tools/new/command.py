@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import output_option
-from tfkit.console.reader import Reader
 from tfkit.errors import Diagnostic, SpecError, printable, quoted
 from tfkit.plugin.discover import canonical
 from tfkit.tools.common.atomic_files import names_in, written_folder

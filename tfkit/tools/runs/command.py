@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import forms_option, json_option, number_option, output_option, shown_number
-from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.tools.diff import Difference

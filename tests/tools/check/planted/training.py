@@ -11,7 +11,7 @@ from tfkit.components import (
     head,
     stack,
 )
-from tfkit.tools.cost import shapes
+from tfkit.tools.cost import shape_rules
 
 from .bug import plant
 
@@ -38,8 +38,8 @@ def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     "a copy that autograd keeps",
     "llama",
     "kept-bytes",
-    shapes,
+    shape_rules,
     "like",
 )
 def in_one_order(one: Tensor, dtype: Any = None) -> Tensor:
-    return shapes.empty(one.shape, dtype or one.dtype)
+    return shape_rules.empty(one.shape, dtype or one.dtype)

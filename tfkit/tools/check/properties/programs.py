@@ -17,7 +17,7 @@ from tfkit.tools.check.inputs import Inputs, call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, in_words, property_of
 from tfkit.tools.check.places import compared
 from tfkit.tools.check.subject import Subject
-from tfkit.tools.export.torchscript import refusal, script
+from tfkit.tools.export.torchscript_format import refusal, script
 from tfkit.torch_private import compiler
 from tfkit.torch_private.torchscript import as_written, quiet
 

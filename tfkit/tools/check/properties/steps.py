@@ -21,7 +21,7 @@ from tfkit.tools.check.inputs import Inputs, cast
 from tfkit.tools.check.measure import TOLERANCE, DoesNotApplyError, Measured, distance, in_words, place_of, property_of
 from tfkit.tools.check.rows import Rows, Schedule, cut, pick, schedules
 from tfkit.tools.check.subject import Subject
-from tfkit.tools.common.comparison_inputs import as_tensors
+from tfkit.tools.common.model_inputs import as_tensors
 from tfkit.torch_private.torchscript import quiet
 
 ROUGH = 0.1

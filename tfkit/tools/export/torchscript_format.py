@@ -28,16 +28,16 @@ from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.nn.forward_text import run_text
 from tfkit.nn.program import written_forward
 from tfkit.plugin.registry import written_in
-from tfkit.tools.common.comparison_inputs import as_tensors
-from tfkit.tools.export import state
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, Reader, metadata
+from tfkit.tools.common.model_inputs import as_tensors
+from tfkit.tools.export import script_state
+from tfkit.tools.export.formats import CachedReader, ComponentCall, Format, Inputs, Opened, metadata
 from tfkit.torch_private.torchscript import forget, quiet
 
 HELP = "another --format may take it"
 
 
 class TorchScript(Format):
-    """One file with the methods of `tfkit.tools.export.torchscript`; its metadata are extra files."""
+    """One file with the methods of `tfkit.tools.export.torchscript_format`; its metadata are extra files."""
 
     name = "torchscript"
     suffixes = (".ts", ".pt")
@@ -57,10 +57,10 @@ class TorchScript(Format):
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         with quiet():
-            return _Loaded(torch.jit.load(str(path)), model)
+            return _ScriptedFile(torch.jit.load(str(path)), model)
 
 
-class _Loaded(Opened):
+class _ScriptedFile(Opened):
     def __init__(self, module: Any, model: fx.GraphModule) -> None:
         self._module, self._model = module, model
 
@@ -68,15 +68,15 @@ class _Loaded(Opened):
         taken = inputs_of(self._model)
         return as_tensors(self._module(**{name: value for name, value in inputs.items() if name in taken}))
 
-    def cached(self, length: int) -> Reader | None:
+    def cached(self, length: int) -> CachedReader | None:
         parts = split_if_decodable(graph_of(self._model))
-        return None if parts is None else _Reader(self._module, length, parts.given_again[0])
+        return None if parts is None else _ScriptReader(self._module, length, parts.given_again[0])
 
     def weights(self) -> Mapping[str, Tensor]:
         tensors: Mapping[str, Tensor] = self._module.state_dict()
         return tensors
 
-    def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
+    def outputs(self, inputs: Inputs, calls: Mapping[str, ComponentCall]) -> Mapping[str, Tensor]:
         modules = dict(self._module.named_modules())
         results = {}
         for path in calls.keys() & modules.keys():
@@ -89,7 +89,7 @@ class _Loaded(Opened):
         return results
 
 
-class _Reader:
+class _ScriptReader:
     def __init__(self, module: Any, length: int, main: str) -> None:
         self._module, self._length, self._main = module, length, main
         self._state: Any = None
@@ -259,4 +259,4 @@ def _method(name: str, parameters: Mapping[str, str], returns: str, body: Sequen
     *lines, last = body
     text = [f"def method({signature}){arrow}:", "    with torch.no_grad():", *(f"        {line}" for line in lines)]
     code = "\n".join([*text, f"    {last}", ""])
-    return torch.jit.export(run_text(code, name, {**vars(state)})["method"])
+    return torch.jit.export(run_text(code, name, {**vars(script_state)})["method"])

@@ -17,7 +17,7 @@ FLAT = 60  # the longest list or mapping of plain values that is shown on one li
 
 
 @dataclass(frozen=True)
-class Value:
+class ResolvedValue:
     """One line of the tree. `value` is None for a node without a plain value, such as a mapping."""
 
     path: Path
@@ -37,7 +37,7 @@ class Value:
         return ".".join(self.path)
 
 
-def values_of(graph: Graph) -> list[Value]:
+def values_of(graph: Graph) -> list[ResolvedValue]:
     """Return every resolved value of a spec, in its order; a mapping comes before its contents.
 
     Of a layer variant only the differences from its stack.
@@ -55,7 +55,7 @@ def _of_the_map(path: Path) -> bool:
     return path[0] == "checkpoint" and len(path) > 1
 
 
-def _repeats(value: Value, by_path: Mapping[Path, Value], variants: Mapping[Path, Path]) -> bool:
+def _repeats(value: ResolvedValue, by_path: Mapping[Path, ResolvedValue], variants: Mapping[Path, Path]) -> bool:
     """Return True if a variant's value equals its stack's; `variants` maps each variant to its stack."""
     for variant, stack in variants.items():
         if value.path[: len(variant)] == variant and value.path != variant:
@@ -70,7 +70,7 @@ class _Walk:
         self.provenance = provenance
         self.variants: dict[Path, Path] = {}
 
-    def config(self, config: Config, path: Path, outer: Origin | None) -> Iterator[Value]:
+    def config(self, config: Config, path: Path, outer: Origin | None) -> Iterator[ResolvedValue]:
         """Yield the fields of a config. `outer` is its origin if that also applies to everything in it."""
         for name, info in type(config).model_fields.items():
             if isinstance(config, Component) and path and name == config.word_key:
@@ -81,7 +81,7 @@ class _Walk:
                 self.variants |= {(*here, key): path[:-1] for key in value}
             yield from self._any(value, here, outer)
 
-    def _any(self, value: Any, path: Path, outer: Origin | None) -> Iterator[Value]:
+    def _any(self, value: Any, path: Path, outer: Origin | None) -> Iterator[ResolvedValue]:
         origin = self._origin(path, outer)
         if isinstance(value, Config):
             yield self._part(value, path, origin)
@@ -103,7 +103,7 @@ class _Walk:
             return origin or DEFAULT
         return DEFAULT if outer.how == "default" else Origin(outer.how, origin.span)
 
-    def _part(self, config: Config, path: Path, origin: Origin) -> Value:
+    def _part(self, config: Config, path: Path, origin: Origin) -> ResolvedValue:
         if not isinstance(config, Component):
             return _value(path, None, origin)
         kind = self.origins.get((*path, str(config.word_key)))
@@ -142,8 +142,8 @@ def number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else text_of(value)
 
 
-def _value(path: Path, text: str | None, origin: Origin) -> Value:
+def _value(path: Path, text: str | None, origin: Origin) -> ResolvedValue:
     span = origin.span
     if span is None or not span.number:
-        return Value(path, text, origin.how)
-    return Value(path, text, origin.how, span.source.name, span.line)
+        return ResolvedValue(path, text, origin.how)
+    return ResolvedValue(path, text, origin.how, span.source.name, span.line)

@@ -4,7 +4,7 @@ import torch
 
 import tfkit
 from tfkit.tools.build.first_run import first_run
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.model_inputs import random_inputs
 
 
 def test_each_input_is_of_its_kind(captions: tfkit.Graph) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tfkit
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.save.save import save
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_was_cut(small: tfkit.Graph, weights: Path) -> None:
 
 
 def test_the_memory_is_asked_first(small: tfkit.Graph, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfkit.tools.common.memory.free_memory", lambda device: 10_000)
+    monkeypatch.setattr("tfkit.tools.common.memory_needs.free_memory", lambda device: 10_000)
     with pytest.raises(tfkit.SpecError, match="not enough memory on cpu"):
         build_with_weights(small, weights)
 

@@ -10,20 +10,23 @@ stated by a module: `StackedLinear` contains the number of layers that a token u
 from __future__ import annotations
 
 import copy
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry
 
-from tfkit.tools.cost.live_memory import LiveMemory, nbytes
-from tfkit.tools.cost.shapes import rule_of
+from tfkit.tools.cost.shape_rules import rule_of
 from tfkit.torch_private import dispatch
-from tfkit.torch_private.tensors import tensors_in
+from tfkit.torch_private.tensors import storage_key, tensors_in
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Tally:
                     now_read[key] = min(n + times * (n - then_read[key]), sizes[key])
 
 
-class Record:
+class Tallies:
     """The tallies of a stretch of a run, by module path."""
 
     def __init__(self, layer: str = "") -> None:
@@ -79,36 +82,36 @@ class Record:
         return self.tallies.setdefault(path, Tally())
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """The position of a run: a component, and in it the pairs of query and key, of which a mask hides a share."""
 
-    record: Record
+    record: Tallies
     path: str
     hidden: float | None = None
 
 
-class Watch(dispatch.DispatchMode):
+class Observer(dispatch.DispatchMode):
     """Observes every operation of a run, forward and backward, of a model with these weights."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
         self.live = LiveMemory()
         self.weights = {self.live.number(weight) for weight in weights}
-        self.root = Record()
-        self.places = [Place(self.root, "")]
+        self.root = Tallies()
+        self.places = [Position(self.root, "")]
         self.kept: dict[int, Tally] = {}
         self.keeps = True
         self._sizes: dict[int, int] = {}
         self._makers: dict[int, Tally] = {}
-        self._made_in: list[tuple[int, Place]] = [(0, self.places[0])]
+        self._made_in: list[tuple[int, Position]] = [(0, self.places[0])]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Position:
         """The position of the forward."""
         return self.places[-1]
 
     @contextmanager
-    def inside(self, place: Place) -> Iterator[None]:
+    def inside(self, place: Position) -> Iterator[None]:
         """Assign everything that runs within to that place."""
         self.enter(place)
         try:
@@ -116,7 +119,7 @@ class Watch(dispatch.DispatchMode):
         finally:
             self.leave()
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: Position) -> None:
         """Assign everything that runs from now on to that place."""
         self.places.append(place)
         self._made_in.append((dispatch.next_number(), place))
@@ -159,7 +162,7 @@ class Watch(dispatch.DispatchMode):
             tally.scores[phase] += flops
             tally.hidden[phase] += flops * place.hidden
 
-    def _maker(self, node: Any) -> Place:
+    def _maker(self, node: Any) -> Position:
         at = bisect_right(self._made_in, dispatch.number_of(node), key=lambda entry: entry[0])
         return self._made_in[at - 1][1]
 
@@ -232,3 +235,129 @@ def _first(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}
 """Operations that read no more of a tensor than they return."""
+
+
+# ---- live memory: nothing is allocated on the meta device, but everything has a size ----
+
+
+class LiveMemory:
+    """Bytes of the storages made while it watched that still exist: `level` now, `peak` the most since that was set."""
+
+    def __init__(self) -> None:
+        self.level = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._next = count()
+
+    def add(self, tensor: Tensor) -> bool:
+        """Watch the storage of a tensor; returns True if it was new."""
+        if not self._meet(tensor):
+            return False
+        self._sizes[storage_key(tensor)] = nbytes(tensor)
+        self.grow(nbytes(tensor))
+        return True
+
+    def number(self, tensor: Tensor) -> int:
+        """Return a number that tensors share if they share memory; earlier storages do not count."""
+        self._meet(tensor)
+        return self._numbers[storage_key(tensor)]
+
+    def grow(self, n: int) -> None:
+        """Add bytes, or remove them, that belong to no storage here."""
+        self.level += n
+        self.peak = max(self.peak, self.level)
+
+    def _meet(self, tensor: Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        if key in self._numbers:
+            return False
+        self._numbers[key], self._sizes[key] = next(self._next), 0
+        weakref.finalize(storage, self._drop, key)  # another storage may have the same address later
+        return True
+
+    def _drop(self, key: int) -> None:
+        self.level -= self._sizes.pop(key)
+        del self._numbers[key]
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Return the bytes of the memory behind a tensor, which may be a view."""
+    return tensor.untyped_storage().nbytes()
+
+
+# ---- kernels that keep for the backward what a real device keeps: on the meta device torch would use others ----
+#
+# `scaled_dot_product_attention` is one kernel that keeps queries, keys, values, its output and a number per query; if
+# there is none, on the CPU with dropout or a learned mask, torch computes it step by step, and so does this. The FLOPs
+# are the same. Dropout keeps one byte for each value on CUDA, and its factors in the model's type on the CPU.
+
+
+Kernels = Literal["cuda", "cpu"]
+
+
+class OwnKernels(TorchFunctionMode):
+    """Runs attention and dropout as the kernels of a device do; `watch` receives the FLOPs of attention."""
+
+    def __init__(self, watch: Observer, kernels: Kernels) -> None:
+        super().__init__()
+        self.watch = watch
+        self.cuda = kernels == "cuda"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and (inputs := self._fused(*args, **kwargs)):
+            return Attend.apply(self.watch, *inputs)
+        if func is F.dropout and self.cuda:
+            return _dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+        """Return the arguments of the fused kernel, however it was called; None if there is no such kernel."""
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = attn_mask.to(query.dtype)  # each call of the kernel adds numbers, and keeps them
+        learned = attn_mask is not None and attn_mask.requires_grad
+        fused = self.cuda or (dropout_p == 0 and not learned and query.size(3) == value.size(3))
+        return (query, key, value, attn_mask) if fused else None
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+class Attend(torch.autograd.Function):
+    """Queries [b, h, q, d], keys [b, g, k, d], values [b, g, k, v] and a mask -> [b, h, q, v], in one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, watch: Observer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        out = torch.empty_like(q)  # the kernels follow the strides of the queries
+        if q.size(3) != v.size(3):
+            out = q.new_empty(q.size(0), q.size(2), q.size(1), v.size(3)).transpose(1, 2)
+        ctx.watch, ctx.flops = watch, 2 * q.size(0) * q.size(1) * q.size(2) * k.size(2) * (q.size(3) + v.size(3))
+        watch.count(ctx.flops)
+        watch.read_all([q, k, v] if mask is None else [q, k, v, mask])
+        ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:3], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        q, k, v, mask, _, _ = ctx.saved_tensors
+        ctx.watch.count(2 * ctx.flops)
+        grads = [
+            torch.empty_like(tensor) if needed else None
+            for tensor, needed in zip((q, k, v), ctx.needs_input_grad[1:4], strict=True)
+        ]
+        of_mask = None
+        if ctx.needs_input_grad[4]:  # of each sequence and head, before shared ones are summed
+            whole = q.new_empty(*q.shape[:3], k.size(2))
+            of_mask = torch.empty_like(mask) if whole.shape != mask.shape else whole
+        return None, *grads, of_mask

@@ -16,9 +16,9 @@ from tfkit.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import split_if_decodable
-from tfkit.tools.common.comparison_inputs import Sequences, as_tensors, cached_cases, whole_cases
+from tfkit.tools.common.model_inputs import Sequences, as_tensors, cached_cases, whole_cases
 from tfkit.tools.common.ownership import owners_of
-from tfkit.tools.export.format import Call, Format, Inputs, Opened
+from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened
 from tfkit.torch_private.tensors import map_nested
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
@@ -115,14 +115,14 @@ def _first_cached(
     return _first(opened.outputs({**sequences.once, **sequences.pieces[0]}, calls), want, tolerance)
 
 
-def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, Call], dict[str, Tensor]]:
+def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, ComponentCall], dict[str, Tensor]]:
     """Record the arguments and results of each module, in the order in which they return."""
-    arguments: dict[str, Call] = {}
+    arguments: dict[str, ComponentCall] = {}
     returned: dict[str, Tensor] = {}
 
     def before(path: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-        arguments[path] = Call(*copied)  # a cache is changed after it is read
+        arguments[path] = ComponentCall(*copied)  # a cache is changed after it is read
 
     def after(path: str, _: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):

@@ -1,4 +1,4 @@
-"""Inputs to compare a model with a file exported from it: other shapes than the exported example, and padding."""
+"""Random inputs of the right type for any model: for a first forward, and to compare it with an exported file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,47 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.graph.decode_split import DecodeSplit, read_whole
-from tfkit.graph.inputs import fixed_length
-from tfkit.graph.sequence_limits import max_len
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_length, input_shapes
+from tfkit.graph.sequence_limits import max_len, rows_of
 
-BATCH, LENGTH = 2, 12
-"""The batch and length of the examples that some formats need to export a file; LENGTH or less."""
+LENGTH = 16
+
+
+def random_inputs(
+    graph: Graph,
+    *,
+    batch: int = 2,
+    length: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Return a tensor for each input of a model, by name. The same seed gives the same tensors.
+
+    Sequences have `length` tokens, by default 16, or the model's `max_len` if that is smaller; inputs of fixed length
+    keep it. `dtype` is the type of features, by default torch's.
+    """
+    length = length or min(LENGTH, max_len(graph) or LENGTH)
+    generator = torch.Generator().manual_seed(seed)
+    inputs: dict[str, Tensor] = {}
+    for name, shape in input_shapes(graph, batch=batch, length=length).items():
+        kind = graph.spec.model.inputs[name].type
+        if kind == "features":
+            inputs[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
+        elif kind == "lengths":
+            inputs[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)
+        else:
+            rows = rows_of(graph, name) or 2
+            inputs[name] = torch.randint(rows, shape, generator=generator, device="cpu").to(device)
+    return inputs
+
+
+# ---- comparison with an exported file: other shapes than the exported example, and padding ----
+
+
+BATCH, EXAMPLE_LENGTH = 2, 12
+"""The batch and length of the examples that some formats need to export a file; EXAMPLE_LENGTH or less."""
 Padding = Literal["left", "right"]
 
 
@@ -76,8 +111,8 @@ def as_tensors(result: Any) -> list[Tensor]:
 
 def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
     """Return a short length, the length that a file is exported with, and a long length."""
-    long = min(max_len(graph_of(model)) or LENGTH + 7, LENGTH + 7)
-    medium = max(1, min(LENGTH, long - 2))
+    long = min(max_len(graph_of(model)) or EXAMPLE_LENGTH + 7, EXAMPLE_LENGTH + 7)
+    medium = max(1, min(EXAMPLE_LENGTH, long - 2))
     return max(1, medium // 2), medium, long
 
 

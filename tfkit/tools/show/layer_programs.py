@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from tfkit.component import Call, Dropout, Layer, Layers, Learned, NormConfig, Scale, Step
 from tfkit.errors import ranges
 from tfkit.graph.expand import Graph
-from tfkit.tools.show.values import number
+from tfkit.tools.show.resolved_values import number
 
 NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
 
 
 @dataclass(frozen=True)
-class Program:
+class LayerProgram:
     """The steps of a layer, line by line, and the layers of the stack that run them."""
 
     node: str
@@ -22,19 +22,19 @@ class Program:
     lines: tuple[str, ...]
 
 
-def programs_of(graph: Graph) -> list[Program]:
+def programs_of(graph: Graph) -> list[LayerProgram]:
     """Return the programs of the layers of every stack."""
     return [program for node in graph.nodes if node.stack is not None for program in _programs(node.name, node.stack)]
 
 
-def _programs(node: str, stack: Layers) -> Iterator[Program]:
+def _programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
     for name, indices in stack.variants.items():
         title = f"layers {ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
         title += "" if name == "base" else f", {name}"
         title += f", each {stack.repeats} times in a row" if stack.repeats > 1 else ""
-        yield Program(node, title, tuple(as_code(stack.layers[indices[0]])))
+        yield LayerProgram(node, title, tuple(as_code(stack.layers[indices[0]])))
     if stack.final_norm is not None:
-        yield Program(node, "after the last layer", (f"x = {stack.final_norm.kind_name()}(x)",))
+        yield LayerProgram(node, "after the last layer", (f"x = {stack.final_norm.kind_name()}(x)",))
 
 
 def as_code(layer: Layer) -> Iterator[str]:

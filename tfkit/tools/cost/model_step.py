@@ -16,19 +16,19 @@ from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.inputs import input_shapes
 from tfkit.nn import Past
-from tfkit.tools.common.choices import Mode
-from tfkit.tools.cost.observe import Watch
+from tfkit.tools.common.modes import Mode
+from tfkit.tools.cost.counter import Observer
 from tfkit.training.chunked_loss import PiecewiseLoss
 from tfkit.training.loss import Loss
 
-Step = Callable[[Watch], Any]
+Step = Callable[[Observer], Any]
 """Runs a step that a watch observes."""
 Inputs = dict[str, Tensor]
 REPEATED = 5
 """Least number of chunks of a loss for which equal chunks run once: fewer have no equal ones."""
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """Mode, sequences in the batch, tokens of each, tokens that cross-attention reads; see `tfkit.cost`."""
 
     mode: Mode
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     memory_length: int | None
 
 
-def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
+def make_inputs(graph: Graph, shape: StepShape, dtype: torch.dtype) -> Inputs:
     """Return a tensor of the right shape on the meta device for each input."""
     shapes = input_shapes(graph, batch=shape.batch, length=shape.length, memory_length=shape.memory_length)
     real = {name for name, config in graph.spec.model.inputs.items() if config.type == "features"}
@@ -47,26 +47,26 @@ def make_inputs(graph: Graph, shape: Shape, dtype: torch.dtype) -> Inputs:
     }
 
 
-def memory_of(node: Node, shape: Shape) -> int:
+def memory_of(node: Node, shape: StepShape) -> int:
     """Return the number of positions that a node's cross-attention reads."""
     memory: Signal | None = node.signals.get("memory")
     return (memory.length if memory else None) or shape.memory_length or 0
 
 
-def make_step(model: fx.GraphModule, inputs: Inputs, shape: Shape) -> Step:
+def make_step(model: fx.GraphModule, inputs: Inputs, shape: StepShape) -> Step:
     """Return the function to run."""
     if shape.mode == "train":
         return _training_step(model, inputs)
     parts = split_if_decodable(graph_of(model))
     if parts is None:
         return lambda _: model(**inputs)
-    return _Reading(model, parts, inputs, shape)
+    return _CachedStep(model, parts, inputs, shape)
 
 
-class _Reading:
+class _CachedStep:
     """A prompt, or one more token, with caches: the calls of `CachedModel`, without a text to decide them."""
 
-    def __init__(self, model: fx.GraphModule, parts: DecodeSplit, inputs: Inputs, shape: Shape) -> None:
+    def __init__(self, model: fx.GraphModule, parts: DecodeSplit, inputs: Inputs, shape: StepShape) -> None:
         graph = graph_of(model)
         self.parts, self.shape = parts, shape
         self.once = {name: inputs[name] for name in parts.given_once}
@@ -76,7 +76,7 @@ class _Reading:
         self.dtype = next(model.parameters()).dtype
         self.cache = self._make_caches() if shape.mode == "decode" else {}
 
-    def __call__(self, watch: Watch) -> Any:
+    def __call__(self, watch: Observer) -> Any:
         """Return the logits of the last token."""
         if self.shape.mode == "decode":
             lengths = {name: value for name, value in self.once.items() if value.dim() == 1}
@@ -116,7 +116,7 @@ def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
     except ValueError:  # it has none: the sum of all outputs stands for it
         return lambda _: _total(model(**inputs)).backward()
 
-    def step(watch: Watch) -> None:
+    def step(watch: Observer) -> None:
         loss.in_pieces = partial(_RepeatedPieces, watch)
         read = loss.read(inputs)
         targets = torch.empty(read.hidden.shape[:-1], dtype=torch.long, device="meta")
@@ -128,7 +128,7 @@ def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
 class _RepeatedPieces(PiecewiseLoss):
     """The chunks of a loss: the first one, one for all others of each length, and the last one, where memory peaks."""
 
-    def __init__(self, watch: Watch, *args: Any) -> None:
+    def __init__(self, watch: Observer, *args: Any) -> None:
         super().__init__(*args)
         self.watch = watch
         self.rest: list[Tensor] = []

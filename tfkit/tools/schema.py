@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import output_option
-from tfkit.console.reader import Reader
 
 
 @command(

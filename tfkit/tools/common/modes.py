@@ -17,7 +17,7 @@ LENGTH = 2048
 """Tokens of a sequence, unless the model is designed for fewer."""
 
 
-def mode_option(help: str, *, default: Mode | None = None) -> Decorator:
+def mode_option(help: str) -> Decorator:
     """Return the option `--mode` with the help text of a command."""
     modes = click.Choice(MODES)
-    return click.option("--mode", type=modes, default=default, show_default=True, metavar="MODE", help=help)
+    return click.option("--mode", type=modes, default="train", show_default=True, metavar="MODE", help=help)

@@ -17,7 +17,7 @@ from tfkit.tools.import_.importing import family_of
 FILE = Path(missing.__file__).with_name("elsewhere.toml")
 HEAD = """\
 # The specs of the plugins in this repository, with the model type of those that bring a family: without the plugin,
-# tfkit says where they are. `pytest tests/plugin/test_elsewhere.py --renew-golden` writes this file.
+# tfkit says where they are. `pytest tests/plugin/test_missing.py --renew-golden` writes this file.
 """
 
 

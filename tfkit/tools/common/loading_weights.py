@@ -1,7 +1,8 @@
-"""Weights from a file, by the names of the model or of its published checkpoint."""
+"""Weights from a file, by the names of the model or of its published checkpoint; and the tokenizer next to them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel
 from tfkit.spec.header import shown
-from tfkit.tools.common.memory import check_memory
+from tfkit.tools.common.memory_needs import check_memory
 from tfkit.wrapped import whole
 
 
@@ -66,3 +67,49 @@ def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False
         weights.load(checkpoint, state, checked=True)
         model.meta["left_out"] = weights.left_out(checkpoint.names)
     warn_of(model.meta["left_out"], shown(path))
+
+
+# ---- the tokenizer that weights were trained with ----
+
+
+OURS = ("tokenizer.json", "chars.json")
+"""The files that tfkit reads, in this order."""
+NAMES = frozenset(
+    {
+        *OURS,
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+        "vocab-src.json",
+        "vocab-tgt.json",
+        "target_vocab.json",
+        "entity_vocab.json",
+        "emoji.json",
+        "normalizer.json",
+        "bpe.codes",
+        "dict.txt",
+        "prophetnet.tokenizer",
+        "sentencepiece.model",
+        "spm.model",
+        "tokenizer.model",
+        "tekken.json",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "source.spm",
+        "target.spm",
+    }
+)
+"""The names in transformers: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
+`vocab_files_names` of its tokenizers."""
+
+
+def tokenizer_files(weights: Path | None) -> list[Path]:
+    """Return the files of a tokenizer next to weights, which are a file or a folder; empty if there are no weights."""
+    if weights is None:
+        return []
+    folder = weights if os.path.isdir(weights) else weights.parent
+    return sorted(folder / name for name in NAMES if os.path.isfile(folder / name))

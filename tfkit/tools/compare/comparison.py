@@ -5,24 +5,26 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
+from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.spec.find import SUFFIXES
 from tfkit.spec.folder import SPEC
-from tfkit.tools.common.weights import build_with_weights
-from tfkit.tools.compare.common_inputs import common_inputs
+from tfkit.tools.common.loading_weights import build_with_weights
+from tfkit.tools.common.model_inputs import LENGTH, random_inputs
 from tfkit.tools.compare.other_model import other_model
-from tfkit.tools.compare.outputs import Outputs, depends, outputs
 
 RETURNED = "(output of the model)"
 FADED = 1e-4
@@ -31,7 +33,7 @@ Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedPart:
     """A component of A and the corresponding one of B.
 
     Attributes:
@@ -82,9 +84,9 @@ class Comparison:
     """
 
     difference: float | None
-    parts: tuple[Compared, ...]
-    first: Compared | None
-    forms: tuple[Compared, ...]
+    parts: tuple[ComparedPart, ...]
+    first: ComparedPart | None
+    forms: tuple[ComparedPart, ...]
     unlike: tuple[Unlike, ...]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
     tolerance: float
@@ -160,7 +162,7 @@ def compare(
             name: _compared(name, names[name], ours[name], theirs.get(names[name]), exact.get(name))
             for name in [*order, ""]
         }
-        parts = {name: part for name, part in results.items() if isinstance(part, Compared)}
+        parts = {name: part for name, part in results.items() if isinstance(part, ComparedPart)}
         equal = {name for name, part in parts.items() if part.relative <= tolerance}
         differ = [name for name in parts if name not in equal]
 
@@ -212,7 +214,9 @@ def is_spec(name: str | os.PathLike[str]) -> bool:
     return not os.path.exists(path) or path.endswith(SUFFIXES) or os.path.exists(os.path.join(path, SPEC))
 
 
-def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None) -> Compared | Unlike:
+def _compared(
+    name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None
+) -> ComparedPart | Unlike:
     """Compare one component, or return the reason why it cannot be compared."""
     name, other = name or RETURNED, other or RETURNED
     if theirs is None:
@@ -224,7 +228,7 @@ def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact:
     index = int(gap.argmax())
     place = tuple(int(number) for number in np.unravel_index(index, gap.shape))
     reference = None if exact is None else float((ours.double() - exact).abs().max())
-    return Compared(
+    return ComparedPart(
         name,
         other,
         float(gap.max()),
@@ -233,3 +237,157 @@ def _compared(name: str, other: str, ours: Tensor, theirs: Tensor | None, exact:
         (float(ours[place]), float(theirs[place])),
         reference,
     )
+
+
+# ---- the outputs of a model's components in one run, and their dependence on each other ----
+
+
+Outputs = dict[str, Tensor]
+Replace = Callable[[Tensor], Tensor]
+Run = Callable[[], Any]
+
+
+def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str) -> tuple[Outputs, list[str]]:
+    """Run a model, and return the outputs of the named modules and of the full model (`""`).
+
+    Also return the modules in the order in which they first finished.
+    """
+    values: Outputs = {}
+
+    def keep(name: str) -> Replace:
+        def value(output: Tensor) -> Tensor:
+            values.setdefault(name, output.detach().clone())  # some models add to it in place
+            return output
+
+        return value
+
+    try:
+        with _hooks(model, {name: keep(name) for name in names}):
+            result = run()
+    except Exception as error:  # of a program or a model written by others
+        cause = str(error).strip().partition("\n")[0]
+        raise SpecError(Diagnostic(f"{which} fails on these inputs: {type(error).__name__}: {cause}")) from error
+    order = list(values)
+    values[""] = _tensor(result)
+    return values, order
+
+
+def depends(model: nn.Module, name: str, candidates: Iterable[str], run: Run) -> set[str]:
+    """Return which of the other modules, or of the full model (`""`), a NaN in a module's output reaches."""
+
+    def nothing(output: Tensor) -> Tensor:
+        return torch.full_like(output, torch.nan) if output.is_floating_point() else output
+
+    reached: set[str] = set()
+
+    def look(candidate: str) -> Replace:
+        def value(output: Tensor) -> Tensor:
+            if output.isnan().any():
+                reached.add(candidate)
+            return output
+
+        return value
+
+    with _hooks(
+        model, {name: nothing, **{candidate: look(candidate) for candidate in candidates if candidate != name}}
+    ):
+        if _tensor(run()).isnan().any():
+            reached.add("")
+    return reached
+
+
+def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
+    """Apply functions to the first tensor that each module returns, until the block ends."""
+
+    def hook(replace: Replace) -> Callable[..., Any]:
+        def called(module: nn.Module, args: Any, output: Any) -> Any:
+            if isinstance(output, Tensor):
+                return replace(output)
+            if type(output) in (tuple, list) and output and isinstance(output[0], Tensor):
+                return type(output)([replace(output[0]), *output[1:]])
+            return output
+
+        return called
+
+    hooks = ExitStack()
+    for name, value in values.items():
+        if model is not None:
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(hook(value)))
+    return hooks
+
+
+def _tensor(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+# ---- random inputs that two models both accept, under the names that each model uses for them ----
+
+
+SAME = "compare models that accept the same inputs"
+SPECIAL = 4
+"""The number of the first ids of a vocabulary to avoid: families use some of them for padding."""
+
+
+def common_inputs(
+    a: Graph, b: Graph, *, batch: int, length: int | None, device: torch.device | str, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return equal random inputs for A and for B.
+
+    Inputs of equal names are equal; each remaining required input corresponds to the next input of its type in the
+    other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary, lengths
+    16, or the maximum that both models accept.
+
+    Raises:
+        SpecError: a model requires an input that the other does not have, or features of another width; or it does not
+            accept that many tokens.
+    """
+    names = dict(_pairs(a, b))
+    for graph, other, paired in ((a, b, set(names)), (b, a, set(names.values()))):
+        lost = [name for name, signal in graph.inputs.items() if name not in paired and not signal.optional]
+        if lost:
+            message = f"`{graph.name}` requires {_listed(graph, lost)}, but `{other.name}` has no such input"
+            note = f"`{other.name}` reads {_listed(other, list(other.inputs))}"
+            raise SpecError(Diagnostic(message, notes=(note,), help=SAME))
+    for name, theirs in names.items():
+        widths = a.inputs[name].width, b.inputs[theirs].width
+        if widths[0] != widths[1]:
+            message = f"`{name}` has vectors of width {widths[0]} in `{a.name}`, but {widths[1]} in `{b.name}`"
+            raise SpecError(Diagnostic(message, help=SAME))
+    inputs = random_inputs(a, batch=batch, length=_length(a, b, length), device=device, seed=seed)
+    ours: dict[str, Tensor] = {}
+    for name in names:
+        rows = [rows for rows in (rows_of(a, name), rows_of(b, names[name])) if rows]
+        tokens = a.inputs[name].type == "tokens"
+        ours[name] = _ordinary(inputs[name] % min(rows), name) if tokens and rows else inputs[name]
+    return ours, {names[name]: value for name, value in ours.items()}
+
+
+def _pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
+    """Yield the names in B of A's inputs."""
+    equal = {name for name in a.inputs if name in b.inputs and a.inputs[name].type == b.inputs[name].type}
+    for type in dict.fromkeys(signal.type for signal in a.inputs.values()):
+        rest = [_required(graph, type, equal) for graph in (a, b)]
+        yield from zip(*rest, strict=False)
+    yield from ((name, name) for name in a.inputs if name in equal)
+
+
+def _required(graph: Graph, type: str, paired: set[str]) -> list[str]:
+    inputs = graph.inputs.items()
+    return [name for name, signal in inputs if signal.type == type and not signal.optional and name not in paired]
+
+
+def _listed(graph: Graph, names: list[str]) -> str:
+    return listing(f"`{name}` ({graph.inputs[name].in_words()})" for name in names)
+
+
+def _length(a: Graph, b: Graph, length: int | None) -> int:
+    limits: Mapping[str, int | None] = {graph.name: max_len(graph) for graph in (a, b)}
+    for name, limit in limits.items():
+        if length is not None and limit is not None and length > limit:
+            raise SpecError(Diagnostic(f"`length` must be at most {limit:,}, the limit of `{name}`; got {length:,}"))
+    return length or min([LENGTH, *(limit for limit in limits.values() if limit is not None)])
+
+
+def _ordinary(tokens: Tensor, name: str) -> Tensor:
+    """Replace the first tokens of the vocabulary, which may be special tokens."""
+    return tokens if name == "token_types" or tokens.max() <= SPECIAL else tokens.clamp(min=SPECIAL)

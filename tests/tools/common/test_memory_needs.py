@@ -1,4 +1,4 @@
-"""Bytes of the KV cache: published figures, formulas, and what a cache that is made really takes."""
+"""The memory that a model needs: its weights, and its KV cache against published figures, formulas and a real cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.common.cache import cache_size
+from tfkit.tools.common.memory_needs import cache_size, check_memory, free_memory, size_of
+
+
+def test_size_is_that_of_the_built_model(small: tfkit.Graph) -> None:
+    model = tfkit.build(small, device="meta", dtype=torch.bfloat16)
+    assert size_of(model) == 2 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_what_fits_and_what_does_not(small: tfkit.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tfkit.build(small, device="meta")
+    monkeypatch.setattr("tfkit.tools.common.memory_needs.free_memory", lambda device: 2 * size_of(model))
+    check_memory(model, "cpu")
+    monkeypatch.setattr("tfkit.tools.common.memory_needs.free_memory", lambda device: size_of(model))
+    with pytest.raises(tfkit.SpecError, match="not enough memory on cpu"):
+        check_memory(model, "cpu")
+
+
+def test_this_machine_has_memory() -> None:
+    free = free_memory(torch.device("cpu"))
+    assert free is None or 2**20 < free < 2**50
 
 
 @pytest.mark.parametrize(

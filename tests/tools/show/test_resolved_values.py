@@ -5,8 +5,8 @@ import pytest
 import tfkit
 from tfkit.errors import ranges
 from tfkit.tools.diff import differences
-from tfkit.tools.show.steps import programs_of
-from tfkit.tools.show.values import values_of
+from tfkit.tools.show.layer_programs import programs_of
+from tfkit.tools.show.resolved_values import values_of
 
 STACK = """\
 tfkit: 1
