@@ -66,7 +66,7 @@ WEIGHTS = {name: tensor.numpy() for name, tensor in MODEL.state_dict().items()}
 BUDGET = tfkit.Budget("params", 10_000)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "Budget": (tfkit.Budget, {"of": "memory", "amount": 10**9}),
+    "Budget": (tfkit.Budget, {"of": "active", "amount": 10**9}),
     "CachedModel": (tfkit.CachedModel, {"model": MODEL}),
     "Loss": (tfkit.Loss, {"model": MODEL}),
     "adamw": (tfkit.adamw, {"model": MODEL, "lr": -1.0, "weight_decay": -1.0}),
@@ -303,11 +303,7 @@ def test_changes_of_a_loaded_graph_are_refused() -> None:
             tfkit.build(GRAPH, sets=sets)
 
 
-def test_a_budget_says_nothing_without_effect() -> None:
-    with pytest.raises(ValueError, match="`batch` has no effect on a budget of params"):
-        tfkit.Budget("params", 1e6, batch=2)
-    with pytest.raises(ValueError, match="`recompute` has no effect without a backward"):
-        tfkit.Budget("memory", 1e9, mode="decode", recompute=True)
+def test_options_of_a_backward_have_no_effect_on_decoding() -> None:
     for given in ({"optimizer": "sgd"}, {"recompute": True}):
         with pytest.raises(ValueError, match="has no effect without a backward"):
             tfkit.cost(GRAPH, mode="decode", **given)  # type: ignore[arg-type]

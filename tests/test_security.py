@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.compare.compare import compare
+from tfkit.tools.compare.comparison import compare
 
 SETS = ["d_model=16", "vocab_size=32", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
 Folder = Callable[..., Path]

@@ -1,7 +1,7 @@
 """The `tfkit` command: its help, its exit status, its errors.
 
-Each command is the room of its name in `tfkit/tools`, imported when the command runs: help needs only the first line of
-its file. No module of a command imports torch, pydantic or rich before it runs.
+Each command is the module or the folder of its name in `tfkit/tools`, imported when the command runs: help needs only
+the first line of its file. No module of a command imports torch, pydantic or rich before it runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import click
 
-from tfkit.console.commands import Command, Group
-from tfkit.console.completion import VARIABLE, complete
+from tfkit.console.commands import Command, CommandGroup
+from tfkit.console.options import VARIABLE, complete
 from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
 from tfkit.errors import (
@@ -46,7 +46,7 @@ SECTIONS = {
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     examples="""

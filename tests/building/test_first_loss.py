@@ -18,7 +18,7 @@ from tests.sampling import chosen, some
 from tests.small_specs import covering_first, reductions
 from tfkit.building.first_loss import first_losses
 from tfkit.cli import main
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.runner import loaded, made
 
 ROOT = Path(__file__).parents[2]

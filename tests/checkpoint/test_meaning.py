@@ -16,7 +16,7 @@ from tfkit.checkpoint.links import published
 from tfkit.checkpoint.meaning import DIGEST, MEANING
 from tfkit.checkpoint.weights import write_shards
 from tfkit.graph.meaning import Meaning, changes, meaning_of, parsed
-from tfkit.tools.common.weights import build_with_weights, load_weights
+from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 from tfkit.tools.save.save import save
 
 SPEC = """\

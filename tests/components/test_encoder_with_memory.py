@@ -8,7 +8,7 @@ import pytest
 
 import tfkit
 from tfkit.testing import check_model
-from tfkit.tools.show.steps import programs_of
+from tfkit.tools.show.layer_programs import programs_of
 
 SPEC = """
     tfkit: 1

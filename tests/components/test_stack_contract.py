@@ -17,7 +17,7 @@ from tfkit.testing import check_model
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.scene import Tower
 from tfkit.tools.eject.check import check
-from tfkit.tools.show.steps import programs_of
+from tfkit.tools.show.layer_programs import programs_of
 
 from ..docs.page import ROOT, blocks
 

@@ -17,7 +17,7 @@ import transformers
 
 import tfkit
 from tfkit.cli import cli
-from tfkit.console.reader import Reader
+from tfkit.console.commands import Reader
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin import hookspecs
 from tfkit.plugin.hooks import HOOKS

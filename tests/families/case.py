@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import tfkit
 from tfkit.checkpoint.names import matcher
 from tfkit.errors import LeftOutWarning
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.import_.importing import Imported, import_config
 from tfkit.tools.save.save import save
 

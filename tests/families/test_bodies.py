@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import tfkit
-from tfkit.tools.compare.compare import compare
+from tfkit.tools.compare.comparison import compare
 from tfkit.tools.import_.importing import import_config
 
 from ..sampling import chosen

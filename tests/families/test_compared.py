@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from tfkit.tools.compare.compare import Comparison, compare
+from tfkit.tools.compare.comparison import Comparison, compare
 from tfkit.tools.import_.importing import import_config
 from tfkit.tools.save.save import save
 

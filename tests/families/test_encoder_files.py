@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tfkit
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.import_.importing import import_config
 
 from ..sampling import slow

@@ -11,7 +11,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import tfkit
-from tfkit.tools.compare.compare import compare
+from tfkit.tools.compare.comparison import compare
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 from tfkit.tools.import_.importing import import_config

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tfkit
 from tfkit.cli import main
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.import_.importing import import_config
 
 from ..sampling import some

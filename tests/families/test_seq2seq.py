@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tfkit
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.import_.importing import import_config
 
 from .case import reference

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from tfkit.errors import SpecError
-from tfkit.plugin.commands import PluginCommand, plugin_commands
+from tfkit.plugin.plugin_commands import PluginCommand, plugin_commands
 
 from .written import write
 
@@ -57,17 +57,19 @@ def test_it_is_found_without_running_and_loaded_when_it_runs() -> None:
     assert isinstance(command.load(), click.Command)
 
 
-def test_of_a_distribution(install: Callable[..., None]) -> None:
+def test_of_a_distribution(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("tfkit-lab", "0.3", COMMAND, "[tfkit.commands]\ncount = tfkit_lab\n")
     command = plugin_commands()["count"]
     assert (command.plugin, command.summary) == ("tfkit-lab 0.3", "Count the layers of a spec.")
     assert command.load().name == "count"
-    assert plugin_commands(disabled=["tfkit-lab"]) == plugin_commands(entry_points=False) == {}
+    assert plugin_commands(entry_points=False) == {}
+    monkeypatch.setenv("TFKIT_DISABLE", "tfkit-lab")
+    assert plugin_commands() == {}
 
 
 def test_discovery_imports_nothing_heavy() -> None:
     project()
-    code = "import sys; from pathlib import Path; from tfkit.plugin.commands import plugin_commands\n"
+    code = "import sys; from pathlib import Path; from tfkit.plugin.plugin_commands import plugin_commands\n"
     code += "print(list(plugin_commands([Path('lab')])), {'torch', 'pydantic', 'pluggy', 'click'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "['count'] set()\n"
@@ -107,12 +109,13 @@ def test_a_module_that_is_not_there_has_no_summary() -> None:
     assert "ModuleNotFoundError: No module named 'tfkit_lab.cuont'" in refusal(found())
 
 
-def test_two_of_one_name_name_both() -> None:
+def test_two_of_one_name_name_both(monkeypatch: pytest.MonkeyPatch) -> None:
     project()
     project(folder="other", name="tfkit-other")
     command = found("lab", "other")
     assert refusal(command).startswith("there are two commands named `count` | tfkit-lab 0.3 | tfkit-other 0.3 | ")
-    assert found("lab", "other", disabled=["tfkit-other"]).load().name == "count"
+    monkeypatch.setenv("TFKIT_DISABLE", "tfkit-other")
+    assert found("lab", "other").load().name == "count"
 
 
 def test_one_of_tfkit_is_not_replaced() -> None:

@@ -145,16 +145,16 @@ def test_its_parts_keep_every_promise() -> None:
 # ---- without it, and when it is broken ----
 
 
-def test_switched_off_all_else_works(run: Run) -> None:
-    off = ("--disable", "tfkit-everything")
-    assert "switched off: tfkit-everything" in run("plugins", *off)[0]
-    assert run("validate", "gpt2", *off) == ("gpt2: ok\n", "")
-    assert SPEC not in run("list", *off)[0]
-    assert "npz" not in run("export", "--formats", *off)[0]
-    assert f"there is no spec named `{SPEC}`" in run("params", SPEC, *off, status=1)[1]
-    assert "there is no command `depth`" in run("depth", SPEC, *off, status=2)[1]
+def test_switched_off_all_else_works(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFKIT_DISABLE", "tfkit-everything")
+    assert "switched off: tfkit-everything" in run("plugins")[0]
+    assert run("validate", "gpt2") == ("gpt2: ok\n", "")
+    assert SPEC not in run("list")[0]
+    assert "npz" not in run("export", "--formats")[0]
+    assert f"there is no spec named `{SPEC}`" in run("params", SPEC, status=1)[1]
+    assert "there is no command `depth`" in run("depth", SPEC, status=2)[1]
     Path("config.json").write_text(json.dumps(CONFIG))
-    assert "`everything`" in run("import", "config.json", *off, status=1)[1]
+    assert "`everything`" in run("import", "config.json", status=1)[1]
 
 
 def test_broken_all_else_works(run: Run) -> None:

@@ -12,7 +12,7 @@ from tfkit.cli import main
 from tfkit.component import Signal
 from tfkit.testing import check_model
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.torch_private.torchscript import quiet
 
 from ..sampling import slow

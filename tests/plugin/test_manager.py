@@ -14,9 +14,9 @@ import pytest
 
 from tfkit.errors import SpecError
 from tfkit.plugin import discover
+from tfkit.plugin.hooks import stdout_to_stderr
 from tfkit.plugin.manager import available, load_plugins
-from tfkit.plugin.printed import apart
-from tfkit.plugin.wanted import how_to_get, where_it_is
+from tfkit.plugin.missing import how_to_get, where_it_is
 
 from .conftest import PlainConfig
 from .written import HEAD, causes, config, kinds, load, origins, plugin, project, write
@@ -148,10 +148,11 @@ def test_one_folder_needs_no_list() -> None:
     assert kinds(load_plugins(plugin_dirs="plugins", entry_points=False)) == ["one"]
 
 
-def test_what_is_available_does_not_run() -> None:
+def test_what_is_available_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     write("plugins/one.py", "raise SystemExit")
     assert available(plugin_dirs="plugins", entry_points=False).versions == {"one": ""}
-    assert available(plugin_dirs="plugins", entry_points=False, disabled=["one"]).versions == {}
+    monkeypatch.setenv("TFKIT_DISABLE", "one")
+    assert available(plugin_dirs="plugins", entry_points=False).versions == {}
 
 
 # ---- a plugin that a spec needs ----
@@ -172,10 +173,11 @@ def test_where_a_wanted_plugin_is(install: Callable[..., None]) -> None:
     )
 
 
-def test_a_wanted_plugin_that_is_off_or_broken() -> None:
+def test_a_wanted_plugin_that_is_off_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     write("plugins/one.py", "raise OSError('no such thing')")
     assert "it is installed and fails: OSError: no such thing" in how_to_get("one", load("plugins"), ())
-    assert "it is switched off: by `--disable one`" in how_to_get("one", load("plugins", disabled=["one"]), ())
+    monkeypatch.setenv("TFKIT_DISABLE", "One")
+    assert how_to_get("one", load("plugins"), ()) == "it is switched off by TFKIT_DISABLE"
 
 
 def test_two_plugins_of_one_name() -> None:
@@ -300,7 +302,7 @@ def test_threads_that_load_at_once_leave_the_output_as_it_was() -> None:
     before = sys.stdout
 
     def load_slowly() -> None:
-        with apart("one"):
+        with stdout_to_stderr():
             time.sleep(0.1)
 
     threads = [threading.Thread(target=load_slowly) for _ in range(2)]

@@ -13,7 +13,7 @@ import pytest
 import tfkit
 from tfkit.cli import main
 from tfkit.testing import check_component
-from tfkit.tools.new.plugin import PluginNames, write_plugin
+from tfkit.tools.new.command import PluginNames, write_plugin
 
 CODE = "src/tfkit_shift/__init__.py"
 HOOK = "@tfkit.hookimpl\ndef tfkit_register"
@@ -135,7 +135,7 @@ def test_a_plugin_that_is_left_out(fault: str, plant: Plant, said: Said, project
     line = plant(old, new, mark)
     line -= fault == "a text for a folder"  # a function begins with its decorators
     place = f"{project / CODE}:{line}"
-    warning = f"warning: plugin `tfkit-shift` is left out: {cause} = {place} = help: --disable tfkit-shift"
+    warning = f"warning: plugin `tfkit-shift` is left out: {cause} = {place} = help: TFKIT_DISABLE=tfkit-shift"
     assert said("validate", "gpt2", status=0).startswith(warning)
     assert f"{cause}{place}to".replace(" ", "") in said("plugins", status=0).replace(" ", "")
     text = said("validate", "shift_tiny")
@@ -143,18 +143,20 @@ def test_a_plugin_that_is_left_out(fault: str, plant: Plant, said: Said, project
     assert text.endswith(f"= help: it is installed and fails: {cause} ({place})")
 
 
-@pytest.mark.parametrize("place", ["import", "hook"])
-def test_a_print(place: str, plant: Plant, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It never gets among the results, and is named."""
-    if place == "import":
-        line = plant("import tfkit\n", "import tfkit\nprint('one', 2)\n", "print(")
-    else:
-        line = plant("    register(ShiftConfig)", "    print('one', 2, end='')\n    register(ShiftConfig)", "print(")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("import tfkit\n", "import tfkit\nprint('one', 2)\n"),
+        ("    register(ShiftConfig)", "    print('one', 2)\n    register(ShiftConfig)"),
+    ],
+)
+def test_a_print(old: str, new: str, plant: Plant, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It never gets among the results."""
+    plant(old, new, "print(")
     assert main(["params", "shift_tiny", "--json", "--no-plugins", "--plugin-dir", str(project)]) == 0
     out, err = capsys.readouterr()
     json.loads(out)
-    assert err.startswith("plugin tfkit-shift 0.1.0 prints: one 2 (")
-    assert place == "hook" or err == f"plugin tfkit-shift 0.1.0 prints: one 2 ({project / CODE}:{line})\n"
+    assert err == "one 2\n"
 
 
 # ---- what the kit finds ----

@@ -211,14 +211,11 @@ def test_misspelt_hooks_and_duplicates_come_together() -> None:
 # ---- switching plugins off ----
 
 
-@pytest.mark.parametrize("name", ["tfkit-one", "TFKIT_One"])
-@pytest.mark.parametrize("by", ["argument", "environment"])
-def test_switched_off(name: str, by: str, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tfkit-one", "TFKIT_One", " tfkit-one, not-here,"])
+def test_switched_off(name: str, install: Callable[..., None]) -> None:
     install("tfkit-one", "0.1.0", "raise AssertionError('imported')")
     install("tfkit-two", "0.1.0", plugin("two"))
-    if by == "environment":
-        monkeypatch.setenv("TFKIT_DISABLE", f" {name}, not-here,")
-    plugins = load(entry_points=True, disabled=[name] if by == "argument" else ())
+    plugins = load(entry_points=True, disabled=[name])
     assert kinds(plugins) == ["two"]
     assert plugins.broken == ()
     assert plugins.disabled == ("tfkit-one",)
@@ -238,16 +235,3 @@ def test_switching_off_solves_a_duplicate() -> None:
         "tfkit": "built in",
         "a": "plugins/a.py",
     }
-
-
-def test_switching_off_an_unknown_name(install: Callable[..., None]) -> None:
-    install("tfkit-one", "0.1.0", plugin("one"))
-    with pytest.raises(SpecError) as caught:
-        load(entry_points=True, disabled=["tfkit-oen"])
-    assert str(caught.value) == inspect.cleandoc("""
-        error: cannot switch off plugin `tfkit-oen`: there is no plugin of that name
-           = plugins: tfkit-one
-           = help: a plugin with a similar name exists: `tfkit-one`
-    """)
-    with pytest.raises(SpecError, match="no plugin was found"):
-        load(disabled=["x"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 from tfkit.plugin.manager import Plugins, load_plugins
 
@@ -34,9 +36,8 @@ def plugin(*kinds: str, hook: str = "tfkit_register", body: str = "") -> str:
 def load(*folders: str | Path, entry_points: bool = False, disabled: Sequence[str] = ()) -> Plugins:
     before = sys.path[:]
     try:
-        return load_plugins(
-            plugin_dirs=[Path(folder) for folder in folders], entry_points=entry_points, disabled=disabled
-        )
+        with patch.dict(os.environ, {"TFKIT_DISABLE": ",".join(disabled)} if disabled else {}):
+            return load_plugins(plugin_dirs=[Path(folder) for folder in folders], entry_points=entry_points)
     finally:
         assert sys.path == before
 

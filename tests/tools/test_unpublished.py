@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.cost import cost
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.check import check

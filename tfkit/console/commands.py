@@ -1,13 +1,15 @@
-"""Commands: how they are found and run, the form of their help, and their errors."""
+"""Commands: how they are found and run, how they read specs, the form of their help, and their errors."""
 
 from __future__ import annotations
 
 import builtins
 import functools
 import inspect
+import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -17,16 +19,18 @@ import click
 
 from tfkit.arguments import checked
 from tfkit.console.options import PLUGINS, SETS
-from tfkit.console.reader import Reader
-from tfkit.errors import SpecError, closest
+from tfkit.errors import Diagnostic, SpecError, closest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from tfkit.plugin.commands import PluginCommand
+    from tfkit.graph.expand import Graph
+    from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
+    from tfkit.plugin.plugin_commands import PluginCommand
+
 
 Function = Callable[..., Any]
-ROOMS = "tfkit.tools"
+ROOMS = Path(__file__).parent.parent / "tools"
 
 
 class _Help:
@@ -51,7 +55,7 @@ class Command(_Help, click.Command):
     """A command."""
 
 
-class Group(_Help, click.Group):
+class CommandGroup(_Help, click.Group):
     """Commands in sections, each imported when it is used; an unknown word is answered with the most similar one.
 
     A word that is not in a section is a command of a plugin; none is imported to list them.
@@ -68,7 +72,9 @@ class Group(_Help, click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in self.own:
             return None
-        command: click.Command = getattr(import_module(f"{ROOMS}.{_room(name)}.command"), _room(name))
+        file = _file(name)
+        module = file.with_suffix("").relative_to(ROOMS).as_posix().replace("/", ".")
+        command: click.Command = getattr(import_module(f"tfkit.tools.{module}"), _room(name))
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -114,12 +120,12 @@ class Group(_Help, click.Group):
 
     def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, PluginCommand]:
         """Return the commands of the plugins that these arguments of a command choose."""
-        from tfkit.plugin.commands import plugin_commands
+        from tfkit.plugin.plugin_commands import plugin_commands
 
         free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
         options = click.Command(None, params=plugin_options(), context_settings=free)
         values = options.make_context("", list(args), resilient_parsing=True).params
-        return plugin_commands(values["plugin_dir"] or (), not values["no_plugins"], values["disable"] or (), self.own)
+        return plugin_commands(values["plugin_dir"] or (), not values["no_plugins"], self.own)
 
 
 def _summary(command: PluginCommand, built_in: Collection[str]) -> str:
@@ -138,14 +144,19 @@ def plugin_options() -> list[click.Parameter]:
 
 
 def _room(name: str) -> str:
-    """Return the folder of a command: its name, with an underscore if it is a word of Python's."""
+    """Return the module or folder of a command: its name, with an underscore if it is a word of Python's."""
     return f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
+
+
+def _file(name: str) -> Path:
+    """Return the file of a command: a module of its name, or `command.py` in a folder of its name."""
+    module = ROOMS / f"{_room(name)}.py"
+    return module if module.is_file() else ROOMS / _room(name) / "command.py"
 
 
 def _first_line(name: str) -> str:
     """Read the first line of a command's file, which describes the command, without an import."""
-    path = Path(__file__).parent.parent / "tools" / _room(name) / "command.py"
-    with path.open(encoding="utf-8") as file:
+    with _file(name).open(encoding="utf-8") as file:
         return file.readline().strip().strip('"')
 
 
@@ -159,7 +170,7 @@ def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> 
     def decorate(function: Function) -> click.Command:
         @functools.wraps(function)
         def run(*args: Any, sets: tuple[str, ...] = (), **kwargs: Any) -> None:
-            reader = Reader(sets, *(kwargs.pop(key) for key in ("plugin_dir", "no_plugins", "disable")))
+            reader = Reader(sets, *(kwargs.pop(key) for key in ("plugin_dir", "no_plugins")))
             try:
                 function(reader, *args, **kwargs)
             except SpecError as error:
@@ -184,3 +195,84 @@ def fail(error: SpecError, *, json: bool) -> None:
     else:
         click.echo(str(error), err=True)
     raise click.exceptions.Exit(1)
+
+
+# ---- the reading of specs by commands: their plugins, and the changes of `--set` ----
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The way to read specs: the plugins, and the changes."""
+
+    sets: tuple[str, ...] = ()
+    plugin_dir: tuple[Path, ...] = ()
+    no_plugins: bool = False
+
+    @functools.cached_property
+    def plugins(self) -> Plugins:
+        """The plugins; broken ones are named on standard error."""
+        _say_broken(self.found.broken)
+        return self.found
+
+    @functools.cached_property
+    def found(self) -> Plugins:
+        """The plugins, without a message about broken ones."""
+        from tfkit.plugin.manager import load_plugins
+
+        return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
+
+    @functools.cached_property
+    def available(self) -> Available:
+        """The plugins and their specs, none of which is loaded; broken ones are named on standard error."""
+        _say_broken(self.present.broken)
+        return self.present
+
+    @functools.cached_property
+    def present(self) -> Available:
+        """The plugins and their specs, without a message about broken ones."""
+        from tfkit.plugin.manager import available
+
+        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that give this reader."""
+        values = {"set": self.sets, "plugin-dir": self.plugin_dir}
+        chosen = [f"--{name}={value}" for name, values in values.items() for value in values]
+        return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
+
+    def load(self, spec: str) -> Graph:
+        """Load the graph of a spec, with the weights of its folder; its notes go to standard error."""
+        from tfkit.graph.expand import expand
+        from tfkit.spec.find import is_folder, weights_beside
+        from tfkit.spec.load import read_spec
+
+        if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
+            click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
+        read = read_spec(spec, self.plugins, sets=self.sets)
+        warn(read.notes)
+        return replace(expand(read), weights=weights_beside(spec, self.plugins.specs))
+
+    def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
+        """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""
+        from tfkit.spec.find import weights_beside
+        from tfkit.spec.folder import model_folder
+
+        weights = weights_beside(spec, self.plugins.specs) if path is None else model_folder(path)
+        if weights is None and allow_change:
+            raise click.UsageError("--allow-change has no effect without weights")
+        return weights
+
+
+def warn(diagnostics: Iterable[Diagnostic]) -> None:
+    """Print warnings on standard error."""
+    for diagnostic in diagnostics:
+        click.echo(f"{diagnostic.render('warning')}\n", err=True)
+
+
+def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
+    from tfkit.plugin.discover import DISABLE, canonical
+
+    for plugin in broken:
+        message, place = f"plugin `{plugin.name}` is left out: {plugin.cause}", (plugin.where,) if plugin.where else ()
+        warn([Diagnostic(message, notes=place, help=f"{DISABLE}={canonical(plugin.name)} hides this")])

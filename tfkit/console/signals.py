@@ -42,7 +42,7 @@ def ending() -> Iterator[None]:
             signal.signal(caught, signal.SIG_DFL)
 
 
-class Asked:
+class EndRequest:
     """True from the first signal on; `number` is the signal number."""
 
     number: int | None = None
@@ -52,24 +52,24 @@ class Asked:
 
 
 @contextmanager
-def asked_to_end() -> Iterator[Asked]:
+def asked_to_end() -> Iterator[EndRequest]:
     """Record the first signal to end, or interrupt from the keyboard; a second one ends the process immediately."""
-    asked = Asked()
+    request = EndRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield request
         return
     numbers = [getattr(signal, name) for name in (*NAMES, "SIGINT") if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.number = number
+        request.number = number
         for caught, handler in before.items():
             signal.signal(caught, handler)
 
     for caught in before:
         signal.signal(caught, note)
     try:
-        yield asked
+        yield request
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)

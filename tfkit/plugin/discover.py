@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, 
 from pathlib import Path
 from typing import Any
 
-from tfkit.errors import Diagnostic, SpecError, listing, similar
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.import_code import load_file, load_points
 
 GROUP, SPECS, COMMANDS = "tfkit", "tfkit.specs", "tfkit.commands"
@@ -57,19 +57,22 @@ class Candidate:
         return [point for point in self.points if point.group == group]
 
 
-def wanted(
-    plugin_dirs: Iterable[Path], ambient: bool, disabled: Collection[str]
-) -> tuple[list[Candidate], tuple[str, ...]]:
-    """Find the plugins that are not switched off, see `find_plugins`; also return the names of switched-off plugins.
+def wanted(plugin_dirs: Iterable[Path], ambient: bool) -> tuple[list[Candidate], tuple[str, ...]]:
+    """Find the plugins that are not switched off, see `find_plugins`; also return the names of those that are.
 
     Raises SpecError for two of one name: nobody could switch off one of them.
     """
     candidates = find_plugins(plugin_dirs, ambient)
-    off = _switched_off([candidate.name for candidate in candidates], disabled)
+    off = switched_off()
     names = tuple(dict.fromkeys(candidate.name for candidate in candidates if canonical(candidate.name) in off))
     left = [candidate for candidate in candidates if canonical(candidate.name) not in off]
     _check_names(left)
     return left, names
+
+
+def switched_off() -> set[str]:
+    """Return the canonical names of the plugins to leave out; they need not exist."""
+    return {canonical(name) for name in os.environ.get(DISABLE, "").split(",")}
 
 
 def _check_names(candidates: Iterable[Candidate]) -> None:
@@ -243,18 +246,3 @@ def _candidate(path: Path) -> Candidate:
 
 def _refuse(file: Path, error: Exception) -> Sequence[object]:
     raise ImportError(f"{file}: {error}") from error
-
-
-def _switched_off(names: Sequence[str], disabled: Collection[str]) -> set[str]:
-    """Return the canonical names of the plugins to leave out; names in `TFKIT_DISABLE` need not exist."""
-    canonical_names = {canonical(name) for name in names}
-    unknown = [name for name in disabled if canonical(name) not in canonical_names]
-    if unknown:
-        raise SpecError(*(_unknown_plugin(name, names) for name in unknown))
-    return {canonical(name) for name in [*disabled, *os.environ.get(DISABLE, "").split(",")]} & canonical_names
-
-
-def _unknown_plugin(name: str, names: Sequence[str]) -> Diagnostic:
-    note = f"plugins: {listing(names)}" if names else "no plugin was found"
-    message = f"cannot switch off plugin `{name}`: there is no plugin of that name"
-    return Diagnostic(message, notes=(note,), help=similar("a plugin", name, names))

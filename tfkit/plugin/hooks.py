@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,10 +21,11 @@ from pydantic import PydanticUserError
 from tfkit.errors import Diagnostic, listing, similar
 from tfkit.plugin import hookspecs
 from tfkit.plugin.discover import DISABLE, Candidate, canonical
-from tfkit.plugin.printed import apart
 
 T = TypeVar("T")
 MACHINERY = (__file__, pluggy.__file__, importlib.__file__, pydantic.__file__)
+_REDIRECTION = threading.RLock()
+"""Held while `sys.stdout` is replaced: two threads that restore it in the wrong order would leave it replaced."""
 HOOKS = [name for name in vars(hookspecs) if name.startswith("tfkit_")]
 
 
@@ -108,7 +112,7 @@ class Hooks:
         for part in [part for part, owner in self._parts if owner is candidate]:
             for impl in self._implementations(part, hook):
                 try:
-                    with apart(candidate.label):
+                    with stdout_to_stderr():
                         value = self._value(impl, hook, read, arguments)
                 except HookError as error:
                     self.calls.append(HookCall(hook, candidate.label, error))
@@ -136,6 +140,13 @@ class Hooks:
             return read(value)
         except TypeError as error:
             raise HookError(hook, str(error), _place(impl)) from error
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Redirect what a plugin prints to standard error, so that results stay as they are."""
+    with _REDIRECTION, redirect_stdout(sys.stderr):
+        yield
 
 
 def in_words(error: BaseException) -> str:

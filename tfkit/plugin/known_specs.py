@@ -7,7 +7,7 @@ any code; one that cannot returns folders from its hook `tfkit_specs`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,11 +31,10 @@ class SpecPath:
 
 @dataclass(frozen=True)
 class KnownSpecs:
-    """The specs and the families by their bare names. `disabled` are the names of plugins that were switched off."""
+    """The specs and the families by their bare names."""
 
     files: Mapping[str, SpecPath]
     families: Mapping[str, SpecPath]
-    disabled: tuple[str, ...] = ()
 
     @cached_property
     def by_model_type(self) -> Mapping[str, str]:
@@ -55,14 +54,14 @@ def own_specs() -> Path:
     return packed if packed.is_dir() else package.parent / "specs"
 
 
-def known_specs(folders: Iterable[SpecPath] = (), disabled: Sequence[str] = ()) -> KnownSpecs:
+def known_specs(folders: Iterable[SpecPath] = ()) -> KnownSpecs:
     """Return the specs and families in these folders and in tfkit; raise SpecError for two specs of the same name."""
     spec_paths = list(dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]))
     below = [SpecPath(folder.path / FAMILIES, folder.plugin) for folder in spec_paths]
     (files, clashes), (families, more) = _by_name(spec_paths, "specs"), _by_name(below, "families")
     if clashes or more:
         raise SpecError(*clashes, *more)
-    return KnownSpecs(files, families, tuple(disabled))
+    return KnownSpecs(files, families)
 
 
 def _by_name(folders: Iterable[SpecPath], what: str) -> tuple[dict[str, SpecPath], list[Diagnostic]]:

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.component import Component
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, PluginWarning, SpecError
 from tfkit.plugin.discover import BUILT_IN, DISABLE, Candidate, canonical, own_version, wanted
-from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, where
+from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, stdout_to_stderr, where
 from tfkit.plugin.known_specs import KnownSpecs, SpecPath, declared, known_specs, spec_folders
-from tfkit.plugin.printed import apart
 from tfkit.plugin.registry import Registered, Registry, check_config
-from tfkit.plugin.torch_settings import unchanged_torch
 
 COMPONENTS = "tfkit.components"
 RUNS = "tfkit.run.plugin"
@@ -58,7 +59,7 @@ class BrokenPlugin:
 
 @dataclass(frozen=True)
 class Plugins:
-    """The result of `load_plugins`. `disabled` are the names of those that were switched off."""
+    """The result of `load_plugins`. `disabled` are the names of plugins that were switched off."""
 
     registry: Registry
     loaded: tuple[Plugin, ...]
@@ -84,40 +85,35 @@ class Available:
 
 
 @checked
-def load_plugins(
-    *, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True, disabled: Collection[str] = ()
-) -> Plugins:
+def load_plugins(*, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True) -> Plugins:
     """Load the built-in components, the installed plugins, and the plugins in folders.
 
-    Loading a plugin runs its code. Only plugins that you installed or named are loaded; a spec never loads one.
+    Loading a plugin runs its code. Only plugins that you installed or named are loaded; a spec never loads one. The
+    environment variable `TFKIT_DISABLE` has the names of plugins to leave out, separated by commas.
 
     Args:
         plugin_dirs: a folder or several, as `--plugin-dir` takes them.
         entry_points: also load plugins that this call does not name: the installed distributions, and the folders in
             the environment variable `TFKIT_PLUGIN_DIR` (absolute paths, separated as in `PATH`).
-        disabled: names of plugins to leave out, in addition to the environment variable `TFKIT_DISABLE` (separated
-            by commas).
 
     Raises:
-        SpecError: kinds that are registered twice, two plugins or two specs of one name, misspelt hooks, folders
-            without a plugin, and names in `disabled` that no plugin has.
+        SpecError: kinds that are registered twice, two plugins or two specs of one name, misspelt hooks, and
+            folders without a plugin.
     """
-    candidates, names = wanted(_paths(plugin_dirs), entry_points, disabled)
+    candidates, names = wanted(_paths(plugin_dirs), entry_points)
     loader = _Loader()
     loader.load(_built_in())
     for candidate in candidates:
         loader.load_or_quarantine(candidate)
-    specs = loader.specs(names)
+    specs = loader.specs()
     if loader.problems:
         raise SpecError(*loader.problems)
     return Plugins(loader.registry, tuple(loader.loaded), tuple(loader.broken), names, specs, loader.hooks)
 
 
-def available(
-    *, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True, disabled: Collection[str] = ()
-) -> Available:
+def available(*, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True) -> Available:
     """Return the plugins that `load_plugins` would load, without running code; raise SpecError for equal names."""
-    candidates, off = wanted(_paths(plugin_dirs), entry_points, disabled)
+    candidates, _ = wanted(_paths(plugin_dirs), entry_points)
     folders, broken = [], []
     for candidate in candidates:
         try:
@@ -125,7 +121,7 @@ def available(
         except ImportError as error:
             broken.append(_broken(candidate, error))
     versions = {canonical(candidate.name): candidate.version for candidate in candidates}
-    return Available(versions, known_specs(folders, off), tuple(broken))
+    return Available(versions, known_specs(folders), tuple(broken))
 
 
 def _paths(plugin_dirs: Collection[AnyPath] | AnyPath) -> Iterable[Path]:
@@ -146,7 +142,7 @@ class _Loader:
     def load_or_quarantine(self, candidate: Candidate) -> None:
         try:
             self._folders += declared(candidate)  # data, which does not depend on the code
-            with apart(candidate.label), unchanged_torch(candidate.label):
+            with stdout_to_stderr(), unchanged_torch(candidate.label):
                 self.load(candidate)
         except KeyboardInterrupt:
             raise
@@ -171,10 +167,10 @@ class _Loader:
         self._add(candidate, configs)
         self._folders += folders
 
-    def specs(self, disabled: Sequence[str]) -> KnownSpecs:
+    def specs(self) -> KnownSpecs:
         """Return the specs in all folders; two specs of the same name are problems."""
         try:
-            return known_specs(self._folders, disabled)
+            return known_specs(self._folders)
         except SpecError as error:
             self.problems += error.diagnostics
             return known_specs()
@@ -207,3 +203,45 @@ def _broken(candidate: Candidate, error: BaseException) -> BrokenPlugin:
     noted = error.__cause__ if isinstance(error, HookError) else error
     advice = [*getattr(noted, "__notes__", ()), f"to switch it off: {DISABLE}={canonical(candidate.name)}"]
     return BrokenPlugin(candidate.name, candidate.origin, cause, place, "; ".join(advice))
+
+
+# ---- global settings of torch, which change every model of the process ----
+
+_SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "default dtype": (lambda t: t.get_default_dtype(), lambda t, dtype: t.set_default_dtype(dtype)),
+    "default device": (lambda t: str(t.get_default_device()), lambda t, name: t.set_default_device(_device(name))),
+    "gradient mode": (lambda t: t.is_grad_enabled(), lambda t, mode: t.set_grad_enabled(mode)),
+    "number of threads": (lambda t: t.get_num_threads(), lambda t, number: t.set_num_threads(number)),
+    "deterministic algorithms": (
+        lambda t: t.are_deterministic_algorithms_enabled(),
+        lambda t, mode: t.use_deterministic_algorithms(mode),
+    ),
+    "float32 matmul precision": (
+        lambda t: t.get_float32_matmul_precision(),
+        lambda t, precision: t.set_float32_matmul_precision(precision),
+    ),
+}
+"""The function that reads a setting and the function that sets it, each called with the module `torch`."""
+
+
+@contextmanager
+def unchanged_torch(plugin: str) -> Iterator[None]:
+    """Restore the settings after code of a plugin has run, and warn of those that it changed."""
+    torch = sys.modules["torch"]  # imported by the built-in components, which load before every plugin
+    before = {name: read(torch) for name, (read, _) in _SETTINGS.items()}
+    try:
+        yield
+    finally:
+        changes = []
+        for name, value in before.items():
+            read, write = _SETTINGS[name]
+            if (now := read(torch)) != value:
+                write(torch, value)
+                changes.append(f"torch's {name} from {value} to {now}")
+        if changes:
+            message = f"plugin {plugin} changes {', '.join(changes)}; tfkit restored the setting"
+            warnings.warn(message, PluginWarning, stacklevel=2)
+
+
+def _device(name: str) -> str | None:
+    return None if name == "cpu" else name

@@ -103,7 +103,7 @@ def _digest(module: str, numbers: Iterable[int]) -> str:
     return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest() if digests else ""
 
 
-class _Source:
+class _ModuleSource:
     """The statements of a module."""
 
     def __init__(self, statements: Iterable[_Statement]) -> None:
@@ -177,13 +177,13 @@ class _Statement:
 
     @cached_property
     def _content(self) -> tuple[bytes, frozenset[str], frozenset[Reference]]:
-        reader = _Reader(self._module)
+        reader = _SyntaxReader(self._module)
         reader.read(self._node)
         digest = hashlib.blake2b("\n".join(reader.text).encode(), digest_size=16).digest()
         return digest, frozenset(reader.uses), frozenset(reader.imports)
 
 
-class _Reader:
+class _SyntaxReader:
     """Text of a syntax tree, equal for equal code in every version of Python, and the names in it."""
 
     def __init__(self, module: str) -> None:
@@ -266,14 +266,16 @@ def _is_followed(name: str, importer: str) -> bool:
 
 
 @cache
-def _source(module: str) -> _Source:
+def _source(module: str) -> _ModuleSource:
     """Return the statements of a module; a file that is no source is a single one."""
     file = _file(module)
     content = b"" if file is None else file.read_bytes()
     try:
-        return _Source(_Statement(part, module) for node in ast.parse(content).body for part in _parts(node))
+        return _ModuleSource(_Statement(part, module) for node in ast.parse(content).body for part in _parts(node))
     except (SyntaxError, ValueError, RecursionError):
-        return _Source([_Statement(ast.Expr(ast.Constant(hashlib.blake2b(content).hexdigest().encode())), module)])
+        return _ModuleSource(
+            [_Statement(ast.Expr(ast.Constant(hashlib.blake2b(content).hexdigest().encode())), module)]
+        )
 
 
 def _parts(node: ast.stmt) -> Iterator[ast.stmt]:

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted, similar
-from tfkit.plugin import elsewhere
+from tfkit.plugin import missing
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
-from tfkit.plugin.wanted import where_it_is
+from tfkit.plugin.missing import where_it_is
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import has_weights, model_folder, spec_of
 
@@ -54,12 +54,12 @@ def yaml_files(folder: Path) -> list[Path]:
 
 
 def _unknown_spec(name: str, specs: KnownSpecs, span: Span | None) -> Diagnostic:
-    path, plugin = "extends" if span else "", elsewhere.plugin_of(name)
+    path, plugin = "extends" if span else "", missing.plugin_of(name)
     if plugin is not None:
-        help = where_it_is(plugin, plugin_folders(), specs.disabled)
+        help = where_it_is(plugin, plugin_folders())
         return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
-    names, otherwise = [*specs.files, *elsewhere.names()], "give the path of a file: ./my_model.yaml"
-    near = similar("a spec", name, names, otherwise)
+    names = [*specs.files, *(elsewhere for models in missing.specs_elsewhere().values() for elsewhere in models)]
+    near = similar("a spec", name, names, "give the path of a file: ./my_model.yaml")
     return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
 
 
@@ -84,10 +84,10 @@ def find_family(name: str, specs: KnownSpecs, span: Span) -> Path:
     path = Path(span.source.name).parent / name
     if (name.endswith(SUFFIXES) or os.sep in name) and os.path.exists(path):
         return path
-    plugin = elsewhere.plugin_of_family(name)
+    plugin = missing.plugin_of_family(name)
     if plugin is not None:
         message = f"the family {quoted(name)} comes with the plugin {plugin}, which is not loaded"
-        help = where_it_is(plugin, plugin_folders(), specs.disabled)
+        help = where_it_is(plugin, plugin_folders())
         raise SpecError(Diagnostic(message, span, "checkpoint", help=help))
     near = similar("a family", name, specs.families, "give the path of a file: ./my_family.yaml")
     raise SpecError(Diagnostic(f"there is no family named {quoted(name)}", span, "checkpoint", help=near))

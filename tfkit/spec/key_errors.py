@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, Span, closest, listing, quoted
-from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import Plugins
+from tfkit.plugin.registry import field_docs
 from tfkit.spec.annotations import either
 from tfkit.spec.document import Document
 from tfkit.spec.messages import kind_of, label

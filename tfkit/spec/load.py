@@ -18,7 +18,7 @@ from tfkit.errors import Diagnostic, Span, SpecError, quoted
 from tfkit.plugin.discover import BUILT_IN, canonical
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import Plugins
-from tfkit.plugin.wanted import how_to_get
+from tfkit.plugin.missing import how_to_get
 from tfkit.spec import source
 from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, Read, based, read_based, shortest

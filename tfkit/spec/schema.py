@@ -16,9 +16,8 @@ from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.plugin.discover import BUILT_IN
-from tfkit.plugin.docs import field_docs
 from tfkit.plugin.manager import Plugins
-from tfkit.plugin.registry import Registered
+from tfkit.plugin.registry import Registered, field_docs
 from tfkit.spec.annotations import Shape, extra, numeric, shape_of
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.schema_form import Schema, any_of, ref, told_apart, with_fields_once

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import tfkit
-from tfkit.tools.common.inputs import random_inputs
-from tfkit.tools.cost.count import cost
-from tfkit.tools.cost.result import Cost
+from tfkit.tools.common.model_inputs import random_inputs
+from tfkit.tools.cost.cost import Cost, cost
 
 MARK = "the step that counts"
 ATTEMPTS = 3

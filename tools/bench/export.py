@@ -23,9 +23,9 @@ import torch
 from measure import compare_speeds, ratio, seconds, take_turns
 
 import tfkit
-from tfkit.tools.common.comparison_inputs import example
+from tfkit.tools.common.model_inputs import example
 from tfkit.tools.export.export import export
-from tfkit.tools.export.torchscript import TorchScript
+from tfkit.tools.export.torchscript_format import TorchScript
 
 SHAPES = [(1, 16), (1, 256), (4, 128)]
 STEPS = 16

@@ -27,7 +27,7 @@ from runs import runs, show
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.tools.common.cache import cache_size
+from tfkit.tools.common.memory_needs import cache_size
 
 PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.04e12)}
 """Dense bfloat16 FLOP/s and bytes/s, from the data sheets of the SXM versions."""

@@ -39,7 +39,7 @@ start = time.process_time()
 model = {load}
 print(json.dumps({{"load": time.process_time() - start, "parameters": sum(p.numel() for p in model.parameters())}}))
 """
-OURS = "import tfkit\nfrom tfkit.tools.common.weights import build_with_weights"
+OURS = "import tfkit\nfrom tfkit.tools.common.loading_weights import build_with_weights"
 THEIRS = "import transformers\nfrom transformers import AutoModelForCausalLM, {architecture}"
 COPIED = """
 def copied(model):

@@ -13,7 +13,7 @@ import tokenizers
 from tests.run.training.runs import TEXT, trained
 from tfkit.cli import main
 from tfkit.errors import SpecError
-from tfkit.tools.tokenizer.train import train
+from tfkit.tools.tokenizer import train
 
 from .small import refused, small_run
 

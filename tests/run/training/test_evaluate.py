@@ -24,7 +24,7 @@ from tfkit.run.training.evaluate import evaluate, tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.processes import Processes
-from tfkit.tools.cost.live_memory import LiveMemory
+from tfkit.tools.cost.counter import LiveMemory
 from tfkit.torch_private.tensors import tensors_in
 
 from .runs import Memory, small_run, trained

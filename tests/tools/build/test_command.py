@@ -40,7 +40,7 @@ def test_build_writes_a_model(run: Callable[..., str], specs: Path) -> None:
 def test_build_refuses_what_does_not_fit(
     run: Callable[..., str], golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfkit.tools.common.memory.free_memory", lambda device: 10_000)
+    monkeypatch.setattr("tfkit.tools.common.memory_needs.free_memory", lambda device: 10_000)
     golden("cli/no_memory", run("build", "tiny.yaml", status=1, stderr=True))
     run("build", "tiny.yaml", "--device", "meta")
 

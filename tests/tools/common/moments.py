@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from tfkit.tools.common import workshop
+from tfkit.tools.common import atomic_files
 
 State = dict[str, bytes | None]
 """Of each path below a folder its bytes; None for a folder."""
 CALLS = [(os, name) for name in ("open", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "remove")]
-CALLS += [(io, "open"), (builtins, "open"), (workshop, "exchange")]
+CALLS += [(io, "open"), (builtins, "open"), (atomic_files, "exchange")]
 
 
 def state_of(folder: Path) -> State:

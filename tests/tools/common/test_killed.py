@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tfkit.cli import main
-from tfkit.tools.common import atomic_files, workshop
-from tfkit.tools.common.atomic_files import fresh_file, fresh_folder, names_in, write_file
-from tfkit.tools.common.workshop import extras_of
+from tfkit.tools.common import atomic_files
+from tfkit.tools.common.atomic_files import extras_of, fresh_file, fresh_folder, names_in, write_file
 from tfkit.tools.export.formats import Safetensors
 
 from ..conftest import DECODER
@@ -90,7 +89,7 @@ def test_killed_at_every_moment(name: str, before: str, tmp_path: Path) -> None:
 
 def test_without_an_exchange_the_next_run_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system cannot exchange two folders, one of them is gone for a moment, and never lost."""
-    monkeypatch.setattr(workshop, "exchange", lambda one, other: False)
+    monkeypatch.setattr(atomic_files, "exchange", lambda one, other: False)
     home = tmp_path / "home"
     a_folder(home / "target", "old")
     wanted = [shown(home / "target")]
@@ -110,11 +109,11 @@ def test_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    if not workshop.exchange(tmp_path / "one", tmp_path / "other"):
+    if not atomic_files.exchange(tmp_path / "one", tmp_path / "other"):
         pytest.skip("this file system cannot")
     assert state_of(tmp_path) == {"one": None, "one/other": b"", "other": None, "other/one": b""}
     with pytest.raises(FileNotFoundError):
-        workshop.exchange(tmp_path / "one", tmp_path / "nowhere")
+        atomic_files.exchange(tmp_path / "one", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -150,7 +149,7 @@ def test_who_lives_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_parts_that_are_about_to_be_named_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, put = tmp_path / "target", workshop.put
+    target, put = tmp_path / "target", atomic_files.put
 
     def meanwhile(folder: Path, place: Path) -> None:
         monkeypatch.setattr(atomic_files, "put", put)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import tfkit
-from tfkit.tools.common.page import html_table
+from tfkit.tools.common.pages import html_table
 
 METHODS = {"image/svg+xml": "_repr_svg_", "text/html": "_repr_html_"}
 

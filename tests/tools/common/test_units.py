@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfkit.tools.common.units import short
+from tfkit.tools.common.units import bytes_text, short
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,11 @@ from tfkit.tools.common.units import short
 )
 def test_short(count: int, text: str) -> None:
     assert short(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (497_759_232, "497.8 MB"), (1_623_413_555_200, "1.6 TB")],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert bytes_text(count) == text

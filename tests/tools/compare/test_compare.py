@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.compare.common_inputs import common_inputs
-from tfkit.tools.compare.compare import RETURNED, compare
+from tfkit.tools.compare.comparison import RETURNED, common_inputs, compare
 
 Run = Callable[..., str]
 HEAD = "tfkit: 1\nname: {name}\nd_model: 16\nvocab_size: {vocab}\nmax_len: {length}\n"

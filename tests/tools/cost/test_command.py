@@ -11,9 +11,8 @@ import pytest
 
 import tfkit
 from tfkit.cli import main
-from tfkit.tools.cost.count import cost
-from tfkit.tools.cost.device_file import read_device
-from tfkit.tools.cost.devices import device_of_driver, devices
+from tfkit.tools.cost.cost import cost
+from tfkit.tools.cost.devices import device_of_driver, devices, read_device
 
 SPEC = ("vaswani_base", "--set", "encoder.n_layers=2", "--set", "decoder.n_layers=2")
 

@@ -17,12 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import tfkit
 from tfkit.graph.decode_split import read_whole
 from tfkit.graph.expand import Graph
-from tfkit.tools.common.cache import cache_size
-from tfkit.tools.cost import observe, steps
-from tfkit.tools.cost.count import cost
-from tfkit.tools.cost.kernels import OwnKernels
-from tfkit.tools.cost.shapes import dense, rule_of
-from tfkit.tools.cost.steps import Shape, make_inputs
+from tfkit.tools.common.memory_needs import cache_size
+from tfkit.tools.cost import counter, model_step
+from tfkit.tools.cost.cost import cost
+from tfkit.tools.cost.counter import OwnKernels
+from tfkit.tools.cost.model_step import StepShape, make_inputs
+from tfkit.tools.cost.shape_rules import dense, rule_of
 from tfkit.tools.params.count import count_params
 
 from ...small_specs import OPERATIONS, covering, reduced
@@ -55,7 +55,7 @@ def memory_length(graph: Graph) -> int | None:
 def counted(graph: Graph) -> tuple[int, int]:
     """FLOPs of forward and backward, as torch counts them where attention is not one operation."""
     model = tfkit.build(graph, device="meta").train()
-    inputs = make_inputs(graph, Shape("train", B, T, memory_length(graph)), torch.float32)
+    inputs = make_inputs(graph, StepShape("train", B, T, memory_length(graph)), torch.float32)
     with FlopCounterMode(display=False) as forward:
         out = model(**inputs)
     total = torch.stack([one.sum() for one in tree_leaves(out) if isinstance(one, Tensor)]).sum()
@@ -96,7 +96,7 @@ def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pyte
 
         return None if rule is None else both
 
-    monkeypatch.setattr(observe, "rule_of", checked)
+    monkeypatch.setattr(counter, "rule_of", checked)
     graph = load(name)
     if mode == "decode" and cache_size(graph) is None:
         return
@@ -158,7 +158,7 @@ def test_a_cost_adds_up(name: str) -> None:
 def test_a_mask_is_read_however_attention_is_called(by_name: bool) -> None:
     q = torch.empty(2, 4, 6, 8, device="meta")
     mask = torch.empty(2, 1, 6, 6, device="meta")
-    watch = observe.Watch([])
+    watch = counter.Observer([])
     with OwnKernels(watch, "cuda"), watch:
         if by_name:
             F.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=mask)
@@ -175,7 +175,7 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
     kept: dict[int, Tensor] = {}
     with saved_tensors_hooks(lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
         attend(q, mask)
-    watch = observe.Watch([])
+    watch = counter.Observer([])
     with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, lambda x: x):
         attend(q.to("meta"), mask.to("meta"))
     assert watch.root.tally("").saved == sum(one.untyped_storage().nbytes() for one in kept.values())
@@ -187,7 +187,7 @@ def test_equal_chunks_of_the_loss_count_as_if_each_ran(name: str, monkeypatch: p
     for batch in (4096, 4099):  # nine chunks: equal ones, and ones that differ by a row
         merged = cost(graph, batch=batch, length=8)
         with monkeypatch.context() as all_chunks:
-            all_chunks.setattr(steps, "REPEATED", 2**62)
+            all_chunks.setattr(model_step, "REPEATED", 2**62)
             assert cost(graph, batch=batch, length=8) == merged
 
 

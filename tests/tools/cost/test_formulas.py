@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import tfkit
-from tfkit.tools.cost.count import cost
-from tfkit.tools.cost.result import Cost, Mode
+from tfkit.tools.cost.cost import Cost, Mode, cost
 
 B, T, S = 3, 40, 56  # sequences, tokens, tokens of the memory
 

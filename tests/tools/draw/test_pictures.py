@@ -18,7 +18,7 @@ from tfkit.tools.draw.shapes import Words
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.list_.gallery import shipped
 from tfkit.tools.params.count import count_params
-from tfkit.tools.show.steps import programs_of
+from tfkit.tools.show.layer_programs import programs_of
 
 from ...known import KNOWN, NAMES
 from ...sampling import slow, some

@@ -15,8 +15,7 @@ from tfkit.component import Component
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
 from tfkit.tools.explain.command import lines_of
-from tfkit.tools.explain.explain import Explained, explain
-from tfkit.tools.explain.explanation import Explanation, doc_of, field_papers, papers_of, sentence
+from tfkit.tools.explain.explain import Explained, Explanation, doc_of, explain, field_papers, papers_of, sentence
 
 PLUGIN = '''
 """A feed-forward network of one's own, https://example.org/whole."""

@@ -17,11 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 import tfkit
-from tfkit.tools.export import state, torchscript
-from tfkit.tools.export.check import _gap as gap
+from tfkit.tools.export import script_state, torchscript_format
 from tfkit.tools.export.export import export
-from tfkit.tools.export.format import Inputs
-from tfkit.tools.export.formats import Safetensors, formats_of
+from tfkit.tools.export.formats import Inputs, Safetensors, formats_of
+from tfkit.tools.export.verification import _gap as gap
 
 from ...sampling import slow
 from ..conftest import CAPTIONS, DECODER
@@ -79,14 +78,14 @@ def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
 
 def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[nn.Module], None]) -> None:
     """The file gets another model than the one that is compared."""
-    script = torchscript.scripted
+    script = torchscript_format.scripted
 
     def other(model: fx.GraphModule) -> Any:
         changed = tfkit.build(tfkit.loads(DECODER), seed=3).eval()
         change(changed)
         return script(changed)
 
-    monkeypatch.setattr(torchscript, "scripted", other)
+    monkeypatch.setattr(torchscript_format, "scripted", other)
 
 
 def test_another_weight_is_named(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +139,7 @@ def _late(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | N
 
 
 def test_cached_decoding_alone_may_differ(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "move_on", _late)
+    monkeypatch.setattr(script_state, "move_on", _late)
     with pytest.raises(tfkit.SpecError, match=r"torchscript file differs(.|\n)*cached decoding(.|\n)*differ by"):
         export(model, folder / "model.ts")
 
@@ -172,7 +171,7 @@ def test_a_failure_in_the_middle_leaves_nothing(
     def fail(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(torchscript.TorchScript, *(("write", half) if "written" in when else ("open", fail)))
+    monkeypatch.setattr(torchscript_format.TorchScript, *(("write", half) if "written" in when else ("open", fail)))
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError
     with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left on device"):
         export(model, folder / "model.ts")

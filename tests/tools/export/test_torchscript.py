@@ -14,7 +14,7 @@ import tfkit
 from tfkit.building.builder import graph_of
 from tfkit.spec.render import render
 from tfkit.tools.export.export import Exported, check_format, export
-from tfkit.tools.export.torchscript import TorchScript
+from tfkit.tools.export.torchscript_format import TorchScript
 
 from ...small_specs import PROGRAMS, covering, reduced
 

@@ -56,8 +56,11 @@ def test_list_runs_no_plugin(run: Callable[..., str], tmp_path: Path) -> None:
     assert "tfkit-other, needed by 1, is not loaded: " in text
 
 
-def test_list_names_the_specs_of_plugins_that_are_not_there(run: Callable[..., str]) -> None:
-    (found,) = json.loads(run("list", "deepseek_v3", "--json", "--disable", "tfkit-mla"))
+def test_list_names_the_specs_of_plugins_that_are_not_there(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFKIT_DISABLE", "tfkit-mla")
+    (found,) = json.loads(run("list", "deepseek_v3", "--json"))
     assert (found["plugin"], found["model_type"], found["missing"]) == ("tfkit-mla", "deepseek_v3", ["tfkit-mla"])
-    text = run("list", "deepseek_v3", "--disable", "tfkit-mla")
+    text = run("list", "deepseek_v3")
     assert "it is switched off" in text

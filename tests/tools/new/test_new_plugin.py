@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from tfkit.cli import main
-from tfkit.tools.new import plugin
-from tfkit.tools.new.plugin import PluginNames, installed_from
+from tfkit.tools.new import command as new_command
+from tfkit.tools.new.command import PluginNames, installed_from
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["a", "token_shift", "x" * 24]
@@ -106,14 +106,15 @@ def test_a_name_that_is_taken(name: str, why: str, run: Run) -> None:
     assert not Path(f"tfkit-{name}").exists()
 
 
-@pytest.mark.parametrize("switch", [[], ["--disable", "tfkit-shift"]])
+@pytest.mark.parametrize("disabled", ["", "tfkit-shift"])
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_plugin_of_that_name(switch: list[str], broken: bool, run: Run) -> None:
+def test_a_plugin_of_that_name(disabled: str, broken: bool, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaded, broken or switched off."""
     run("new", "plugin", "shift")
     if broken:
         Path("tfkit-shift/src/tfkit_shift/__init__.py").write_text("raise RuntimeError")
-    again = run("new", "plugin", "shift", "-o", "b", "--plugin-dir", "tfkit-shift", *switch, status=1, stderr=True)
+    monkeypatch.setenv("TFKIT_DISABLE", disabled)
+    again = run("new", "plugin", "shift", "-o", "b", "--plugin-dir", "tfkit-shift", status=1, stderr=True)
     assert "there is a plugin tfkit-shift" in again
 
 
@@ -177,7 +178,9 @@ def test_all_or_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_where_tfkit_is_from(recorded: dict[str, object] | None, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = None if recorded is None else json.dumps(recorded)
-    monkeypatch.setattr(plugin, "distribution", lambda name: SimpleNamespace(version="0.1.0", read_text=lambda _: text))
+    monkeypatch.setattr(
+        new_command, "distribution", lambda name: SimpleNamespace(version="0.1.0", read_text=lambda _: text)
+    )
     assert installed_from() == source
 
 
@@ -185,7 +188,7 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(plugin, "distribution", missing)
+    monkeypatch.setattr(new_command, "distribution", missing)
     assert installed_from() == str(ROOT)
 
 
@@ -197,7 +200,7 @@ def commands(*arguments: str, **environment: str) -> str:
 
 
 def test_the_makefile_installs_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "installed_from", lambda: "https://a.org/$x/tfkit#1")
+    monkeypatch.setattr(new_command, "installed_from", lambda: "https://a.org/$x/tfkit#1")
     run("new", "plugin", "shift")
     assert '"https://a.org/$x/tfkit#1" --editable ".[test]"' in commands(TFKIT="")
     Path("checkout").mkdir()

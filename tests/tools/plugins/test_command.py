@@ -14,7 +14,7 @@ from tests.texts import BROKEN_PLUGIN, FAILING_PLUGIN
 pytestmark = pytest.mark.usefixtures("specs")
 
 
-def test_plugins(specs: Path, run: Callable[..., str]) -> None:
+def test_plugins(specs: Path, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = specs / "plugins"
     folder.mkdir()
     (folder / "failing.py").write_text(FAILING_PLUGIN)
@@ -23,7 +23,8 @@ def test_plugins(specs: Path, run: Callable[..., str]) -> None:
     assert re.search(r"^failing .* 1 component$", out, re.MULTILINE)
     assert "broken: broken_one" in out
     assert "No module named 'there_is_no_such_module'" in out
-    assert "switched off: failing" in run("plugins", "--plugin-dir", "plugins", "--disable", "failing")
     found = json.loads(run("plugins", "--plugin-dir", "plugins", "--json"))
     assert [one["name"] for one in found["loaded"]] == ["tfkit", "failing"]
     assert [one["name"] for one in found["broken"]] == ["broken_one"]
+    monkeypatch.setenv("TFKIT_DISABLE", "failing")
+    assert "switched off: failing" in run("plugins", "--plugin-dir", "plugins")

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 import tfkit
-from tfkit.tools.common import weights
+from tfkit.tools.common import loading_weights
 from tfkit.tools.profile import models
 from tfkit.tools.profile.models import profile as profile_one
 from tfkit.tools.profile.result import Limits, Profile
@@ -95,7 +95,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`plant(path, change)` makes `change(output)` of what a module gives, in every model that is profiled."""
 
     def call(path: str, change: Callable[[torch.Tensor], torch.Tensor], **options: Any) -> None:
-        build = weights.build
+        build = loading_weights.build
 
         def changed(graph: tfkit.Graph, **given: Any) -> fx.GraphModule:
             model = build(graph, **given, **options)
@@ -104,6 +104,6 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             module.forward = lambda *args, **kwargs: change(forward(*args, **kwargs))
             return model
 
-        monkeypatch.setattr(weights, "build", changed)
+        monkeypatch.setattr(loading_weights, "build", changed)
 
     return call

@@ -13,7 +13,7 @@ import torch
 import tfkit
 from tests.tools.profile.conftest import SPECS
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.cost.count import UncountableError
+from tfkit.tools.cost.cost import UncountableError
 from tfkit.tools.profile import assemble, models
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps
@@ -81,7 +81,7 @@ def test_weights_are_those_of_one_model() -> None:
 
 
 def test_too_little_memory(profile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfkit.tools.common.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("tfkit.tools.common.memory_needs.free_memory", lambda device: 1000)
     with pytest.raises(SpecError, match="not enough memory on cpu: a step of `small` needs"):
         profile("small")
 

@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
+from tfkit.tools.common.pages import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
 from tfkit.tools.sweep.page import GAPS, NAMES, ROW, forest, gaps
 from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.results import _compared

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from tests.run.training.cpu import times_torch
 from tests.run.training.runs import same
-from tfkit.tools.common.workshop import held
+from tfkit.tools.common.atomic_files import held
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep import work
 from tfkit.tools.sweep.arms import SweepRun

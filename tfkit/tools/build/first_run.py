@@ -23,9 +23,9 @@ from tfkit.nn.forward_text import GRAPH, forward_text
 from tfkit.nn.program import steps_of
 from tfkit.plugin.registry import last_line
 from tfkit.spec.messages import kind_of
-from tfkit.tools.common.inputs import random_inputs
-from tfkit.tools.common.memory import check_memory, size_of
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
+from tfkit.tools.common.memory_needs import check_memory, size_of
+from tfkit.tools.common.model_inputs import random_inputs
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from tfkit.building.builder import evaluating, inputs_of
 from tfkit.graph.expand import Graph
 from tfkit.tools.check.measure import TOLERANCE, Deviation, difference, distance
-from tfkit.tools.common.comparison_inputs import as_tensors
-from tfkit.tools.common.inputs import random_inputs
-from tfkit.tools.compare.outputs import Outputs, outputs
+from tfkit.tools.common.model_inputs import as_tensors, random_inputs
+from tfkit.tools.compare.comparison import Outputs, outputs
 
 Padding = Literal["none", "left", "right", "rows"]
 Inputs = Mapping[str, Tensor]

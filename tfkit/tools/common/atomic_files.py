@@ -1,16 +1,28 @@
-"""Files and folders that are written completely or not at all, however the process ends."""
+"""Files and folders that are written completely or not at all, however the process ends.
+
+New contents are written to a hidden staging folder next to the target, `.NAME.MARK.new`. It contains `lock`, which is
+locked while its process lives: the system releases it however the process ends. `new` has the new contents, under their
+final name, and `old` the former contents, moved away for them. The next process that writes to the same target removes
+the leftover files of a killed process.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
+import re
+import secrets
+import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.tools.common.workshop import NEW, drop_extras, put, put_extras, sweep, workshop
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -137,3 +149,224 @@ def _flush(folder: Path) -> None:
 def _cannot_write(path: Path, error: Exception) -> SpecError:
     cause = getattr(error, "strerror", None) or str(error)
     return SpecError(Diagnostic(f"cannot write {quoted(str(path))}: {cause}"))
+
+
+# ---- a target and its staging folder ----
+
+
+LOCK, NEW, OLD = "lock", "new", "old"
+MARK = "[0-9a-f]{8}"
+LONGEST = 56
+"""Characters of a target's name in the name of its staging folder: the longest legal name must have room for both."""
+
+
+@contextmanager
+def workshop(place: Path) -> Iterator[Path]:
+    """Create a staging folder for the contents of `place`, with an empty folder `new`; remove it afterwards.
+
+    Raises OSError.
+    """
+    sweep(place)
+    folder, lock = _locked(place)
+    try:
+        (folder / NEW).mkdir()
+        yield folder
+    finally:
+        _finish(folder, lock)
+
+
+def sweep(place: Path) -> None:
+    """Remove the leftover folders of dead processes, after moving back all contents that they had moved away."""
+    for folder in _beside(place, rf"\.{re.escape(place.name[:LONGEST])}\.{MARK}\.new"):
+        if (lock := _taken(folder)) is not None:
+            with suppress(OSError):
+                _finish(folder, lock)
+
+
+def put(folder: Path, place: Path) -> None:
+    """Move the contents of a staging folder to their target: the former contents stay until the new ones are complete.
+
+    If folders cannot be exchanged in one step, the old folder is in the staging folder for a moment.
+    """
+    new = folder / NEW / place.name
+    try:
+        new.replace(place)
+        return
+    except OSError:  # a folder cannot replace a folder with contents
+        if not new.is_dir() or not place.is_dir():
+            raise
+    if not exchange(new, place):
+        (folder / OLD).mkdir()
+        place.rename(folder / OLD / place.name)
+        new.rename(place)
+
+
+# ---- additional files of a target: a folder `NAME.parts-MARK`, which the file at NAME names ----
+
+
+def extras_of(new: Path) -> Path:
+    """Return the folder for additional files of a target that is written at `new`, under a name never used before."""
+    return new.with_name(f"{new.name}.parts-{new.parent.parent.name.split('.')[-2]}")
+
+
+def put_extras(folder: Path, place: Path) -> None:
+    """Move the additional files of a staging folder next to their target, which does not name them yet."""
+    for part in (folder / NEW).iterdir():
+        if part.name != place.name:
+            part.rename(place.with_name(part.name))
+
+
+def drop_extras(folder: Path, place: Path) -> None:
+    """Remove the additional files that the target does not name and that no living process still needs.
+
+    Living processes are determined first: if a process ends before the second check, the target names its files.
+    """
+    dead = [part for part in _beside(place, rf"{re.escape(place.name)}\.parts-{MARK}") if not _lives(part, place)]
+    for part in dead:
+        if not _names(place, part.name):
+            with suppress(FileNotFoundError):  # another process removes it as well
+                part.rename(folder / NEW / part.name)
+
+
+def _lives(part: Path, place: Path) -> bool:
+    maker = _named(place, part.name[-8:])
+    if not maker.is_dir() or (lock := _taken(maker)) is None:
+        return maker.is_dir()
+    os.close(lock)
+    return False
+
+
+def _names(place: Path, name: str) -> bool:
+    """Return True if a file contains a name."""
+    try:
+        with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(name.encode()) >= 0
+    except (ValueError, FileNotFoundError):  # it is empty, or gone
+        return False
+
+
+# ---- the staging folder ----
+
+
+def _named(place: Path, mark: str) -> Path:
+    return place.with_name(f".{place.name[:LONGEST]}.{mark}.new")
+
+
+def _beside(place: Path, pattern: str) -> list[Path]:
+    """Return the folders next to `place` with names of that form."""
+    with suppress(OSError), os.scandir(place.parent) as entries:
+        return [
+            Path(entry)
+            for entry in entries
+            if re.fullmatch(pattern, entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
+    return []
+
+
+def _locked(place: Path) -> tuple[Path, int]:
+    """Create a staging folder; return it and its lock."""
+    while True:
+        folder = _named(place, secrets.token_hex(4))
+        folder.mkdir()
+        try:
+            lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
+        except FileNotFoundError:  # another process removed it as the folder of a dead process
+            continue
+        except BaseException:
+            folder.rmdir()
+            raise
+        with suppress(OSError):
+            if not held(lock):
+                os.close(lock)
+                continue
+        return folder, lock
+
+
+def _taken(folder: Path) -> int | None:
+    """Lock a staging folder whose process is dead, and return the lock.
+
+    Return None if the process lives, or if that is unknown.
+    """
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        with suppress(OSError):  # nothing was in it yet, or nothing any more
+            folder.rmdir()
+        return None
+    except OSError:
+        return None
+    with suppress(OSError):
+        if held(lock):
+            return lock
+    os.close(lock)
+    return None
+
+
+def held(lock: int) -> bool:
+    """Lock a file, and return True if this process now holds the lock.
+
+    Raise OSError if the file system has no locks.
+    """
+    if sys.platform == "win32":
+        raise OSError
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(lock).st_nlink > 0
+
+
+def _finish(folder: Path, lock: int) -> None:
+    try:
+        _restore(folder)
+        _clear(folder)
+    finally:
+        os.close(lock)
+
+
+def _restore(folder: Path) -> None:
+    """Move back all contents that were moved away and were not replaced."""
+    with suppress(FileNotFoundError):
+        for old in (folder / OLD).iterdir():
+            if not os.path.lexists(place := folder.with_name(old.name)):
+                old.rename(place)
+
+
+def _clear(folder: Path) -> None:
+    """Remove a staging folder, its lock last: a process killed here leaves a folder that can be removed."""
+    for part in (NEW, OLD):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    if not any((folder / part).exists() for part in (NEW, OLD)):
+        with suppress(OSError):
+            (folder / LOCK).unlink()
+            folder.rmdir()
+
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Constants of Linux: `man renameat2`."""
+RENAME_SWAP = 2
+"""The flag of macOS: `man renamex_np`."""
+UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+"""The errors of a kernel, a sandbox or a file system without such a call."""
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange two files or folders of a file system. Return False if that is not supported; nothing has then changed.
+
+    Raises:
+        OSError: a file is missing, or may not be moved.
+    """
+    library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    names = os.fsencode(first), os.fsencode(second)
+    if hasattr(library, "renameat2"):
+        failed = library.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+    elif hasattr(library, "renamex_np"):
+        failed = library.renamex_np(*names, RENAME_SWAP)
+    else:
+        return False
+    number = ctypes.get_errno() if failed else 0
+    if failed and number not in UNABLE:
+        raise OSError(number, os.strerror(number), str(first), None, str(second))
+    return not failed

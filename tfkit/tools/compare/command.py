@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console import options
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec
 from tfkit.console.output import print_json, show, stages, table
-from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
-    from tfkit.tools.compare.compare import Comparison
+    from tfkit.tools.compare.comparison import Comparison
 
 ROWS = 12
 """Components that a comparison lists around the place where two models diverge."""
@@ -80,7 +79,7 @@ def compare(
     has_weights = weights or graph.weights or isinstance(other, Path) or other.weights
     if allow_change and not has_weights:
         raise click.UsageError("--allow-change has no effect without weights")
-    from tfkit.tools.compare.compare import compare as run
+    from tfkit.tools.compare.comparison import compare as run
 
     with stages() as stage:
         stage("running both")

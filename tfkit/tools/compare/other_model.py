@@ -24,7 +24,7 @@ from tfkit.checkpoint.weights import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.spec.folder import CONFIG
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 
 
 def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:

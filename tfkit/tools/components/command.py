@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_slot
-from tfkit.console.options import json_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_slot, json_option
 from tfkit.console.output import print_json, show, table
-from tfkit.console.reader import Reader
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def _show_slots(plugins: Plugins, docs: Sequence[ComponentDoc]) -> None:
 
 
 def _show_kinds(docs: Sequence[ComponentDoc]) -> None:
-    from tfkit.plugin.docs import first_paragraph
+    from tfkit.plugin.registry import first_paragraph
 
     show(table(["kind", "from", "description"], [(doc.kind, doc.plugin, first_paragraph(doc.doc)) for doc in docs]))
 

@@ -13,9 +13,8 @@ from annotated_types import Ge, Gt, Lt
 from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, SharedMarker, WireMarker, marker
-from tfkit.plugin.docs import field_docs
-from tfkit.plugin.registry import Registered, Registry
-from tfkit.tools.show.values import text_of
+from tfkit.plugin.registry import Registered, Registry, field_docs
+from tfkit.tools.show.resolved_values import text_of
 
 NAMES = {int: "int", float: "float", str: "text", bool: "bool", type(None): "null"}
 

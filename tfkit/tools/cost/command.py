@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import batch_option, by_option, count_option, dtype_option, json_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import batch_option, by_option, complete_spec, count_option, dtype_option, json_option
 from tfkit.console.output import layers_in_one, percent, print_json, show, table
-from tfkit.console.reader import Reader
 from tfkit.errors import Invalid, SpecError
-from tfkit.tools.common.choices import OPTIMIZERS, Mode, mode_option
+from tfkit.tools.common.modes import OPTIMIZERS, Mode, mode_option
 from tfkit.tools.common.units import bytes_text, flops_text, short
 
 if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
+    from tfkit.tools.cost.cost import Cost, CostRow
     from tfkit.tools.cost.devices import Device
-    from tfkit.tools.cost.result import Cost, Row
 
 
 @command(
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 @batch_option
 @count_option("--length", "Tokens of each; in decode, those in the cache.  [default: 2048, or max_len]")
 @count_option("--memory-length", "Tokens of the encoder's input.  [default: as many]")
-@mode_option("train, prefill (read a prompt) or decode (one more token).", default="train")
+@mode_option("train, prefill (read a prompt) or decode (one more token).")
 @dtype_option("float32, bfloat16, float16 or float64.", default="bfloat16")
 @click.option(
     "--device",
@@ -86,7 +84,7 @@ def cost(
     graph = reader.load(spec)
     import torch
 
-    from tfkit.tools.cost.count import cost as count
+    from tfkit.tools.cost.cost import cost as count
 
     try:
         costs = count(
@@ -109,7 +107,7 @@ def cost(
 
 def _limits(reader: Reader, device: str) -> Device:
     """Return the device with this name, or the device that this file describes."""
-    from tfkit.tools.cost.device_file import find_device
+    from tfkit.tools.cost.devices import find_device
 
     try:
         return find_device(device, plugins=reader.plugins)
@@ -128,7 +126,7 @@ def _as_data(costs: Cost, by: By, device: Device | None) -> dict[str, Any]:
 _HEAD = ("name", "mode", "batch", "length", "memory_length", "dtype", "optimizer", "recompute")
 
 
-def _row_data(row: Row) -> dict[str, Any]:
+def _row_data(row: CostRow) -> dict[str, Any]:
     return {**vars(row), "intensity": row.intensity}
 
 
@@ -152,7 +150,7 @@ def _columns(costs: Cost, device: Device | None) -> list[str]:
     return ["FLOPs", "share", *train, "weights", *kept, "FLOP/B", *(["floor"] if device else [])]
 
 
-def _cells(costs: Cost, row: Row, seconds: float | None) -> list[str]:
+def _cells(costs: Cost, row: CostRow, seconds: float | None) -> list[str]:
     train = costs.mode == "train"
     cells = [flops_text(row.flops_forward), percent(row.flops_forward, costs.total.flops_forward)]
     cells += [flops_text(row.flops_backward)] if train else []

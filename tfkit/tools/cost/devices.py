@@ -1,12 +1,26 @@
-"""Performance limits of devices, from `devices.toml` or from a user's file (see `device_file.py`)."""
+"""Performance limits of devices, from `devices.toml` or from a user's YAML file, read as strictly as a spec.
+
+title: My accelerator          # unless given, the file's name
+flops: {bfloat16: 300e12, float32: 60e12}
+bandwidth: 2e12
+memory: 80e9
+"""
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from tfkit.component import Config, PositiveFloat
+from tfkit.errors import Invalid, SpecError, closest, listing
+from tfkit.plugin.manager import Plugins, load_plugins
+from tfkit.spec.find import SUFFIXES
+from tfkit.spec.resolve import Resolver
+from tfkit.spec.source import read
 
 
 @dataclass(frozen=True)
@@ -48,3 +62,59 @@ def devices() -> dict[str, Device]:
 def device_of_driver(name: str) -> Device | None:
     """Return the device with this driver name; None if `devices.toml` does not contain it."""
     return next((device for device in devices().values() if device.driver_name == name), None)
+
+
+# ---- the file of a user ----
+
+
+TYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8")
+
+
+class DeviceConfig(Config):
+    """The limits of a device."""
+
+    title: str | None = None
+    """Its name for people."""
+    flops: dict[str, PositiveFloat]
+    """FLOPs per second of dense matrix products, two for each multiplication and addition, by type."""
+    bandwidth: PositiveFloat
+    """Bytes per second between memory and chip."""
+    memory: PositiveFloat
+    """Bytes."""
+
+    def check(self) -> None:
+        """Refuse types that no model computes in."""
+        super().check()
+        if not self.flops:
+            raise Invalid("flops", "`flops` is empty", help="write `{bfloat16: 300e12}`, FLOPs per second by type")
+        for name in self.flops:
+            if name not in TYPES:
+                near = closest(name, TYPES)
+                help = f"a type with a similar name: `{near}`" if near else None
+                raise Invalid(f"flops.{name}", f"unknown type `{name}`", notes=[f"types: {listing(TYPES)}"], help=help)
+
+
+def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | None = None) -> Device:
+    """Return the device with this name, or the device that a file describes. A path is relative to `folder`.
+
+    Raises `Invalid` if there is none, and SpecError for a file that cannot be read or has an error.
+    """
+    if name in devices():
+        return devices()[name]
+    if name.endswith(SUFFIXES):
+        return read_device((folder or Path()) / name, plugins=plugins)
+    near = closest(name, list(devices()))
+    help = f"a device with a similar name: `{near}`" if near else "your own figures can be in a file: mine.yaml"
+    raise Invalid("device", f"there are no figures of `{name}`; known are {', '.join(devices())}", help=help)
+
+
+def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:
+    """Read the device that a YAML file describes. Raise SpecError if the file cannot be read or has an error."""
+    path, resolver = Path(path), Resolver(plugins or load_plugins())
+    config = resolver.config(DeviceConfig, read(path), ("device",), {})
+    if resolver.diagnostics:
+        raise SpecError(*resolver.diagnostics)
+    assert isinstance(config, DeviceConfig)
+    tera = {name: flops / 1e12 for name, flops in config.flops.items()}
+    title = config.title or path.stem
+    return Device(path.stem, title, "", tera, int(config.memory), config.bandwidth, str(path))

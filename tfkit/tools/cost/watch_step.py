@@ -1,24 +1,22 @@
-"""One step of a model on the meta device, watched."""
+"""One watched step of a model on the meta device, in which equal layers run once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tfkit.building.builder import graph_of
 from tfkit.component import AttentionConfig, Layer, MaskConfig
 from tfkit.tools.common.ownership import owners_of
-from tfkit.tools.cost.kernels import Kernels, OwnKernels
-from tfkit.tools.cost.layers import Layers
-from tfkit.tools.cost.observe import Place, Tally, Watch
-from tfkit.tools.cost.steps import Step
+from tfkit.tools.cost.counter import Kernels, Observer, OwnKernels, Position, Tallies, Tally, nbytes
+from tfkit.tools.cost.model_step import Step
 from tfkit.torch_private.tensors import tensors_in
 
 EVERYTHING = MaskConfig()
@@ -28,7 +26,7 @@ EVERYTHING = MaskConfig()
 class Seen:
     """The observations about each component, by path: a tally of each of its runs, and further bytes that it keeps."""
 
-    layers: Layers
+    layers: LayerRuns
     tallies: dict[str, list[Tally]] = field(default_factory=dict)
     extra: dict[str, int] = field(default_factory=dict)
 
@@ -38,8 +36,8 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
 
     There is a backward if `train`, and equal layers run once if `merge`.
     """
-    watch = Watch(model.parameters())
-    layers = Layers(watch, merge=merge)
+    watch = Observer(model.parameters())
+    layers = LayerRuns(watch, merge=merge)
     _watch_modules(model, watch, layers)
     with ExitStack() as around:
         around.enter_context(torch.set_grad_enabled(train))
@@ -63,16 +61,16 @@ def frames_of(model: fx.GraphModule) -> list[str]:
     return [path for path, part in owners_of(model).items() if part.owner == path or path in layers]
 
 
-def _watch_modules(model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
+def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) -> None:
     """Tell a watch from now on which component is running, and how much the mask of an attention hides."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     stacked = layers_of(model)
     steps = {f"{path}.{step.name}": step for path, layer in stacked.items() for step in layer.steps}
 
-    def of_component(path: str, args: Any) -> Place:
-        return Place(watch.place.record, path)
+    def of_component(path: str, args: Any) -> Position:
+        return Position(watch.place.record, path)
 
-    def of_core(mask: MaskConfig, args: Any) -> Place:
+    def of_core(mask: MaskConfig, args: Any) -> Position:
         return watch.place._replace(hidden=hidden_share(mask, args[0].size(-2), args[1].size(-2)))
 
     for path in frames_of(model):
@@ -85,13 +83,13 @@ def _watch_modules(model: fx.GraphModule, watch: Watch, layers: Layers) -> None:
             _place(core, watch, partial(of_core, step.mask or EVERYTHING))
 
 
-def _place(module: nn.Module, watch: Watch, place_of: Callable[[Any], Place]) -> None:
+def _place(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
     """Let a watch know the place of a module, which may depend on its arguments, while it runs."""
     module.register_forward_pre_hook(lambda _, args: watch.enter(place_of(args)))
     module.register_forward_hook(lambda *_: watch.leave())
 
 
-def _gathered(watch: Watch, layers: Layers) -> Seen:
+def _gathered(watch: Observer, layers: LayerRuns) -> Seen:
     seen = Seen(layers)
     for path, tally in watch.root.tallies.items():
         seen.tallies.setdefault(path, []).append(tally)
@@ -116,3 +114,281 @@ def _seen(mask: MaskConfig, position: int, n_keys: int) -> int:
     start = 0 if mask.left is None else max(0, position - mask.left)
     end = n_keys if mask.right is None else min(n_keys, position + mask.right + 1)
     return max(0, end - start)
+
+
+# ---- equal layers run once: of each further one, only its output exists, and the number of bytes that it keeps ----
+
+
+class Like(NamedTuple):
+    """The form of a tensor, without its memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Like:
+        """Return the form of a tensor."""
+        return cls(tensor.shape, tensor.dtype)
+
+    def make(self) -> Tensor:
+        """Return a tensor of this form."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+class LayerRun(Tallies):
+    """The observations from one call of a layer, for all equal calls.
+
+    Attributes:
+        keeps: bytes that its forward leaves for the backward, in addition to its inputs and outputs.
+        frees: bytes that are freed if it keeps its inputs, and nothing else.
+        forward: the rise of memory above its level when the forward began.
+        backward: the rise of memory in the backward.
+        held: positions of the arguments that it keeps for the backward.
+        shared: the arguments in `held` that other layers also receive, with the component that keeps them.
+        like: the form of its output.
+    """
+
+    def __init__(self, layer: str) -> None:
+        super().__init__(layer)
+        self.keeps = self.frees = self.forward = self.backward = 0
+        self.held: list[int] = []
+        self.shared: list[tuple[str, int]] = []
+        self.like: Like | None = None
+
+
+class Moment(NamedTuple):
+    """A stretch of time: its peak, or, for a layer, the level of memory at its beginning."""
+
+    level: int
+    held: int
+    """The part of `level` that layers keep at that time in addition to their inputs."""
+    run: LayerRun | None = None
+    backward: bool = False
+
+    def peak(self, *, recompute: bool) -> int:
+        """Return the peak memory. With `recompute`, layers store only their inputs and rerun in the backward."""
+        level = self.level - self.held * recompute
+        if self.run is None:
+            return level
+        if not self.backward:
+            return level + self.run.forward
+        again = max(self.run.forward, self.run.keeps + self.run.backward)
+        return level + (again if recompute else self.run.backward)
+
+
+class Gradients(NamedTuple):
+    """Bytes of the gradients of a layer's weights.
+
+    Attributes:
+        all: bytes of all of them.
+        added: bytes that a further backward of the same weights saves: it adds them, one by one.
+    """
+
+    all: int
+    added: int
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Gradients:
+        """Return the sizes of the gradients of a layer."""
+        sizes = [parameter.nbytes for parameter in layer.parameters() if parameter.requires_grad]
+        return cls(sum(sizes), sum(sizes) - max(sizes, default=0))
+
+
+class LayerRuns:
+    """Runs the layers of a model, equal ones once if `merge`.
+
+    Attributes:
+        calls: every call of a layer, and the call that was observed for it.
+        moments: the memory over time.
+        extra: further bytes that are kept, by component.
+    """
+
+    def __init__(self, watch: Observer, *, merge: bool = True) -> None:
+        self.watch = watch
+        self.merge = merge
+        self.calls: list[tuple[str, LayerRun]] = []
+        self.moments: list[Moment] = []
+        self.extra: list[tuple[str, int]] = []
+        self._runs: dict[Any, LayerRun] = {}
+        self._held = 0
+        self._open: tuple[LayerRun, int] | None = None
+        self._shared: set[int] = set()
+        self._trained: dict[str, Gradients] = {}
+        self._anchor = torch.empty(0, device="meta", requires_grad=True)
+
+    def take_over(self, path: str, layer: nn.Module, further: Any) -> None:
+        """Route the calls of this layer through here from now on; `further` distinguishes layers of equal structure."""
+        forward, kind = layer.forward, (signature(layer), further)
+        layer.forward = lambda *args: self._call(path, layer, forward, kind, args)
+
+    def finish(self) -> None:
+        """Close the last stretch of time."""
+        self._close()
+        self._split()
+
+    def peak(self, *, recompute: bool) -> int:
+        """Return the peak memory."""
+        return max(moment.peak(recompute=recompute) for moment in self.moments)
+
+    def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
+        key, tensors = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
+        number = self.watch.live.number
+        run = self._runs.get(key) if self.merge else None
+        if run is None:
+            run, out = self._observe(path, forward, args, tensors)
+            self._runs[key] = run
+        else:
+            out = self._repeat(path, layer, run, tensors)
+        self.calls.append((path, run))
+        for component, i in run.shared:
+            if number(tensors[i]) not in self._shared:
+                self._shared.add(number(tensors[i]))
+                self.extra.append((path + component.removeprefix(run.layer), nbytes(tensors[i])))
+        return out
+
+    def _observe(
+        self, path: str, forward: Callable[..., Any], args: Any, tensors: list[Tensor]
+    ) -> tuple[LayerRun, Tensor]:
+        """Run a layer, and record its observations."""
+        watch, live, kept = self.watch, self.watch.live, set(self.watch.kept)
+        number = live.number
+        self._split()
+        level, run = live.level, LayerRun(path)
+        with watch.inside(Position(run, path)):
+            out: Tensor = forward(*args)
+        run.like = Like.of(out)
+        run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
+        self.moments.append(Moment(level, self._held, run))
+        live.peak = live.level
+        run.held = [i for i, tensor in enumerate(tensors) if number(tensor) in watch.kept]
+        run.frees = run.keeps - (0 if 0 in run.held else nbytes(tensors[0]))
+        run.shared = list(self._shared_of(run, tensors, kept))
+        if out.requires_grad:
+            self._held += run.frees
+            out.register_hook(lambda grad: self._begin(run))
+            if tensors[0].requires_grad:
+                tensors[0].register_hook(lambda grad: self._close(run))
+        return run, out
+
+    def _shared_of(self, run: LayerRun, tensors: list[Tensor], kept: set[int]) -> Iterator[tuple[str, int]]:
+        """Yield the tensors that the layer keeps in addition to its input: other layers may keep the same tensors."""
+        first, *keys = [self.watch.live.number(tensor) for tensor in tensors]
+        for i, (key, tensor) in enumerate(zip(keys, tensors[1:], strict=True), 1):
+            path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
+            if key not in kept and path is not None and key != first:
+                run.tallies[path].saved -= nbytes(tensor)
+                yield path, i
+
+    def _repeat(self, path: str, layer: nn.Module, run: LayerRun, tensors: list[Tensor]) -> Tensor:
+        """Return the output of a layer that equals a layer that already ran."""
+        watch, live = self.watch, self.watch.live
+        self._split()
+        self.moments.append(Moment(live.level, self._held, run))
+        for tensor in tensors:
+            watch.read(tensor, Tally())
+        watch.keeps = False
+        with watch.inside(Position(Tallies(), path)):
+            out: Tensor = Twin.apply(self, path, layer, run, self._anchor, *tensors)
+        watch.keeps = True
+        if out.requires_grad:
+            for i in run.held:
+                watch.kept.setdefault(live.number(tensors[i]), Tally())
+            live.grow(run.keeps)
+            self._held += run.frees
+        live.peak = live.level
+        return out
+
+    def repeat_backward(self, path: str, layer: nn.Module, run: LayerRun) -> None:
+        """Record the memory that the backward of such a layer frees, and the gradients that it leaves."""
+        live = self.watch.live
+        self._close()
+        self._split()
+        gradients = self._trained.get(path)
+        added = gradients.added if gradients else 0
+        self.moments.append(Moment(live.level - added, self._held, run, backward=True))
+        self._held -= run.frees
+        live.grow(-run.keeps)
+        if gradients is None:
+            self._trained[path] = Gradients.of(layer)
+            live.grow(self._trained[path].all)
+        live.peak = live.level
+
+    def _begin(self, run: LayerRun) -> None:
+        """Begin the backward of a layer."""
+        self._close()
+        self._split()
+        self._open = run, self.watch.live.level
+
+    def _close(self, run: LayerRun | None = None) -> None:
+        """End the backward of the layer of `run`, or of any layer."""
+        if self._open is None or (run is not None and self._open[0] is not run):
+            return
+        (open_run, level), live = self._open, self.watch.live
+        open_run.backward = live.peak - level
+        gradients = self._trained.pop(open_run.layer, Gradients(0, 0))
+        self.moments.append(Moment(level - gradients.added, self._held, open_run, backward=True))
+        self._held -= open_run.frees
+        live.grow(-gradients.all)  # they really exist now
+        self._open, live.peak = None, live.level
+
+    def _split(self) -> None:
+        """Close a stretch of time."""
+        self.moments.append(Moment(self.watch.live.peak, self._held))
+        self.watch.live.peak = self.watch.live.level
+
+
+class Twin(torch.autograd.Function):
+    """A layer equal to an observed one: a stand-in of the same shape, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, layers: LayerRuns, path: str, layer: nn.Module, run: LayerRun, anchor: Tensor, *tensors: Tensor
+    ) -> Any:
+        ctx.back = lambda: layers.repeat_backward(path, layer, run)
+        ctx.like = [Like.of(tensor) for tensor in tensors]
+        ctx.save_for_backward(*[tensors[i] for i in run.held])
+        assert run.like is not None
+        return run.like.make()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.back()
+        needed = ctx.needs_input_grad[5:]
+        return *[None] * 5, *[like.make() if need else None for like, need in zip(ctx.like, needed, strict=True)]
+
+
+def _signs(tree: Any) -> Iterator[Any]:
+    """Yield the properties of a call that its cost depends on: shapes, dtypes, and all arguments except tensors."""
+    if isinstance(tree, Tensor):
+        yield tree.shape, tree.dtype, tree.requires_grad
+    elif isinstance(tree, list | tuple):
+        yield len(tree)
+        for item in tree:
+            yield from _signs(item)
+    else:
+        yield tree
+
+
+def signature(module: nn.Module) -> tuple[Any, ...]:
+    """Return a value that is equal for equal modules: classes, parameter shapes and plain attributes, by name."""
+    return tuple(
+        (path, type(child), tuple(_plain(vars(child).items())), tuple(_shapes(child._parameters)))
+        for path, child in module.named_modules()
+    )
+
+
+def _plain(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value in attributes:
+        if not name.startswith("_"):
+            yield name, value if isinstance(value, bool | int | float | str | None) else _identity(value)
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, list | tuple | Mapping):
+        return repr(value)
+    return id(value)
+
+
+def _shapes(parameters: Mapping[str, nn.Parameter | None]) -> Iterator[Any]:
+    for name, parameter in parameters.items():
+        yield name, None if parameter is None else (parameter.shape, parameter.dtype, parameter.requires_grad)

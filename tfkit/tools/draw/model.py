@@ -12,7 +12,7 @@ from tfkit.graph.order import as_list
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
 from tfkit.tools.draw.stack import chips_of, norm_box, notes_of, tip_of, tower
-from tfkit.tools.show.values import number
+from tfkit.tools.show.resolved_values import number
 
 SIZES = ("d_model", "vocab_size", "max_len")
 

@@ -28,11 +28,11 @@ from tfkit.component import (
 )
 from tfkit.errors import ranges
 from tfkit.graph.expand import Node
-from tfkit.plugin.docs import first_paragraph
+from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.common.ownership import LABELS
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, Layer, Mark, Note, Segment, Tower
-from tfkit.tools.show.values import number, text_of
+from tfkit.tools.show.resolved_values import number, text_of
 
 LONGEST_VALUE = 40
 """Longest value, in characters, that is shown in a picture."""

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 from tfkit.arguments import AnyPath, checked
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.common.page import tag
+from tfkit.tools.common.pages import tag
 from tfkit.tools.draw.shapes import FONTS, INKS, Group, Point, Rect, Shape, Theme, Way, Words, css
 
 ROUND = 6.0

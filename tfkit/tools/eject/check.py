@@ -15,8 +15,8 @@ import torch
 from tfkit.building.builder import build
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
-from tfkit.tools.common.comparison_inputs import as_tensors, whole_cases
-from tfkit.tools.common.memory import free_memory, size_of
+from tfkit.tools.common.memory_needs import free_memory, size_of
+from tfkit.tools.common.model_inputs import as_tensors, whole_cases
 from tfkit.tools.eject.alone import Alone
 from tfkit.tools.eject.runner import Given
 

@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from tfkit.plugin.docs import first_paragraph
+from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.eject.cleanup import Replaced, reads
 from tfkit.tools.eject.code import tree_of
 from tfkit.tools.eject.statements import Function

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.inputs import fixed_lengths
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.runner import FILE, loaded, made
 
 WIDTH = 120

@@ -20,7 +20,7 @@ from tfkit.building.builder import assemble
 from tfkit.building.initialize import rules
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.tools.common.inputs import random_inputs
+from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import reads

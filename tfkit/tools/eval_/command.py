@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import allow_change_option, json_option, weights_option
 from tfkit.console.output import print_json, show, stages, table
-from tfkit.console.reader import Reader
 
 
 @command(

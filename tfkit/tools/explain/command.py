@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec, json_option
 from tfkit.console.output import WIDTH, percent, print_json
-from tfkit.console.reader import Reader
 from tfkit.tools.common.units import bytes_text, scaled, short
 
 if TYPE_CHECKING:
-    from tfkit.tools.explain.explain import Explained
-    from tfkit.tools.explain.explanation import Explanation
+    from tfkit.tools.explain.explain import Explained, Explanation
 
 COLUMNS = (9, 7, 7)
 """Widths of the columns at the right: parameters, their share, the share of FLOPs."""

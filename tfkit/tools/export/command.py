@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec, reader_of
-from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
+from tfkit.console.commands import Reader, command, warn
+from tfkit.console.options import (
+    allow_change_option,
+    complete_spec,
+    dtype_option,
+    json_option,
+    output_option,
+    reader_of,
+    weights_option,
+)
 from tfkit.console.output import print_json, show, stages, table
-from tfkit.console.reader import Reader, warn
 from tfkit.errors import SpecError, printable
 from tfkit.tools.common.units import bytes_text
 
@@ -86,7 +92,7 @@ def export(
     weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
 
-    from tfkit.tools.common.weights import build_with_weights
+    from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.export.export import check_format
     from tfkit.tools.export.export import export as write
 

@@ -21,14 +21,12 @@ from tfkit.checkpoint.finite import BROKEN, not_finite
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import AnyPlugins, load_plugins
-from tfkit.tools.common.atomic_files import check_file, fresh_file
-from tfkit.tools.common.comparison_inputs import example
-from tfkit.tools.common.memory import size_of
+from tfkit.tools.common.atomic_files import check_file, extras_of, fresh_file
+from tfkit.tools.common.memory_needs import size_of
+from tfkit.tools.common.model_inputs import example
 from tfkit.tools.common.units import bytes_text
-from tfkit.tools.common.workshop import extras_of
-from tfkit.tools.export.check import Check, check
-from tfkit.tools.export.format import Format
-from tfkit.tools.export.formats import formats_of
+from tfkit.tools.export.formats import Format, formats_of
+from tfkit.tools.export.verification import Check, check
 
 MARGIN = 2**24
 """The maximum number of bytes of a file in addition to the weights."""

@@ -24,11 +24,10 @@ from tfkit.building.builder import graph_of
 from tfkit.decoding.modules import made_once
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import split_for_decoding
-from tfkit.tools.common.workshop import extras_of
+from tfkit.tools.common.atomic_files import extras_of
+from tfkit.tools.export.exported_programs import MODEL, READ, Cache, Programs, complete, programs, refusals, returned
 from tfkit.tools.export.failing_component import quiet, refused, using
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
-from tfkit.tools.export.pieces import Programs, complete
-from tfkit.tools.export.programs import MODEL, READ, Cache, programs, refusals, returned
+from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened, metadata
 from tfkit.torch_private.tensors import map_nested
 
 OPSET = 20
@@ -231,7 +230,7 @@ class _Sessions(Programs):
             if key in initializers and (tensor := initializers[key].const_value) is not None
         }
 
-    def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
+    def outputs(self, inputs: Inputs, calls: Mapping[str, ComponentCall]) -> Mapping[str, Tensor]:
         import onnx_ir as ir
 
         model = ir.load(self._path)

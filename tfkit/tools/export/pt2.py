@@ -18,11 +18,10 @@ from torch import Tensor, fx
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
 from tfkit.graph.inputs import fixed_lengths
-from tfkit.tools.common.comparison_inputs import as_tensors, example
+from tfkit.tools.common.model_inputs import as_tensors, example
+from tfkit.tools.export.exported_programs import MODEL, Programs, Watched, complete, exported, programs, refusals
 from tfkit.tools.export.failing_component import quiet
-from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata
-from tfkit.tools.export.pieces import Programs, complete
-from tfkit.tools.export.programs import MODEL, Watched, exported, programs, refusals
+from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened, metadata
 from tfkit.torch_private.programs import (
     arguments_of,
     has_compiler,
@@ -73,7 +72,7 @@ class _Loaded(Programs):
     def weights(self) -> Mapping[str, Tensor]:
         return self._programs[MODEL].state_dict
 
-    def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
+    def outputs(self, inputs: Inputs, calls: Mapping[str, ComponentCall]) -> Mapping[str, Tensor]:
         arguments = complete(self.graph, inputs, self.takes(MODEL))
         watched = Watched(self._programs[MODEL])
         with torch.no_grad():
@@ -123,7 +122,7 @@ class _Compiled(Programs):
     def weights(self) -> Mapping[str, Tensor]:
         return self._weights[MODEL]
 
-    def outputs(self, inputs: Inputs, calls: Mapping[str, Call]) -> Mapping[str, Tensor]:
+    def outputs(self, inputs: Inputs, calls: Mapping[str, ComponentCall]) -> Mapping[str, Tensor]:
         """Run the uncompiled program, because compiled code has no modules."""
         watched = Watched(exported(self._model, example(self._model), fixed=fixed_lengths(self.graph)))
         with torch.no_grad():

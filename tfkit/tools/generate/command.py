@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console import options
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec
 from tfkit.console.output import print_json, stages
-from tfkit.console.reader import Reader
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.tools.generate.prompts import Asked, Job, job_of
+from tfkit.tools.generate.prompts import Job, Request, job_of
 
 if TYPE_CHECKING:
     from torch import fx
@@ -88,84 +87,84 @@ TITLE = 40
 @options.dtype_option("float32, bfloat16 ...  [default: that of the weights]")
 @options.json_option
 def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
-    asked = Asked(**options)
-    _check_usage(asked)
+    request = Request(**options)
+    _check_usage(request)
     graph = reader.load(spec)
-    weights = reader.weights(spec, asked.weights, allow_change=asked.allow_change)
-    asked = replace(asked, weights=weights)
+    weights = reader.weights(spec, request.weights, allow_change=request.allow_change)
+    request = replace(request, weights=weights)
     try:
-        job = job_of(asked, graph)
+        job = job_of(request, graph)
         with stages() as stage:
-            model = _model(asked, graph, stage)
-        live = None if json else Live(_titles(job, asked.samples))
-        texts, generated, seconds = _run(model, job, asked, live)
+            model = _model(request, graph, stage)
+        live = None if json else Live(_titles(job, request.samples))
+        texts, generated, seconds = _run(model, job, request, live)
     except SpecError:
         raise
     except ValueError as error:  # of the prompt: too long, not in the vocabulary
         raise SpecError(Diagnostic(str(error))) from error
     if json:
-        print_json(_result(job, texts, generated, asked, seconds))
+        print_json(_result(job, texts, generated, request, seconds))
     else:
         click.echo(_speed(generated, seconds), err=True)
 
 
-def _check_usage(asked: Asked) -> None:
+def _check_usage(request: Request) -> None:
     """Refuse options that contradict each other."""
-    prompts = asked.prompt or asked.prompt_file
-    if not prompts and not asked.tokens:
+    prompts = request.prompt or request.prompt_file
+    if not prompts and not request.tokens:
         raise click.UsageError("there is nothing to continue: give --prompt, --prompt-file or --tokens")
-    if asked.tokens and (prompts or asked.tokenizer):
+    if request.tokens and (prompts or request.tokenizer):
         raise click.UsageError("--tokens goes without --prompt, --prompt-file and --tokenizer")
-    if asked.prompt.count("-") > 1:
+    if request.prompt.count("-") > 1:
         raise click.UsageError("standard input can be only one prompt")
-    if "" in asked.stop:
+    if "" in request.stop:
         raise click.UsageError("an empty --stop would end every text at once")
-    for option, value in (("--top-k", asked.top_k), ("--top-p", asked.top_p)):
-        if value is not None and asked.temperature == 0:
+    for option, value in (("--top-k", request.top_k), ("--top-p", request.top_p)):
+        if value is not None and request.temperature == 0:
             raise click.UsageError(f"{option} has no effect at temperature 0: give a --temperature")
-    if asked.samples > 1 and asked.temperature == 0:
+    if request.samples > 1 and request.temperature == 0:
         raise click.UsageError("at temperature 0 all samples are the same: give a --temperature")
 
 
-def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.GraphModule:
+def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.GraphModule:
     import torch
 
     from tfkit.building.builder import build
-    from tfkit.tools.common.memory import check_memory
-    from tfkit.tools.common.weights import build_with_weights
+    from tfkit.tools.common.loading_weights import build_with_weights
+    from tfkit.tools.common.memory_needs import check_memory
 
-    device = options.device_of(asked.device)
+    device = options.device_of(request.device)
     if device.type == "meta":
         raise click.UsageError("on the meta device there are no values to compute with")
-    dtype = getattr(torch, asked.dtype) if asked.dtype else None
-    if asked.weights is not None:
-        stage(f"reading {asked.weights}")
-        return build_with_weights(graph, asked.weights, device=device, dtype=dtype, allow_change=asked.allow_change)
+    dtype = getattr(torch, request.dtype) if request.dtype else None
+    if request.weights is not None:
+        stage(f"reading {request.weights}")
+        return build_with_weights(graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change)
     click.echo("warning: without --weights the model is random, and so is its text", err=True)
     stage("building")
     check_memory(build(graph, device="meta", dtype=dtype), device)
-    return build(graph, device=device, dtype=dtype, seed=asked.seed)
+    return build(graph, device=device, dtype=dtype, seed=request.seed)
 
 
-def _run(model: fx.GraphModule, job: Job, asked: Asked, live: Live | None) -> tuple[list[str], Generated, float]:
+def _run(model: fx.GraphModule, job: Job, request: Request, live: Live | None) -> tuple[list[str], Generated, float]:
     """Generate, and return the texts, their tokens, and the elapsed seconds."""
     import tfkit.decoding.generate as decoding
     from tfkit.decoding.text import Texts
 
-    texts = Texts(job.tokenizer, len(job.prompts) * asked.samples, job.stop_texts, live or (lambda texts: None))
+    texts = Texts(job.tokenizer, len(job.prompts) * request.samples, job.stop_texts, live or (lambda texts: None))
     begin = time.perf_counter()
     try:
         generated = decoding.generate(
             model,
             job.tokens,
             max_new_tokens=job.max_new_tokens,
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            repetition_penalty=asked.repetition_penalty,
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            repetition_penalty=request.repetition_penalty,
             stop=job.stop_ids,
-            n_samples=asked.samples,
-            seed=asked.seed,
+            n_samples=request.samples,
+            seed=request.seed,
             on_token=texts,
             **job.inputs,
         )
@@ -220,13 +219,13 @@ def _speed(generated: Generated, seconds: float) -> str:
     return f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s"
 
 
-def _result(job: Job, texts: Sequence[str], generated: Generated, asked: Asked, seconds: float) -> dict[str, Any]:
+def _result(job: Job, texts: Sequence[str], generated: Generated, request: Request, seconds: float) -> dict[str, Any]:
     rows = zip(texts, generated.rows(), generated.ended, strict=True)
     return {
         "texts": [
             {
-                "prompt": job.prompts[row // asked.samples],
-                "sample": row % asked.samples + 1,
+                "prompt": job.prompts[row // request.samples],
+                "sample": row % request.samples + 1,
                 "text": text,
                 "tokens": tokens,
                 "ended": ended,

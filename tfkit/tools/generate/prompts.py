@@ -22,7 +22,7 @@ MOST = 100
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The options of the command, without the spec."""
 
     weights: Path | None
@@ -57,7 +57,7 @@ class Job:
     stop_texts: list[str]
 
 
-def job_of(asked: Asked, graph: Graph) -> Job:
+def job_of(request: Request, graph: Graph) -> Job:
     """Resolve a request into a job. All errors are raised here, before the model takes memory and time."""
     from tfkit.graph.decode_split import split_for_decoding
     from tfkit.graph.sequence_limits import max_len, rows_of
@@ -67,43 +67,49 @@ def job_of(asked: Asked, graph: Graph) -> Job:
     for name in (*parts.given_again[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
         if not graph.inputs[name].optional:
             raise SpecError(Diagnostic(f"`{graph.name}` also reads `{name}`, which a prompt does not have"))
-    tokenizer = _tokenizer(asked)
+    tokenizer = _tokenizer(request)
     _check_vocabulary(tokenizer, rows_of(graph, main))
-    prompts = _prompts(asked)
+    prompts = _prompts(request)
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     tokens, inputs = rows, {}
     if once:
-        tokens, inputs = [[_start(asked, graph, tokenizer)]] * len(rows), {once[0]: rows}
-    elif asked.start is not None:
+        tokens, inputs = [[_start(request, graph, tokenizer)]] * len(rows), {once[0]: rows}
+    elif request.start is not None:
         raise click.UsageError(f"--start has no effect: {graph.name} has no encoder, and continues the prompt")
     longest, limit = max(map(len, tokens)), max_len(graph)
     fit = MOST if limit is None else max(1, min(MOST, limit - longest))
-    stops = {stop: tokenizer.special(stop) for stop in asked.stop}
+    stops = {stop: tokenizer.special(stop) for stop in request.stop}
     return Job(
         prompts=prompts,
         tokenizer=tokenizer,
         tokens=tokens,
         inputs=inputs,
-        max_new_tokens=asked.max_new_tokens or fit,
+        max_new_tokens=request.max_new_tokens or fit,
         stop_ids=[token for token in stops.values() if token is not None],
         stop_texts=[text for text, token in stops.items() if token is None],
     )
 
 
-def _tokenizer(asked: Asked) -> Tokenizer:
+def _tokenizer(request: Request) -> Tokenizer:
     from tfkit.decoding.text import NumberTokenizer, load_tokenizer
-    from tfkit.tools.common.tokenizer_files import OURS
+    from tfkit.tools.common.loading_weights import OURS
 
-    if asked.tokens:
+    if request.tokens:
         return NumberTokenizer()
-    if asked.tokenizer is not None:
-        return load_tokenizer(asked.tokenizer)
-    folder = None if asked.weights is None else asked.weights if os.path.isdir(asked.weights) else asked.weights.parent
+    if request.tokenizer is not None:
+        return load_tokenizer(request.tokenizer)
+    folder = (
+        None
+        if request.weights is None
+        else request.weights
+        if os.path.isdir(request.weights)
+        else request.weights.parent
+    )
     candidates = [] if folder is None else [folder / name for name in OURS]
     for path in candidates:
         if os.path.exists(path):
             return load_tokenizer(path)
-    where = " beside the weights" if asked.weights is not None else ""
+    where = " beside the weights" if request.weights is not None else ""
     help = "give a file with --tokenizer, or token ids with --tokens instead of a prompt"
     raise SpecError(Diagnostic(f"there is no {' or '.join(OURS)}{where}", help=help))
 
@@ -114,9 +120,9 @@ def _check_vocabulary(tokenizer: Tokenizer, rows: int | None) -> None:
         raise SpecError(Diagnostic(message, help="use the tokenizer that the model was trained with"))
 
 
-def _prompts(asked: Asked) -> list[str]:
-    prompts = [_text(None) if prompt == "-" else prompt for prompt in asked.prompt]
-    return [*prompts, *map(_text, asked.prompt_file), *asked.tokens]
+def _prompts(request: Request) -> list[str]:
+    prompts = [_text(None) if prompt == "-" else prompt for prompt in request.prompt]
+    return [*prompts, *map(_text, request.prompt_file), *request.tokens]
 
 
 def _text(path: Path | None) -> str:
@@ -133,11 +139,11 @@ def _text(path: Path | None) -> str:
         raise SpecError(Diagnostic(f"cannot read {name}: it is not UTF-8")) from error
 
 
-def _start(asked: Asked, graph: Graph, tokenizer: Tokenizer) -> int:
-    if asked.start is None:
+def _start(request: Request, graph: Graph, tokenizer: Tokenizer) -> int:
+    if request.start is None:
         message = f"{graph.name} has an encoder that reads the prompt: its decoder needs a first token"
         raise SpecError(Diagnostic(message, help="give --start, as a special token or an id: T5 has 0, BART 2"))
-    token = tokenizer.special(asked.start)
-    if token is None and not asked.start.isdecimal():
-        raise SpecError(Diagnostic(f"--start {quoted(asked.start)} is neither a special token nor a number"))
-    return int(asked.start) if token is None else token
+    token = tokenizer.special(request.start)
+    if token is None and not request.start.isdecimal():
+        raise SpecError(Diagnostic(f"--start {quoted(request.start)} is neither a special token nor a number"))
+    return int(request.start) if token is None else token

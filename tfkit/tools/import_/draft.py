@@ -24,7 +24,7 @@ from tfkit.spec.folder import has_weights
 from tfkit.spec.read_family import family_of
 from tfkit.spec.source import plain
 from tfkit.spec.tree import node_of
-from tfkit.tools.show.values import text_of
+from tfkit.tools.show.resolved_values import text_of
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from tfkit.checkpoint.config_json.writing import value_at, write_fields
 from tfkit.component import BlockConfig, Component, Config, case_of
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
-from tfkit.plugin import elsewhere
+from tfkit.plugin import missing
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
-from tfkit.plugin.wanted import where_it_is
+from tfkit.plugin.missing import where_it_is
 from tfkit.spec.brackets import expanded
 from tfkit.spec.family import FamilyConfig
 from tfkit.spec.find import find_spec, plugin_folders
@@ -31,7 +31,7 @@ from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft, nearest, other_layers
-from tfkit.tools.show.values import text_of
+from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -173,10 +173,10 @@ def family_of(config: Mapping, specs: KnownSpecs) -> str:
 def _unknown_family(
     config: Mapping, model_type: str, families: Collection[str], span: Span, specs: KnownSpecs
 ) -> Diagnostic:
-    plugin = elsewhere.plugin_of_family(model_type)
+    plugin = missing.plugin_of_family(model_type)
     if plugin is not None:
         message = f"model type {quoted(model_type)} comes with the plugin {plugin}, which is not loaded"
-        help = where_it_is(plugin, plugin_folders(), specs.disabled)
+        help = where_it_is(plugin, plugin_folders())
         return Diagnostic(message, span, "model_type", help=help)
     if layers := other_layers(config):
         return layers

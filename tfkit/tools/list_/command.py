@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
 from tfkit.console.output import print_json, show, table
-from tfkit.console.reader import Reader
 from tfkit.tools.common.units import short
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def _special(spec: Shipped) -> str:
 def _missing(specs: Sequence[Shipped], installed: Available) -> Iterator[str]:
     """Yield how to install the plugins that some of the specs need."""
     from tfkit.plugin.discover import canonical
-    from tfkit.plugin.wanted import where_it_is
+    from tfkit.plugin.missing import where_it_is
     from tfkit.spec.find import plugin_folders
 
     for text in sorted({text for spec in specs for text in spec.missing}):
@@ -89,5 +88,5 @@ def _missing(specs: Sequence[Shipped], installed: Available) -> Iterator[str]:
             version = installed.versions[canonical(name)] or "none"
             yield f"\n{text}, needed by {count}, is another version than {version}"
         else:
-            help = where_it_is(name, plugin_folders(), installed.specs.disabled)
+            help = where_it_is(name, plugin_folders())
             yield f"\n{text}, needed by {count}, is not loaded: {help}"

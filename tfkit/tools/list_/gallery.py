@@ -11,7 +11,7 @@ from functools import cache
 from typing import Literal
 
 from tfkit.errors import SpecError
-from tfkit.plugin import elsewhere
+from tfkit.plugin import missing
 from tfkit.plugin.discover import BUILT_IN, canonical
 from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Available, available
@@ -121,7 +121,7 @@ def _is_there(text: str, installed: Available) -> bool:
 
 def _absent(installed: Available) -> Iterator[Shipped]:
     """Yield the specs of tfkit's plugins that are not available."""
-    for plugin, specs in elsewhere.specs().items():
+    for plugin, specs in missing.specs_elsewhere().items():
         if plugin not in installed.versions:
             for name in specs.keys() - installed.specs.files.keys():
                 yield Shipped(name, plugin, "", None, None, specs[name] or None, None, (plugin,), (plugin,))

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from keyword import iskeyword
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import output_option
-from tfkit.console.reader import Reader
-from tfkit.errors import printable
+from tfkit.errors import Diagnostic, SpecError, printable, quoted
+from tfkit.plugin.discover import canonical
+from tfkit.tools.common.atomic_files import names_in, written_folder
+
+if TYPE_CHECKING:
+    from tfkit.plugin.manager import Plugins
 
 
 @command(
@@ -30,9 +42,122 @@ from tfkit.errors import printable
 @click.argument("name", metavar="NAME")
 @output_option("DIR", "The folder to write.  [default: tfkit-NAME]")
 def new(reader: Reader, what: str, name: str, output: Path | None) -> None:
-    from tfkit.tools.new.plugin import checked_names, write_plugin
-
     names = checked_names(name, reader.found)
     folder = output or Path(names.distribution)
     files = write_plugin(names, folder)
     click.echo(f"wrote {printable(str(folder))}: {len(files)} files; next: make test, in it")
+
+
+# ---- the project of a new plugin: the files in `template/`, a plugin that works, under another name ----
+
+
+TEMPLATE = Path(__file__).parent / "template"
+CACHES = re.compile(r"\..*|__pycache__")
+WORDS = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+LONGEST = 24
+NOT_IN_YAML = ("null", "true", "false")
+
+
+@dataclass(frozen=True)
+class PluginNames:
+    """The names that follow from the name of a plugin, `token_shift`."""
+
+    word: str
+
+    @property
+    def distribution(self) -> str:
+        """`tfkit-token-shift`."""
+        return f"tfkit-{self.word.replace('_', '-')}"
+
+    @property
+    def camel(self) -> str:
+        """`TokenShift`, with which the names of classes begin."""
+        return "".join(word.capitalize() for word in self.word.split("_"))
+
+    def rendered(self, text: str) -> str:
+        """Fill in a text of the template, or a file name, for this plugin."""
+        text = text.replace("tfkit-template", self.distribution).replace("@TFKIT@", _for_make(installed_from()))
+        return text.replace("Template", self.camel).replace("template", self.word)
+
+
+def checked_names(name: str, plugins: Plugins) -> PluginNames:
+    """Derive the names of a plugin; raise SpecError if `name` is not lower-case words, or is taken."""
+    names = PluginNames(name.replace("-", "_"))
+    if not WORDS.fullmatch(name) or len(name) > LONGEST:
+        message = f"{quoted(name)} is not a name for a plugin"
+        raise SpecError(Diagnostic(message, help=f"lower-case words, up to {LONGEST} characters: token_shift"))
+    taken = _taken(names, plugins)
+    if taken is not None:
+        raise SpecError(Diagnostic(f"the name {quoted(name)} is taken: {taken}"))
+    return names
+
+
+def _taken(names: PluginNames, plugins: Plugins) -> str | None:
+    """Return whatever already has the name, or None."""
+    if iskeyword(names.word) or names.word in NOT_IN_YAML:
+        return "it is a word of Python's or YAML's"
+    if names.word in sys.stdlib_module_names:
+        return "it is a module of Python's library"
+    plugin_names = [
+        *(plugin.name for plugin in plugins.loaded),
+        *(plugin.name for plugin in plugins.broken),
+        *plugins.disabled,
+    ]
+    names_in_use = {canonical(name): name for name in plugin_names}
+    if names.distribution in names_in_use:
+        return f"there is a plugin {names_in_use[names.distribution]}"
+    kind, spec = plugins.registry.find("ffn", names.word), plugins.specs.files.get(f"{names.word}_tiny")
+    if spec is not None:
+        return f"there is a spec {spec.path.stem}, {spec.plugin}"
+    return None if kind is None else f"it is an ffn kind, {kind.plugin}"
+
+
+def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
+    """Write the project to a folder, completely or not at all; returns the paths of its files in the folder.
+
+    Raises:
+        SpecError: the folder cannot be written, is not empty, or is the current one.
+    """
+    if names_in(folder):
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} is not empty", help="name a new folder: -o DIR"))
+    if folder.exists() and folder.samefile(Path()):
+        raise SpecError(Diagnostic("the current folder cannot be replaced", help="name a new folder: -o DIR"))
+    files = dict(_files(names))
+    with written_folder(folder) as new:
+        for path, text in files.items():
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            (new / path).write_text(text, encoding="utf-8")
+    return sorted(files)
+
+
+def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
+    """Yield the files of the project. In the template, hidden files begin with `dot-`; caches are skipped."""
+    for path in TEMPLATE.rglob("*"):
+        parts = path.relative_to(TEMPLATE).parts
+        if path.is_file() and not any(map(CACHES.fullmatch, parts)):
+            place = Path(*(re.sub("^dot-", ".", names.rendered(part)) for part in parts))
+            yield place, names.rendered(path.read_text(encoding="utf-8"))
+
+
+def installed_from() -> str:
+    """Return the argument with which pip installs this tfkit elsewhere: a folder, a URL, or a requirement."""
+    try:
+        tfkit = distribution("tfkit")
+    except PackageNotFoundError:
+        return str(Path(__file__).parents[3])
+    recorded = tfkit.read_text("direct_url.json")  # https://packaging.python.org/en/latest/specifications/direct-url/
+    if recorded is None:
+        return f"tfkit>={tfkit.version}"
+    origin = json.loads(recorded)
+    if "vcs_info" in origin:
+        return f"{origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname  # it imports the clients of the network
+
+    url = urlsplit(origin["url"])
+    return url2pathname(url.path) if url.scheme == "file" else origin["url"]
+
+
+def _for_make(text: str) -> str:
+    """Escape a text for a make variable."""
+    return text.replace("$", "$$").replace("#", r"\#")

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec, json_option
 from tfkit.console.output import layers_in_one, merged, percent, print_json, retitled, show, table
-from tfkit.console.reader import Reader
 from tfkit.tools.common.units import bytes_text, short
 
 if TYPE_CHECKING:
-    from tfkit.tools.common.cache import CacheSize
+    from tfkit.tools.common.memory_needs import CacheSize
     from tfkit.tools.params.count import By, Params
 
 SIDE_BY_SIDE = 2

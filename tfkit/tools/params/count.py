@@ -13,15 +13,15 @@ from tfkit.building.builder import build
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.tables import table_owner
 from tfkit.nn import StackedLinear
-from tfkit.tools.common.cache import CacheSize, cache_size
+from tfkit.tools.common.memory_needs import CacheSize, cache_size
 from tfkit.tools.common.ownership import Ownership, in_rows, owners_of
-from tfkit.tools.common.page import html_table
+from tfkit.tools.common.pages import html_table
 
 By = Literal["component", "node", "layer", "module"]
 
 
 @dataclass(frozen=True)
-class Row:
+class ParameterRow:
     """A row of the count. `non_embedding` is its count without embedding tables."""
 
     name: str
@@ -36,7 +36,7 @@ class Params:
 
     name: str
     by: By
-    rows: tuple[Row, ...]
+    rows: tuple[ParameterRow, ...]
     total: int
     non_embedding: int
     trainable: int
@@ -50,7 +50,7 @@ class Params:
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        total = Row("total", "total", self.total, self.non_embedding)
+        total = ParameterRow("total", "total", self.total, self.non_embedding)
         rows = [(row.label, f"{row.parameters:,}", f"{row.non_embedding:,}") for row in (*self.rows, total)]
         return html_table(self.name, (self.by, "parameters", "non-embedding"), rows)
 
@@ -80,7 +80,7 @@ def count_params(graph: AnySpec, by: By = "component") -> Params:
         name=graph.name,
         by=by,
         rows=tuple(
-            Row(
+            ParameterRow(
                 name,
                 label,
                 sum(weight.count for weight in owned),

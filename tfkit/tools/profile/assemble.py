@@ -11,10 +11,9 @@ from torch import fx
 from tfkit.building.builder import graph_of
 from tfkit.building.placement import name_of
 from tfkit.graph.expand import Graph
-from tfkit.tools.common.memory import check_free
+from tfkit.tools.common.memory_needs import check_free
 from tfkit.tools.common.ownership import Ownership
-from tfkit.tools.cost.count import UncountableError, cost
-from tfkit.tools.cost.result import ComponentCost, Cost, part_phases
+from tfkit.tools.cost.cost import ComponentCost, Cost, UncountableError, cost, part_phases
 from tfkit.tools.profile.attribution import (
     Owner,
     Times,

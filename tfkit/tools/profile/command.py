@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console import options
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec
 from tfkit.console.output import print_json, progress, retitled, show
-from tfkit.console.reader import Reader
 from tfkit.errors import printable
-from tfkit.tools.common.choices import mode_option
+from tfkit.tools.common.modes import mode_option
 
 if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
@@ -53,7 +52,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 )
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; cuda unless there is none.")
-@mode_option("The kind of step: train, prefill or decode.", default="train")
+@mode_option("The kind of step: train, prefill or decode.")
 @options.dtype_option("Type of weights and activations: float32, bfloat16, float16 or float64.", default="float32")
 @click.option("--compile", is_flag=True, help="Compile the model as a whole.")
 @options.batch_option

@@ -17,7 +17,7 @@ from torch.profiler import profile as torch_profile
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.tools.common.weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.profile.assemble import Run, assemble_profile, predict
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.report.trace import write_trace

@@ -22,7 +22,7 @@ from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.inputs import fixed_length, length_of
 from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.tools.common.atomic_files import names_in, written_folder
-from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.modes import Mode
 from tfkit.tools.profile.limits import limits_of
 from tfkit.tools.profile.measure import count_steps, measure
 from tfkit.tools.profile.result import Profile, rows

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from tfkit.console.output import merged
-from tfkit.tools.common.choices import Mode
+from tfkit.tools.common.modes import Mode
 from tfkit.tools.common.ownership import By, in_rows
 
 STEP_ROWS = ("model", "compiled", "loss", "optimizer", "zero_grad")

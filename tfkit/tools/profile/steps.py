@@ -19,9 +19,9 @@ from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_d
 from tfkit.run.training.loss import Loss
 from tfkit.run.training.optimizer import adamw
 from tfkit.run.training.without_head import find_ends
-from tfkit.tools.common.choices import Mode
-from tfkit.tools.common.inputs import random_inputs
-from tfkit.tools.common.memory import size_of
+from tfkit.tools.common.memory_needs import size_of
+from tfkit.tools.common.model_inputs import random_inputs
+from tfkit.tools.common.modes import Mode
 from tfkit.tools.common.ownership import Ownership, owners_of
 from tfkit.tools.cost.watch_step import frames_of
 from tfkit.tools.profile.limits import synchronize

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import forms_option, json_option, number_option, output_option, shown_number
-from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
-    from tfkit.tools.diff.differences import Difference
+    from tfkit.tools.diff import Difference
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 

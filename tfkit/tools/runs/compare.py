@@ -16,7 +16,7 @@ from tfkit.run.read_run import RunText, resolve_run
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.folder import RUN
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.diff.differences import Difference
+from tfkit.tools.diff import Difference
 from tfkit.tools.runs.variants import Variant, variants
 from tfkit.tools.sweep.arms import SweepRun, check_margin, check_number, collected
 from tfkit.tools.sweep.equal import SIZES, unequal, unlike

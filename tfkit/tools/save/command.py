@@ -7,11 +7,16 @@ from typing import Any
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import (
+    allow_change_option,
+    complete_spec,
+    dtype_option,
+    json_option,
+    output_option,
+    weights_option,
+)
 from tfkit.console.output import print_json, stages
-from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
 
@@ -60,7 +65,7 @@ def save(
         raise click.UsageError("--allow-drop has no effect in the layout tfkit")
     import torch
 
-    from tfkit.tools.common.weights import build_with_weights
+    from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 

@@ -30,7 +30,7 @@ from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
 from tfkit.spec.load import Spec
 from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import fresh_folder, names_in
-from tfkit.tools.common.tokenizer_files import tokenizer_files
+from tfkit.tools.common.loading_weights import tokenizer_files
 from tfkit.tools.import_.importing import export_config
 
 UNREAD = "it was written as it is, and does not load; `safetensors.torch.load_file` reads its weights"

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec, json_option
 from tfkit.console.output import WIDTH, print_json
-from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
-    from tfkit.tools.show.steps import Program
-    from tfkit.tools.show.values import Value
+    from tfkit.tools.show.layer_programs import LayerProgram
+    from tfkit.tools.show.resolved_values import ResolvedValue
 
 ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 
@@ -37,8 +35,8 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
 @json_option
 def show(reader: Reader, spec: str, json: bool) -> None:
     graph = reader.load(spec)
-    from tfkit.tools.show.steps import programs_of
-    from tfkit.tools.show.values import values_of
+    from tfkit.tools.show.layer_programs import programs_of
+    from tfkit.tools.show.resolved_values import values_of
 
     values, programs = values_of(graph), programs_of(graph)
     if json:
@@ -48,7 +46,7 @@ def show(reader: Reader, spec: str, json: bool) -> None:
         _show_tree(graph, values, programs)
 
 
-def _show_tree(graph: Graph, values: Sequence[Value], programs: Sequence[Program]) -> None:
+def _show_tree(graph: Graph, values: Sequence[ResolvedValue], programs: Sequence[LayerProgram]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -64,14 +62,14 @@ def _show_tree(graph: Graph, values: Sequence[Value], programs: Sequence[Program
     show(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
 
 
-def _origin(value: Value) -> str:
+def _origin(value: ResolvedValue) -> str:
     if value.file is None:
         return value.how
     place = value.file if value.file.startswith("--") else f"{Path(value.file).name}:{value.line}"
     return place if value.how == "given" else f"{value.how} from {place}"
 
 
-def _program_lines(programs: Sequence[Program]) -> Iterator[str]:
+def _program_lines(programs: Sequence[LayerProgram]) -> Iterator[str]:
     """Format the sublayers of the layers, node by node."""
     node = ""
     for program in programs:

@@ -10,42 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.commands import command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import count_option, dtype_option, json_option, output_option
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import complete_spec, json_option, output_option
 from tfkit.console.output import WIDTH, print_json, show, stages, table
-from tfkit.console.reader import Reader
 from tfkit.errors import printable
-from tfkit.tools.common.choices import BUDGETS, NEEDS, OPTIMIZERS, mode_option
 
 if TYPE_CHECKING:
-    from tfkit.tools.solve.budget import Budget
     from tfkit.tools.solve.solve import Kept, Size, Solved
 
 
+UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+
+
 class Amount(click.ParamType):  # type: ignore[type-arg]
-    """A number with a unit: `124M`, `1e21`, `80GB`."""
+    """A number with a unit: `124M`, `1.5B`."""
 
     name = "amount"
 
-    def __init__(self, units: dict[str, float], example: str) -> None:
-        self.units = units
-        self.example = example
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         match = re.fullmatch(r"\s*(\d[\d_,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(value))
-        unit = None if match is None else self.units.get(match[2].lower())
+        unit = None if match is None else UNITS.get(match[2].lower())
         amount = 0.0 if match is None or unit is None else float(match[1].replace(",", "")) * unit
         if not 0 < amount < float("inf"):
-            self.fail(f"`{value}` is not an amount above zero; write it like {self.example}", param, ctx)
+            self.fail(f"`{value}` is not an amount above zero; write it like `124M`", param, ctx)
         return amount
-
-
-_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
-_FLOPS = {**_COUNTS, "p": 1e15, "e": 1e18, "z": 1e21, "y": 1e24}
-_BYTES = {
-    f"{prefix}{unit}": step**n for n, prefix in enumerate(("", *"kmgt")) for unit, step in (("b", 1e3), ("ib", 1024.0))
-}
 
 
 @command(
@@ -54,92 +42,55 @@ _BYTES = {
     Layers and d_model vary, the layers of all stacks in one proportion. The rest
     of the family stays: the width of a head, d_ff and the heads of keys and values
     in proportion, vocabulary, experts, the pattern of layers. One size is listed
-    for each kind of shape, the spec's own first, within 2% of the budget; memory
-    is never exceeded. --set of d_model or n_layers keeps that value. With -o, FILE
-    gets a spec of the first size.
-
-    FLOPs are those of one token, forward and backward, or of all --tokens.
+    for each kind of shape, the spec's own first, within 2% of the budget. --set of
+    d_model or n_layers keeps that value. With -o, FILE gets a spec of the first
+    size.
     """,
     examples="""
     tfkit solve gpt2 --params 350M
     tfkit solve llama3_8b --params 70B --set decoder.attention.n_kv_heads=8
     tfkit solve mixtral_8x7b --active 3B
-    tfkit solve llama3_8b --flops 1e21 --tokens 20B --length 4096
-    tfkit solve gpt2 --memory 80GB --batch 16 --length 1024 --dtype bfloat16
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
-@click.option("--params", type=Amount(_COUNTS, "`124M`"), metavar="N", help="Parameters: 124M, 1.5B.")
-@click.option("--active", type=Amount(_COUNTS, "`3B`"), metavar="N", help="Parameters that a token uses: 3B.")
-@click.option("--flops", type=Amount(_FLOPS, "`1e21`"), metavar="N", help="FLOPs: 7.5e8, 1e21.")
-@click.option("--memory", type=Amount(_BYTES, "`80GB`"), metavar="BYTES", help="Memory at its peak: 80GB, 24GiB.")
-@click.option("--tokens", type=Amount(_COUNTS, "`20B`"), metavar="N", help="The FLOPs are for this many tokens: 20B.")
-@count_option("--batch", "Sequences in memory.  [default: 1]")
-@count_option("--length", "Tokens of each.  [default: 2048, or `max_len`]")
-@mode_option("train, prefill or decode.  [default: train]")
-@dtype_option("float32, bfloat16 ...  [default: bfloat16]")
-@click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="As in tfkit cost.  [default: adamw]")
-@click.option("--recompute", is_flag=True, default=None, help="Layers run again in the backward.")
+@click.option("--params", type=Amount(), metavar="N", help="Parameters: 124M, 1.5B.")
+@click.option("--active", type=Amount(), metavar="N", help="Parameters that a token uses: 3B.")
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
 @output_option("FILE", "Write a spec of the first size.")
 @json_option
-def solve(reader: Reader, spec: str, keep: Kept | None, output: Path | None, json: bool, **options: Any) -> None:
+def solve(
+    reader: Reader,
+    spec: str,
+    params: float | None,
+    active: float | None,
+    keep: Kept | None,
+    output: Path | None,
+    json: bool,
+) -> None:
     from tfkit.tools.common.atomic_files import check_file
 
-    _check(options)
+    if (params is None) == (active is None):
+        raise click.UsageError("give one budget: --params or --active")
     if output is not None:
         check_file(output)
+    from tfkit.tools.solve.solve import Budget
     from tfkit.tools.solve.solve import solve as find
 
-    budget = _budget(options)
+    budget = Budget("params", params) if params is not None else Budget("active", active or 0)
     with stages() as stage:
         stage("looking for sizes")
         solved = find(spec, budget, sets=reader.sets, keep=[keep] if keep else [], plugins=reader.plugins)
     if output is not None:
         _write(reader, spec, solved.sizes[0], output)
     if json:
-        from tfkit.building.placement import dtype_of, name_of
-
-        print_json(
-            {
-                **vars(solved),
-                "budget": {**vars(budget), "dtype": name_of(dtype_of(budget.dtype))},
-                "file": output and str(output),
-            }
-        )
+        print_json({**vars(solved), "file": output and str(output)})
     else:
         _show(spec, solved, output)
 
 
-def _check(options: dict[str, Any]) -> None:
-    """Refuse all but one budget, and options that do not apply to it."""
-    of = [name for name in BUDGETS if options[name] is not None]
-    if len(of) != 1:
-        raise click.UsageError("give one budget: --params, --active, --flops or --memory")
-    for name, budgets in NEEDS.items():
-        if options[name] is not None and of[0] not in budgets:
-            raise click.UsageError(f"--{name} has no effect with --{of[0]}")
-    for name in ("optimizer", "recompute"):
-        if options[name] is not None and options["mode"] not in (None, "train"):
-            raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
-
-
-def _budget(options: dict[str, Any]) -> Budget:
-    import torch
-
-    from tfkit.tools.solve.budget import Budget
-
-    of = next(name for name in BUDGETS if options[name] is not None)
-    names = ("mode", "tokens", "batch", "length", "optimizer", "recompute")
-    further = {name: options[name] for name in names if options[name] is not None}
-    if options["dtype"] is not None:
-        further["dtype"] = getattr(torch, options["dtype"])
-    return Budget(of, options[of], **further)
-
-
 def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
     from tfkit.tools.common.atomic_files import write_file
-    from tfkit.tools.solve.text import extending
+    from tfkit.tools.solve.solve import extending
 
     layers = " + ".join(map(str, size.n_layers.values()))
     words = f"{Path(spec).stem} with {layers} layers of width {size.d_model}"
@@ -178,7 +129,7 @@ def _cells(solved: Solved, size: Size) -> list[str]:
     heads = "-" if size.n_heads is None else str(size.n_heads)
     heads += f" / {size.n_kv_heads}" if size.n_kv_heads not in (None, size.n_heads) else ""
     value = [] if solved.budget.of == "params" else [solved.budget.text(size.value)]
-    value = [text.removesuffix(" FLOPs").removesuffix(" active parameters") for text in value]
+    value = [text.removesuffix(" active parameters") for text in value]
     off = f"{100 * size.difference / solved.budget.amount:+.2f}%"
     d_ff = "-" if size.d_ff is None else f"{size.d_ff:,}"
     return [_layers(size), f"{size.d_model:,}", heads, d_ff, f"{size.parameters:,}", *value, off]

@@ -1,6 +1,6 @@
 """The sizes of a family nearest to a budget, on a grid of depths and widths.
 
-The cost of every size follows from a few measured ones. A matrix has two sides, and each grows in proportion to
+The parameters of every size follow from a few measured ones. A matrix has two sides, and each grows in proportion to
 d_model or to one hidden width, or not at all. A sum over the matrices of all layers is therefore an integer
 polynomial: linear in the layers, quadratic in d_model, linear in each hidden width. Newton's forward differences give
 it from one value for each of its terms.
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import log2
 
-from tfkit.tools.solve.family import Family
+from tfkit.tools.solve.sizes import Family
 
 Value = Callable[[int, int], int]
-"""The cost of a depth and a width."""
+"""The parameters of a depth and a width."""
 
 TOLERANCE = 0.02
 """The share of a budget that a size may miss it by."""
@@ -28,7 +28,7 @@ KINDS = 2
 
 
 @dataclass(frozen=True)
-class Candidate:
+class GridPoint:
     """A size on the grid."""
 
     depth: int
@@ -43,8 +43,7 @@ class Grid:
     Attributes:
         width: the one that is kept, if any.
         shape: the spec's own ratio of width to depth.
-        value: the cost of a size.
-        at_most: True if nothing may exceed the budget; else sizes on both sides of it are as good.
+        value: the parameters of a size.
     """
 
     depths: range
@@ -52,29 +51,26 @@ class Grid:
     width: int | None
     shape: float
     value: Value
-    at_most: bool
 
-    def least(self) -> Candidate:
-        """Return the cheapest size."""
+    def least(self) -> GridPoint:
+        """Return the smallest size."""
         depth, width = self.depths[0], self.width or 1
-        return Candidate(depth, width, self.value(depth, width))
+        return GridPoint(depth, width, self.value(depth, width))
 
-    def around(self, budget: float, width: int) -> list[Candidate]:
-        """Return the sizes of a width on both sides of the budget, or below it; empty if the smallest is above."""
+    def around(self, budget: float, width: int) -> list[GridPoint]:
+        """Return the sizes of a width on both sides of the budget."""
         values = [self.value(depth, width) for depth in self.depths[:2]]
         slope = values[-1] - values[0]
-        places = range(len(self.depths))
         if slope <= 0:  # layers that share their weights
             place = bisect_left(self.depths, width / self.shape)
         else:
             place = int((budget - values[0]) // slope)
-        near = sorted({max(0, min(index, len(places) - 1)) for index in (place, place + 1)})
-        candidates = [Candidate(self.depths[i], width, self.value(self.depths[i], width)) for i in near]
-        return [candidate for candidate in candidates if candidate.value <= budget or not self.at_most]
+        near = sorted({max(0, min(index, len(self.depths) - 1)) for index in (place, place + 1)})
+        return [GridPoint(self.depths[i], width, self.value(self.depths[i], width)) for i in near]
 
-    def shape_of(self, candidate: Candidate) -> float:
+    def shape_of(self, point: GridPoint) -> float:
         """Return the shape relative to the family's, in powers of two: positive if wider, negative if deeper."""
-        return log2(candidate.width / candidate.depth / self.shape) if candidate.depth else 0.0
+        return log2(point.width / point.depth / self.shape) if point.depth else 0.0
 
     def widths(self, budget: float) -> Iterable[int]:
         """Return the widths for which some depth comes near the budget, with a shape similar to the family's."""
@@ -91,32 +87,31 @@ class Grid:
         return widths[max(0, min(low, len(widths) - 1) - 1) : high + 2]
 
     def _shape(self, budget: float, width: int) -> float:
-        candidates = self.around(budget, width) or [Candidate(self.depths[0], width, 0)]
-        return width / candidates[0].depth
+        return width / self.around(budget, width)[0].depth
 
 
-def nearest(grid: Grid, budget: float) -> list[Candidate]:
+def nearest(grid: Grid, budget: float) -> list[GridPoint]:
     """Return the sizes nearest to a budget, one for each kind of shape, ordered by distance from the family's shape.
 
     Sizes that miss it by more than `TOLERANCE` are left out, unless none is nearer. If layers or width are kept, the
     one or two sizes on both sides of the budget.
     """
 
-    def miss(candidate: Candidate) -> tuple[float, float]:
-        return abs(candidate.value - budget), abs(grid.shape_of(candidate))
+    def miss(point: GridPoint) -> tuple[float, float]:
+        return abs(point.value - budget), abs(grid.shape_of(point))
 
-    candidates = [candidate for width in grid.widths(budget) for candidate in grid.around(budget, width)]
+    points = [point for width in grid.widths(budget) for point in grid.around(budget, width)]
     if grid.width is not None or len(grid.depths) == 1:
-        return sorted(candidates, key=miss)[:2]
-    alike: dict[int, list[Candidate]] = {}
-    for candidate in candidates:
-        alike.setdefault(round(grid.shape_of(candidate) / APART), []).append(candidate)
+        return sorted(points, key=miss)[:2]
+    alike: dict[int, list[GridPoint]] = {}
+    for point in points:
+        alike.setdefault(round(grid.shape_of(point) / APART), []).append(point)
     best = [min(group, key=miss) for kind, group in alike.items() if abs(kind) <= KINDS]
     if not best:
-        return sorted(candidates, key=miss)[:1]
+        return sorted(points, key=miss)[:1]
     least = min(map(miss, best))
-    good = [candidate for candidate in best if miss(candidate)[0] <= TOLERANCE * budget or miss(candidate) == least]
-    return sorted(good, key=lambda candidate: abs(grid.shape_of(candidate)))
+    good = [point for point in best if miss(point)[0] <= TOLERANCE * budget or miss(point) == least]
+    return sorted(good, key=lambda point: abs(grid.shape_of(point)))
 
 
 Measure = Callable[[int, int, tuple[int, ...]], int]

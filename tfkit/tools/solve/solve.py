@@ -3,21 +3,65 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
 
-from tfkit.arguments import AnyPath, Sets, checked
+from tfkit.arguments import AnyPath, Limit, Sets, checked
+from tfkit.building.builder import build
 from tfkit.component import AttentionConfig, FFNConfig, Layers
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.plugin.manager import AnyPlugins, load_plugins
+from tfkit.graph.expand import Graph
+from tfkit.plugin.known_specs import KnownSpecs
+from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.spec.changes import as_changes
-from tfkit.tools.params.count import count_params
-from tfkit.tools.solve.budget import Budget
-from tfkit.tools.solve.family import Family
-from tfkit.tools.solve.search import Candidate, Form, Grid, nearest
+from tfkit.spec.find import SUFFIXES, find_spec, is_folder
+from tfkit.spec.load import read_tree
+from tfkit.spec.merge import MODEL_KEYS, assign
+from tfkit.spec.model_spec import ModelSpec
+from tfkit.spec.render import render_tree, schema_line
+from tfkit.spec.tree import Mapping as Tree
+from tfkit.spec.tree import Node, Scalar, node_of
+from tfkit.tools.params.count import active_of, count_params
+from tfkit.tools.solve.search import Form, Grid, GridPoint, nearest
+from tfkit.tools.solve.sizes import Family
 
 Kept: TypeAlias = Literal["d_model", "n_layers"]
+_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@checked
+@dataclass(frozen=True)
+class Budget:
+    """A number of parameters.
+
+    Attributes:
+        of: the quantity; `active` parameters are those that one token is multiplied by.
+        amount: its amount.
+    """
+
+    of: Literal["params", "active"]
+    amount: Annotated[float, Limit(above=0)]
+
+    def count(self, graph: Graph) -> int:
+        """Count what the budget limits in a model."""
+        total, active = parameters_of(graph)
+        return active if self.of == "active" else total
+
+    def text(self, count: float) -> str:
+        """Format a count."""
+        return f"{round(count):,} {'active parameters' if self.of == 'active' else 'parameters'}"
+
+
+def parameters_of(graph: Graph) -> tuple[int, int]:
+    """Count all and active parameters of a model on the meta device."""
+    model: Any = build(graph, device="meta")
+    modules: dict[str, Any] = dict(model.named_modules())
+    weights = dict(model.named_parameters()).items()
+    active = sum(active_of(modules[path.rpartition(".")[0]], weight) for path, weight in weights)
+    return sum(weight.numel() for _, weight in weights), active
 
 
 @dataclass(frozen=True)
@@ -42,7 +86,7 @@ class Size:
     n_kv_heads: int | None
     d_ff: int | None
     parameters: int
-    value: float
+    value: int
     difference: float
     sets: tuple[str, ...]
 
@@ -72,13 +116,13 @@ def solve(
 
     Args:
         spec: path or bare name of a spec.
-        budget: the limit or target.
+        budget: the target.
         sets: changes, as `load` takes them, that apply to every size; one of `d_model` or `n_layers` is kept.
         keep: `d_model` or `n_layers`, or both, to keep as in the spec.
         plugins: the installed ones unless given.
 
     Raises:
-        SpecError: the spec is wrong, nothing is left to solve for, or even the least size costs more.
+        SpecError: the spec is wrong, nothing is left to solve for, or even the least size has more parameters.
     """
     kept_sizes = (keep,) if isinstance(keep, str) else tuple(keep)
     return sizes_of(
@@ -88,35 +132,25 @@ def solve(
 
 def sizes_of(family: Family, budget: Budget) -> Solved:
     """Find the sizes of a family nearest to a budget; raises SpecError, see `solve`."""
-    form = Form(family, lambda *size: budget.measure(family.load(family.changes(*size))).value)
+    form = Form(family, lambda *size: budget.count(family.load(family.changes(*size))))
     kept = family.width if family.scale is not None else None
     shape = 1 / float(family.step) / max(family.depth, 1)
-    grid = Grid(family.depths, family.all_widths, kept, shape, form, budget.at_most)
-    factor = budget.factor(family.own)
+    grid = Grid(family.depths, family.all_widths, kept, shape, form)
     least = grid.least()
-    if least.value * factor > budget.amount:
+    if least.value > budget.amount:
         raise _out_of_reach(family, budget, least, "small")
-    candidates = nearest(grid, budget.amount / factor)
-    most = max(candidates, key=lambda candidate: candidate.value)
-    if 2 * most.value * factor < budget.amount:
+    points = nearest(grid, budget.amount)
+    most = max(points, key=lambda point: point.value)
+    if 2 * most.value < budget.amount:
         raise _out_of_reach(family, budget, most, "large")
-    return Solved(family.own.name, budget, tuple(_fitting(family, budget, candidate) for candidate in candidates))
+    return Solved(family.own.name, budget, tuple(_size(family, budget, point) for point in points))
 
 
-def _fitting(family: Family, budget: Budget, candidate: Candidate) -> Size:
-    """Measure a size as it is built, with fewer layers while it exceeds a limit: a peak need not be a sum."""
-    size = _size(family, budget, candidate)
-    while budget.at_most and size.difference > 0 and candidate.depth > family.depths[0]:
-        candidate = replace(candidate, depth=candidate.depth - family.depths.step)
-        size = _size(family, budget, candidate)
-    return size
-
-
-def _size(family: Family, budget: Budget, candidate: Candidate) -> Size:
-    changes = family.changes(candidate.depth, candidate.width)
+def _size(family: Family, budget: Budget, point: GridPoint) -> Size:
+    changes = family.changes(point.depth, point.width)
     graph = family.load(changes)
-    measured = budget.measure(graph)
-    value = measured.value * budget.factor(graph)
+    parameters, active = parameters_of(graph)
+    value = active if budget.of == "active" else parameters
     stacks = [(node, node.stack) for node in graph.nodes if node.stack is not None]
     attention, ffn = _usual(stacks[0][1]) if stacks else (None, None)
     return Size(
@@ -125,7 +159,7 @@ def _size(family: Family, budget: Budget, candidate: Candidate) -> Size:
         n_heads=attention.n_heads if attention else None,
         n_kv_heads=attention.kv_heads if attention else None,
         d_ff=ffn.hidden_width if ffn else None,
-        parameters=measured.parameters,
+        parameters=parameters,
         value=value,
         difference=value - budget.amount,
         sets=(*family.sets, *changes),
@@ -140,13 +174,13 @@ def _usual(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
     return next(attention, None), next(ffn, None)
 
 
-def _out_of_reach(family: Family, budget: Budget, end: Candidate, what: str) -> SpecError:
+def _out_of_reach(family: Family, budget: Budget, end: GridPoint, what: str) -> SpecError:
     """Return the error, with its reason, if even the smallest size is above the budget or the largest far below."""
     graph = family.load(family.changes(end.depth, end.width))
     stacks = [(node.output.width, node.stack.depth) for node in graph.nodes if node.stack is not None]
     layers = " + ".join(str(depth) for _, depth in stacks)
     end_name = "least" if what == "small" else "largest"
-    value = budget.text(end.value * budget.factor(graph))
+    value = budget.text(end.value)
     notes = [f"the {end_name} takes {value}, with n_layers {layers} and d_model {stacks[0][0]}"]
     help = None
     if what == "small" and budget.of == "params":
@@ -155,3 +189,57 @@ def _out_of_reach(family: Family, budget: Budget, end: Candidate, what: str) -> 
         help = "a smaller vocabulary makes the tables smaller: `--set vocab_size=N`"
     message = f"no size of {family.own.name} is as {what} as {budget.text(budget.amount)}"
     return SpecError(Diagnostic(message, None, "", tuple(notes), help))
+
+
+# ---- a size as a separate spec ----
+
+
+def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
+    """Write the YAML of a spec that extends `spec` with changes, as `--set` takes them; `path` gives it its name.
+
+    `values` are further values at the top of the spec.
+    """
+    base = read_tree(spec, plugins.specs)
+    fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
+    changed = base
+    for change in sets:
+        changed = assign(changed, change, fields)
+    tree = _difference(base, changed, ())
+    name = _ODD.sub("_", path.stem).strip("_.-") or "solved"
+    head = node_of(
+        {"tfkit": 1, "extends": _reference(spec, path.parent, plugins.specs), "name": name, **values}, base.span
+    )
+    assert isinstance(head, Tree)
+    return schema_line(path.parent) + render_tree(
+        Tree({**head.items, **tree.items}, {**head.keys, **tree.keys}, base.span)
+    )
+
+
+def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
+    """Return how a spec in `folder` refers to another spec."""
+    if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec, specs):
+        return spec
+    relative = os.path.relpath(find_spec(spec, specs).resolve(), folder.resolve())
+    return relative if os.sep in relative else f".{os.sep}{relative}"
+
+
+def _difference(old: Tree, new: Tree, path: tuple[str, ...]) -> Tree:
+    """Return the patch that turns `old` into `new` by `extends`. A component whose kind changes is replaced."""
+    items: dict[str, Node] = {}
+    for name, node in new.items.items():
+        before = old.items.get(name)
+        if before == node:
+            continue
+        here = (*path, name)
+        if isinstance(before, Tree) and isinstance(node, Tree) and _kind(before, here) == _kind(node, here):
+            items[name] = _difference(before, node, here)
+        else:
+            items[name] = node
+    gone = {name: Scalar(None, new.span) for name in old.items if name not in new.items}
+    keys = {name: new.keys.get(name, new.span) for name in (*items, *gone)}
+    return Tree({**items, **gone}, keys, new.span)
+
+
+def _kind(node: Tree, path: tuple[str, ...]) -> object:
+    word = node.items.get(MODEL_KEYS.word_key(path))
+    return word.value if isinstance(word, Scalar) else None

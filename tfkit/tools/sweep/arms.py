@@ -26,9 +26,8 @@ from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.solve.budget import Budget, parameters_of
-from tfkit.tools.solve.family import Family
-from tfkit.tools.solve.solve import sizes_of
+from tfkit.tools.solve.sizes import Family
+from tfkit.tools.solve.solve import Budget, parameters_of, sizes_of
 from tfkit.tools.train.code import Code, code_of
 from tfkit.tools.train.record import named_by_meaning
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command
 from tfkit.console.options import count_option, forms_option, json_option, number_option, shown_number
-from tfkit.console.reader import Reader
 
 if TYPE_CHECKING:
     from tfkit.tools.sweep.result import Results
@@ -109,9 +108,8 @@ def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
 def _options(reader: Reader, *, allow_change: bool) -> list[str]:
     """Return the options of a process that has the plugins of this one, and accepts the same changes."""
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
-    disabled = [word for name in reader.disable for word in ("--disable", name)]
     flags = [("--no-plugins", reader.no_plugins), ("--allow-change", allow_change)]
-    return [*folders, *disabled, *(flag for flag, is_set in flags if is_set)]
+    return [*folders, *(flag for flag, is_set in flags if is_set)]
 
 
 def _show(results: Results, form: str | None, page: Path) -> None:

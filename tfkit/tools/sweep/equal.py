@@ -14,8 +14,7 @@ from tfkit.run.read_sweep import SweepFile
 from tfkit.run.run_meaning import Value
 from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import write_file, writing
-from tfkit.tools.cost.device_file import find_device
-from tfkit.tools.cost.devices import Device
+from tfkit.tools.cost.devices import Device, find_device
 from tfkit.tools.sweep.arms import Arm, Arms, Choice
 from tfkit.tools.train.plan import Plan, plan
 

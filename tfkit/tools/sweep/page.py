@@ -11,12 +11,30 @@ from xml.etree.ElementTree import Element
 from tfkit.graph.expand import Graph
 from tfkit.run.checked_run import Run
 from tfkit.run.training.loop import DIVERGED
-from tfkit.tools.common import charts
-from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
-from tfkit.tools.common.page import Child, remark, section, table, tag, terms, text_of
-from tfkit.tools.common.page import page as document
+from tfkit.tools.common.pages import (
+    BOTTOM,
+    CHART_STYLE,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    AxisScale,
+    Child,
+    Line,
+    canvas,
+    colour,
+    curves,
+    levels,
+    remark,
+    section,
+    table,
+    tag,
+    terms,
+    text_of,
+)
+from tfkit.tools.common.pages import page as document
 from tfkit.tools.common.units import short
-from tfkit.tools.diff.differences import Difference, differences
+from tfkit.tools.diff import Difference, differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
@@ -63,7 +81,7 @@ def page(
     ]
     body = [section(*content) for content in sections]
     header = tag("header", tag("h1", results.name), *(tag("p", line, class_="setting") for line in lines if line))
-    return document(f"{results.name}: {of}", header, tag("main", *body), style=charts.STYLE + STYLE)
+    return document(f"{results.name}: {of}", header, tag("main", *body), style=CHART_STYLE + STYLE)
 
 
 COSTS = (
@@ -210,7 +228,7 @@ def forest(arms: Sequence[Result], margin: float | None) -> Element:
     around = 0.0 if margin is None else margin
     ends = [-around, around, *(value for _, _, values in rows for value in values)]
     ends += [end for _, arm, _ in rows if arm.difference and arm.difference.interval for end in arm.difference.interval]
-    x = Scale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
+    x = AxisScale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
     bottom = len(rows) * ROW + 8
     picture = canvas(bottom + BOTTOM, "differences")
     if margin is not None:
@@ -235,8 +253,8 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     """Draw the loss of each seed over the size, on a log scale, and the law of each variant as a line."""
     sizes = sorted({size for variant in laws for size in variant.sizes})
     all_losses = [loss for variant in laws for row in variant.losses for loss in row]
-    x = Scale(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
-    y = Scale(min(all_losses), max(all_losses), HEIGHT - BOTTOM, 8.0)
+    x = AxisScale(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
+    y = AxisScale(min(all_losses), max(all_losses), HEIGHT - BOTTOM, 8.0)
     picture = canvas(HEIGHT, "scaling laws")
     levels(picture, y)
     for size in laws[0].sizes:

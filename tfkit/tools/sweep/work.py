@@ -24,8 +24,7 @@ import torch
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import render_run
 from tfkit.spec.folder import RUN
-from tfkit.tools.common.atomic_files import write_file, writing
-from tfkit.tools.common.workshop import held
+from tfkit.tools.common.atomic_files import held, write_file, writing
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.train.code import check_code
 from tfkit.tools.train.record import METRICS, Facts, facts_of

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import command
+from tfkit.console.commands import Reader, command, warn
 from tfkit.console.options import json_option
-from tfkit.console.reader import Reader, warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from tfkit.run.checked_run import Run
-from tfkit.tools.common.choices import Optimizer
-from tfkit.tools.cost.count import cost
+from tfkit.tools.common.modes import Optimizer
+from tfkit.tools.cost.cost import Cost, cost
 from tfkit.tools.cost.devices import Device
-from tfkit.tools.cost.result import Cost
 from tfkit.tools.train.utilisation import known_device
 
 POINTS = 5

@@ -29,8 +29,7 @@ from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, checkpoints_in, latest_checkpoint
 from tfkit.spec.header import open_regular, shown
-from tfkit.tools.common.atomic_files import write_file, writing, written_folder
-from tfkit.tools.common.workshop import held, sweep
+from tfkit.tools.common.atomic_files import held, sweep, write_file, writing, written_folder
 from tfkit.tools.train.checkpoints import read_checkpoint, read_json, unusable, write_checkpoint
 
 FACTS, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"

@@ -7,9 +7,7 @@ from itertools import groupby
 
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import render_run
-from tfkit.tools.common import charts
-from tfkit.tools.common.charts import Line, colour, curves
-from tfkit.tools.common.page import Child, page, remark, section, tag, terms
+from tfkit.tools.common.pages import CHART_STYLE, HEIGHT, Child, Line, colour, curves, page, remark, section, tag, terms
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.history import History, Points
@@ -37,7 +35,7 @@ def report(run: Run, facts: Facts, numbers: History) -> str:
     lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest(numbers)]
     header = tag("header", tag("h1", config.name), *(tag("p", line, class_="setting") for line in lines if line))
     body = tag("main", *(section(*parts) for parts in sections))
-    return page(f"{config.name}: run", header, body, style=charts.STYLE + STYLE)
+    return page(f"{config.name}: run", header, body, style=CHART_STYLE + STYLE)
 
 
 def _latest(numbers: History) -> str:
@@ -54,7 +52,7 @@ def _numbers(recorded: History) -> Iterator[Child]:
         if any(len(line.points) > 1 for line in lines):
             legend = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
             yield tag("h3", kind)
-            yield curves(lines, words=f"{kind} over the steps", height=charts.HEIGHT if kind == "loss" else 180.0)
+            yield curves(lines, words=f"{kind} over the steps", height=HEIGHT if kind == "loss" else 180.0)
             yield tag("ul", *legend, class_="legend") if len(names) > 1 else None
     if any(len(points) > MOST_POINTS for points in recorded.curves.values()):
         yield remark("Lines are means of neighbouring steps, in a band from the least to the largest of them.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tfkit.run.checked_run import Run
-from tfkit.tools.cost.count import cost
+from tfkit.tools.cost.cost import cost
 from tfkit.tools.cost.devices import Device, device_of_driver
 
 

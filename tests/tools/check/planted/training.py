@@ -16,7 +16,7 @@ import tfkit.building.initialize
 from tfkit.checkpoint.weights import Link, WeightMap
 from tfkit.components import head, rope_scaling, stack
 from tfkit.components.context import AttentionContext, ContextKey
-from tfkit.tools.cost import shapes
+from tfkit.tools.cost import shape_rules
 from tfkit.tools.save import save
 
 from .bug import BUGS, Bug, plant
@@ -45,11 +45,11 @@ def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     "a copy that autograd keeps",
     "llama",
     "kept-bytes",
-    shapes,
+    shape_rules,
     "like",
 )
 def in_one_order(one: Tensor, dtype: Any = None) -> Tensor:
-    return shapes.empty(one.shape, dtype or one.dtype)
+    return shape_rules.empty(one.shape, dtype or one.dtype)
 
 
 make = head.TiedOutput.__init__

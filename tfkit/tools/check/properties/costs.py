@@ -16,11 +16,10 @@ from tfkit.nn import StackedLinear
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of
 from tfkit.tools.check.runs import call
 from tfkit.tools.check.subject import Subject
-from tfkit.tools.common.choices import Mode
-from tfkit.tools.cost.count import UncountableError, cost
-from tfkit.tools.cost.kernels import Kernels
-from tfkit.tools.cost.result import Cost
-from tfkit.tools.cost.steps import Shape, make_inputs
+from tfkit.tools.common.modes import Mode
+from tfkit.tools.cost.cost import Cost, UncountableError, cost
+from tfkit.tools.cost.counter import Kernels
+from tfkit.tools.cost.model_step import StepShape, make_inputs
 from tfkit.tools.params.count import count_params
 
 EXPERTS = 2e-2
@@ -41,7 +40,7 @@ def counts(subject: Subject) -> Iterator[Deviation]:
 def flops(subject: Subject) -> Iterator[Deviation]:
     """The products of a forward, counted by torch on the meta device."""
     counted = _cost(subject, batch=2, mode="train").total.flops_forward
-    shape = Shape("train", 2, subject.length, None)
+    shape = StepShape("train", 2, subject.length, None)
     model = build(subject.graph, device="meta").train()
     with FlopCounterMode(display=False) as counter:
         model(**make_inputs(subject.graph, shape, torch.float32))

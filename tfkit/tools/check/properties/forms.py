@@ -20,7 +20,7 @@ from tfkit.graph.tables import heads_of_tables
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, difference, in_words, property_of, require
 from tfkit.tools.check.runs import Inputs, call, compared, example_inputs
 from tfkit.tools.check.subject import Subject
-from tfkit.tools.export.torchscript import refusal, script
+from tfkit.tools.export.torchscript_format import refusal, script
 from tfkit.tools.import_.importing import export_config
 from tfkit.tools.save.save import Layout, save
 from tfkit.torch_private import compiler

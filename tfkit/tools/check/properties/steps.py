@@ -30,7 +30,7 @@ from tfkit.tools.check.measure import (
 )
 from tfkit.tools.check.runs import Inputs, call, cast
 from tfkit.tools.check.subject import Subject
-from tfkit.tools.common.comparison_inputs import as_tensors
+from tfkit.tools.common.model_inputs import as_tensors
 from tfkit.torch_private.torchscript import quiet
 
 Piece: TypeAlias = int | Tensor

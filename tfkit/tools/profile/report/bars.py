@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.page import Child, table, tag
+from tfkit.tools.common.pages import Child, table, tag
 from tfkit.tools.common.units import bytes_text, scaled
 from tfkit.tools.profile.result import Profile
 

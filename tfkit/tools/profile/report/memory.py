@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfkit.tools.common.page import Child, remark, table, tag
+from tfkit.tools.common.pages import Child, remark, table, tag
 from tfkit.tools.profile.report.bars import (
     Segment,
     amount_text,

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from tfkit.tools.common.page import Child, page, section, tag, terms
+from tfkit.tools.common.pages import Child, page, section, tag, terms
 from tfkit.tools.profile.report.bars import (
     amount_text,
     by_model,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.page import Child, remark, tag
+from tfkit.tools.common.pages import Child, remark, tag
 from tfkit.tools.profile.report.bars import (
     amount_text,
     by_model,

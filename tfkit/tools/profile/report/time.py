@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.page import Child, remark, tag
+from tfkit.tools.common.pages import Child, remark, tag
 from tfkit.tools.profile.report.bars import (
     Segment,
     by_model,

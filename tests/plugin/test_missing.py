@@ -1,0 +1,80 @@
+"""The index that says which plugin has a spec or a family, for those who do not have the plugin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tfkit.errors import Source
+from tfkit.plugin import missing
+from tfkit.plugin.known_specs import own_specs
+from tfkit.plugin.manager import available
+from tfkit.spec.tree import node_of
+from tfkit.tools.import_.importing import family_of
+
+FILE = Path(missing.__file__).with_name("elsewhere.toml")
+HEAD = """\
+# The specs of the plugins in this repository, with the model type of those that bring a family: without the plugin,
+# tfkit says where they are. `pytest tests/plugin/test_missing.py --renew-golden` writes this file.
+"""
+
+
+def index() -> dict[str, dict[str, str]]:
+    """The specs of the installed plugins, by plugin."""
+    known = available().specs
+    types = {name: model_type for model_type, name in known.by_model_type.items()}
+    found: dict[str, dict[str, str]] = {}
+    for name, spec in known.files.items():
+        if spec.path.parent != own_specs():
+            found.setdefault(spec.plugin.split(" ")[0], {})[name] = types.get(name, "")
+    return dict(sorted(found.items()))
+
+
+def test_it_has_all_specs_of_the_plugins(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--renew-golden"):
+        tables = [
+            f"\n[{plugin}]\n" + "".join(f'{name} = "{one}"\n' for name, one in found.items())
+            for plugin, found in index().items()
+        ]
+        FILE.write_text(HEAD + "".join(tables), encoding="utf-8")
+        missing.specs_elsewhere.cache_clear()
+    assert missing.specs_elsewhere() == index()
+    assert set(missing.specs_elsewhere()) == {"tfkit-mla", "tfkit-moe"}
+
+
+def test_a_spec_of_a_plugin_that_is_not_loaded() -> None:
+    nothing = tfkit.load_plugins(entry_points=False)
+    with pytest.raises(tfkit.SpecError) as caught:
+        tfkit.load("deepseek_v3", plugins=nothing)
+    (wrong,) = caught.value.diagnostics
+    assert wrong.message == "`deepseek_v3` comes with the plugin tfkit-mla, which is not loaded"
+    assert wrong.help == "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
+    with pytest.raises(tfkit.SpecError, match="a spec with a similar name exists: `mixtral_8x7b`"):
+        tfkit.load("mixtral_8x7", plugins=nothing)
+
+
+def test_a_spec_of_a_plugin_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFKIT_DISABLE", "tfkit-mla")
+    with pytest.raises(tfkit.SpecError) as caught:
+        tfkit.load("deepseek_v3", plugins=tfkit.load_plugins())
+    (wrong,) = caught.value.diagnostics
+    assert wrong.help == "it is switched off by TFKIT_DISABLE"
+
+
+def test_one_that_is_extended() -> None:
+    text = "tfkit: 1\nextends: mixtral_8x7b\nname: m\n"
+    with pytest.raises(tfkit.SpecError) as caught:
+        tfkit.loads(text, plugins=tfkit.load_plugins(entry_points=False))
+    (wrong,) = caught.value.diagnostics
+    assert wrong.message == "`mixtral_8x7b` comes with the plugin tfkit-moe, which is not loaded"
+    assert (wrong.path, wrong.span is not None and wrong.span.line) == ("extends", 2)
+
+
+def test_a_family_of_a_plugin_that_is_not_loaded() -> None:
+    span = Source("config.json", "{}").span(0)
+    config = node_of({"model_type": "mixtral"}, span)
+    assert family_of(config, available().specs) == "mixtral_8x7b"
+    with pytest.raises(tfkit.SpecError, match="model type `mixtral` comes with the plugin tfkit-moe, which is not"):
+        family_of(config, available(entry_points=False).specs)

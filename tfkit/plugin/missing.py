@@ -1,0 +1,75 @@
+"""Plugins that a spec names and that are not loaded: where they are, and how to load them.
+
+A spec is data. It names the plugins that it needs, and its reader decides if their code may run: the functions here
+only look for them. `elsewhere.toml` lists the specs of tfkit's own plugins, so that an error about an unknown spec can
+name its plugin.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfkit.plugin.discover import DISABLE, PLUGIN_DIR, canonical, lying_in, switched_off
+
+if TYPE_CHECKING:
+    from tfkit.plugin.manager import Plugins
+
+
+@cache
+def specs_elsewhere() -> Mapping[str, Mapping[str, str]]:
+    """Return the specs of each of tfkit's plugins by name, each with the model type of its family, or an empty text."""
+    return tomllib.loads(Path(__file__).with_name("elsewhere.toml").read_text(encoding="utf-8"))
+
+
+def plugin_of(name: str) -> str | None:
+    """Return the plugin that has a spec of that name."""
+    return next((plugin for plugin, models in specs_elsewhere().items() if name in models), None)
+
+
+def plugin_of_family(model_type: str) -> str | None:
+    """Return the plugin that has the family of a model type."""
+    return next((plugin for plugin, models in specs_elsewhere().items() if model_type in models.values()), None)
+
+
+def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
+    """Explain why the plugin `name` is not among `plugins` and how to load it, in one line of help.
+
+    `folders` are the places to look for it.
+    """
+    canonical_name = canonical(name)
+    broken = next((plugin for plugin in plugins.broken if canonical(plugin.name) == canonical_name), None)
+    if broken is not None:
+        return f"it is installed and fails: {broken.cause}{f' ({broken.where})' if broken.where else ''}"
+    return where_it_is(name, folders)
+
+
+def where_it_is(name: str, folders: Iterable[Path]) -> str:
+    """Explain how to load the plugin `name`, which is not loaded. `folders` are the places to look for it."""
+    if canonical(name) in switched_off():
+        return f"it is switched off by {DISABLE}"
+    if _is_installed(name):
+        return "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
+    path = lying_in(folders).get(canonical(name))
+    if path is None:
+        place = "get its folder (tfkit's own plugins are in `plugins/` of its repository)"
+        return f"{place}, then `pip install FOLDER`, or allow it there: `--plugin-dir FOLDER`, or {PLUGIN_DIR}"
+    allow = f"allow it in place: `--plugin-dir {_shown(path)}`, or {PLUGIN_DIR}"
+    return f"`pip install {_shown(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except (PackageNotFoundError, ValueError):
+        return False
+    return True
+
+
+def _shown(path: Path) -> str:
+    """Return a path as the command line takes it: pip reads a bare word as the name of a distribution."""
+    return str(path) if path.is_absolute() or str(path).startswith(".") else f"./{path}"

@@ -1,0 +1,114 @@
+"""Weights from a file, by the names of the model or of its published checkpoint; and the tokenizer next to them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from tfkit.arguments import AnyPath, checked
+from tfkit.building.builder import build, build_filled, graph_of
+from tfkit.building.model import BuiltModel, whole
+from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.fitting import fitting_map, warn_of
+from tfkit.graph.expand import Graph
+from tfkit.spec.header import shown
+from tfkit.tools.common.memory_needs import check_memory
+
+
+def build_with_weights(
+    graph: Graph,
+    path: AnyPath | None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    allow_change: bool = False,
+) -> fx.GraphModule:
+    """Build a model with the weights of a file, of the folder that the graph was loaded from, or random weights.
+
+    Raises SpecError as `tfkit.build` does; or, before allocating memory, if there is not enough for the weights.
+    """
+    path = graph.weights if path is None else path
+    if path is None or torch.device(device).type == "meta":
+        return build(graph, device=device, dtype=dtype, seed=seed)
+    return build_filled(
+        graph,
+        Path(path),
+        device=device,
+        dtype=dtype,
+        allow_change=allow_change,
+        before=lambda model: check_memory(model, device),
+    )
+
+
+@checked
+def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False) -> None:
+    """Fill a model that `tfkit.build` returned from a file; its type and device are unchanged.
+
+    Args:
+        model: the model.
+        path: safetensors, as `tfkit.build` takes them for `weights`.
+        allow_change: see `tfkit.build`.
+
+    Raises:
+        SpecError: the file cannot be read, or does not contain exactly this model; or a value is not finite, or
+            not in the model's type. The model is then unchanged.
+        ValueError: it was not built by tfkit, or its parameters are sharded.
+    """
+    model, path = whole(model), Path(path)
+    with Checkpoint.open(path) as checkpoint:
+        weights = fitting_map(model, graph_of(model), checkpoint, path, allow_change=allow_change)
+        state = model.state_dict()
+        weights.check_values(checkpoint, state)
+        weights.load(checkpoint, state, checked=True)
+        model.meta["left_out"] = weights.left_out(checkpoint.names)
+    warn_of(model.meta["left_out"], shown(path))
+
+
+# ---- the tokenizer that weights were trained with ----
+
+
+OURS = ("tokenizer.json", "chars.json")
+"""The files that tfkit reads, in this order."""
+NAMES = frozenset(
+    {
+        *OURS,
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+        "vocab-src.json",
+        "vocab-tgt.json",
+        "target_vocab.json",
+        "entity_vocab.json",
+        "emoji.json",
+        "normalizer.json",
+        "bpe.codes",
+        "dict.txt",
+        "prophetnet.tokenizer",
+        "sentencepiece.model",
+        "spm.model",
+        "tokenizer.model",
+        "tekken.json",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "source.spm",
+        "target.spm",
+    }
+)
+"""The names in transformers: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
+`vocab_files_names` of its tokenizers."""
+
+
+def tokenizer_files(weights: Path | None) -> list[Path]:
+    """Return the files of a tokenizer next to weights, which are a file or a folder; empty if there are no weights."""
+    if weights is None:
+        return []
+    folder = weights if os.path.isdir(weights) else weights.parent
+    return sorted(folder / name for name in NAMES if os.path.isfile(folder / name))

@@ -1,0 +1,123 @@
+"""The memory that a model needs, before any of it is allocated: its weights, and its KV cache."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tfkit.building.placement import name_of
+from tfkit.component import Cached
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.decode_split import split_if_decodable
+from tfkit.graph.expand import Graph
+from tfkit.graph.sequence_limits import max_len
+from tfkit.tools.common.units import bytes_text
+
+MARGIN = 1.05
+"""A model needs a little more than its weights: the inputs, and the values between its layers."""
+
+
+def size_of(model: nn.Module) -> int:
+    """Return the bytes of the parameters and buffers of a model."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def check_memory(model: nn.Module, device: torch.device | str) -> None:
+    """Raise SpecError if a model on the meta device would not fit into the free memory of `device`."""
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    half = "" if torch.bfloat16 in dtypes else ", `--dtype bfloat16` to halve it"
+    help = f"`--device meta` to run it without values{half}, or `tfkit params` to count only the parameters"
+    check_free(int(size_of(model) * MARGIN), device, "the model", help)
+
+
+def check_free(needed: int, device: torch.device | str, what: str, help: str) -> None:
+    """Raise SpecError if fewer bytes are free on `device` than `what` needs."""
+    free = free_memory(torch.device(device))
+    if free is not None and needed > free:
+        message = f"not enough memory on {device}: {what} needs {bytes_text(needed)}, but {bytes_text(free)} is free"
+        raise SpecError(Diagnostic(message, help=help))
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that can be allocated; None if that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    amounts = [amount for amount in (_available(), _container()) if amount is not None]
+    return min(amounts, default=None)
+
+
+def _available() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _container() -> int | None:
+    """Return the remaining limit of the control group, if any. Files in the page cache do not count."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cache = next((int(row[1]) for row in rows if row[0] == "inactive_file"), 0)
+    except (OSError, ValueError):  # no control group, or "max"
+        return None
+    return max(0, limit - used + cache)
+
+
+# ---- the KV cache ----
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Bytes that are cached for a sequence."""
+
+    dtype: str
+    """Type of the cached tensors."""
+    per_token: int
+    """Bytes per token, as long as it is within every window."""
+    windows: tuple[int, ...]
+    """The windows: a layer with a window caches at most that many tokens."""
+    per_memory_token: int
+    """Bytes per token that cross-attention attends to."""
+    max_len: int | None
+    """The maximum number of tokens that the model is designed for."""
+    at_max_len: int | None
+    """Bytes for a sequence of that length, without the cache of cross-attention."""
+
+
+def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
+    """Return the cache size of a sequence; None if the model needs the full sequence, like an encoder."""
+    parts = split_if_decodable(graph)
+    if parts is None:
+        return None
+    cached = parts.cached
+    if not cached:
+        return None
+    memory = [tensor for _, pieces in parts.again.values() for layer in pieces.memory_caches for tensor in layer]
+    limit = max_len(graph)
+    return CacheSize(
+        dtype=name_of(dtype),
+        per_token=cached_values(cached, 1) * dtype.itemsize,
+        windows=tuple(sorted({tensor.window for tensor in cached if tensor.window is not None})),
+        per_memory_token=cached_values(memory, 1) * dtype.itemsize,
+        max_len=limit,
+        at_max_len=None if limit is None else cached_values(cached, limit) * dtype.itemsize,
+    )
+
+
+def cached_values(cached: list[Cached], tokens: int) -> int:
+    """Return the number of values that caches hold for a sequence of `tokens`."""
+    return sum(tensor.heads * tensor.width * tensor.tokens(tokens) for tensor in cached)

@@ -1,0 +1,161 @@
+"""Random inputs of the right type for any model: for a first forward, and to compare it with an exported file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.building.builder import graph_of, inputs_of
+from tfkit.graph.decode_split import DecodeSplit, read_whole
+from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_length, input_shapes
+from tfkit.graph.sequence_limits import max_len, rows_of
+
+LENGTH = 16
+
+
+def random_inputs(
+    graph: Graph,
+    *,
+    batch: int = 2,
+    length: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Return a tensor for each input of a model, by name. The same seed gives the same tensors.
+
+    Sequences have `length` tokens, by default 16, or the model's `max_len` if that is smaller; inputs of fixed length
+    keep it. `dtype` is the type of features, by default torch's.
+    """
+    length = length or min(LENGTH, max_len(graph) or LENGTH)
+    generator = torch.Generator().manual_seed(seed)
+    inputs: dict[str, Tensor] = {}
+    for name, shape in input_shapes(graph, batch=batch, length=length).items():
+        kind = graph.spec.model.inputs[name].type
+        if kind == "features":
+            inputs[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
+        elif kind == "lengths":
+            inputs[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)
+        else:
+            rows = rows_of(graph, name) or 2
+            inputs[name] = torch.randint(rows, shape, generator=generator, device="cpu").to(device)
+    return inputs
+
+
+# ---- comparison with an exported file: other shapes than the exported example, and padding ----
+
+
+BATCH, EXAMPLE_LENGTH = 2, 12
+"""The batch and length of the examples that some formats need to export a file; EXAMPLE_LENGTH or less."""
+Padding = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a model, and their description in messages."""
+
+    words: str
+    inputs: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences for cached decoding with `length` columns: inputs of the first step, and inputs of every step.
+
+    They include masks; if rows are padded, only the first step has a mask of its tokens.
+    """
+
+    words: str
+    length: int
+    once: Mapping[str, Tensor]
+    pieces: Sequence[Mapping[str, Tensor]]
+
+
+def example(model: fx.GraphModule) -> dict[str, Tensor]:
+    """Return the inputs that a file is exported with: all inputs, and all masks."""
+    return _inputs(model, BATCH, _lengths(model)[1], "right", optional=True)
+
+
+def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
+    """Yield full sequences: single, several of other lengths, padded, and with all optional inputs."""
+    short, medium, long = _lengths(model)
+    if (fixed := fixed_length(graph_of(model))) is not None:
+        short = medium = long = fixed
+    yield Case(f"1 x {long}", _inputs(model, 1, long))
+    yield Case(f"3 x {short}", _inputs(model, 3, short))
+    if any(f"{name}_mask" in inputs_of(model) for name in graph_of(model).inputs):
+        yield Case(f"3 x {long}, padded on the left", _inputs(model, 3, long, "left"))
+        yield Case(f"4 x {medium}, padded on the right", _inputs(model, 4, medium, "right"))
+    if any(signal.optional for signal in graph_of(model).inputs.values()):
+        yield Case(f"3 x {long}, with all that is optional", _inputs(model, 3, long, optional=True))
+
+
+def cached_cases(model: fx.GraphModule, parts: DecodeSplit) -> Iterator[Sequences]:
+    """Yield a prompt and single tokens; prompts with padding; single tokens and several."""
+    medium = _lengths(model)[1]
+    yield _sequences(model, parts, 1, [medium, 1, 1])
+    yield _sequences(model, parts, 3, [max(1, medium - 3), 1, 1], "left")
+    yield _sequences(model, parts, 4, [1, 1, max(1, medium - 3)])
+
+
+def as_tensors(result: Any) -> list[Tensor]:
+    """Return the output of a model, a tensor or several, as a list."""
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
+    """Return a short length, the length that a file is exported with, and a long length."""
+    long = min(max_len(graph_of(model)) or EXAMPLE_LENGTH + 7, EXAMPLE_LENGTH + 7)
+    medium = max(1, min(EXAMPLE_LENGTH, long - 2))
+    return max(1, medium // 2), medium, long
+
+
+def _inputs(
+    model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
+) -> dict[str, Tensor]:
+    """Return the inputs of a call. Inputs that are read once have another length than the remaining inputs."""
+    graph, like = graph_of(model), next(model.parameters())
+    options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
+    inputs = random_inputs(graph, length=length, **options)
+    shorter = random_inputs(graph, length=max(1, length - 1), **options)
+    inputs |= {name: shorter[name] for name in read_whole(graph)}
+    if not optional:
+        inputs = {name: value for name, value in inputs.items() if not graph.inputs[name].optional}
+    if padding is not None:
+        taken = inputs_of(model)
+        inputs |= {f"{n}_mask": _mask(x, padding) for n, x in list(inputs.items()) if f"{n}_mask" in taken}
+    return inputs
+
+
+def _mask(x: Tensor, padding: Padding) -> Tensor:
+    """Return a mask of x [b, t, ...] with a token less in each row than in the row above, and at least one token."""
+    row = torch.arange(x.size(0), device=x.device)[:, None]
+    mask = torch.arange(x.size(1), device=x.device) < (x.size(1) - row).clamp(min=1)
+    return mask.flip(1) if padding == "left" else mask
+
+
+def _sequences(
+    model: fx.GraphModule, parts: DecodeSplit, batch: int, sizes: list[int], padding: Padding | None = None
+) -> Sequences:
+    long = _lengths(model)[2]
+    inputs, main = _inputs(model, batch, long, optional=True), parts.given_again[0]
+    once = {name: inputs[name] for name in parts.given_once}
+    for name, value in list(once.items()):
+        if value.dim() == 1:  # a prefix is read in the first step, also by padded rows
+            once[name] = value.clamp(max=max(1, sizes[0] - batch))
+        elif f"{name}_mask" in inputs_of(model):
+            once[f"{name}_mask"] = _mask(value, "right")
+    pieces: list[dict[str, Tensor]] = []
+    for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+        piece = {name: inputs[name][:, start : start + size] for name in parts.given_again}
+        if start == 0 and padding is not None:
+            piece[f"{main}_mask"] = _mask(piece[main], padding)
+        pieces += [piece] if start + size <= long else []
+    words = f"{batch} x {' + '.join(map(str, sizes))} by cached decoding"
+    return Sequences(f"{words}, padded on the {padding}" if padding else words, long, once, pieces)

@@ -1,0 +1,194 @@
+"""Self-contained HTML pages, and charts in them. Their contents are text: markup in a name of a spec is escaped.
+
+Tables for notebooks have no colours, so they follow the theme of the notebook.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from statistics import fmean
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+Child = Element | str | None
+
+
+def tag(name: str, *children: Child, **attributes: object) -> Element:
+    """Build an element with its attributes and children in order.
+
+    Texts are escaped, and children that are None are omitted.
+    In attributes `class_` is written `class`, and `stroke_width` `stroke-width`; numbers have two decimals.
+    """
+    element = Element(name, {key.strip("_").replace("_", "-"): _value(value) for key, value in attributes.items()})
+    for child in children:
+        if isinstance(child, str):
+            _append_text(element, child)
+        elif child is not None:
+            element.append(child)
+    return element
+
+
+def page(title: str, *body: Child, style: str = "") -> str:
+    """Build a complete HTML document, which may neither run a script nor load anything else.
+
+    It follows light and dark, and prints; `style` is its style in addition to `page.css`.
+    """
+    root = Element("html", {"lang": "en"})
+    head = SubElement(root, "head")
+    head.append(tag("meta", charset="utf-8"))
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    head.append(tag("meta", http_equiv="Content-Security-Policy", content=policy))
+    head.append(tag("meta", name_="viewport", content="width=device-width, initial-scale=1"))
+    head.append(tag("title", title))
+    base_style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    head.append(tag("style", base_style + style))
+    root.append(tag("body", *body))
+    return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
+    """Build a table whose first `text` columns are words and whose remaining columns are numbers."""
+    body = tag("tbody")
+    for row in rows:
+        body.append(tag("tr", *(tag("td" if index else "th", cell) for index, cell in enumerate(row))))
+    columns = tag("thead", tag("tr", *(tag("th", column) for column in head)))
+    return tag("div", tag("table", columns, body, class_=f"words{text}"), class_="scroll")
+
+
+def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
+    """Build a section of a page under a heading; None without content."""
+    return tag("section", tag("h2", words), *content, id=name) if content else None
+
+
+def terms(values: Mapping[str, object]) -> Element:
+    """Build a list of names and their values; names without a value are omitted."""
+    pairs = [(name, text) for name, value in values.items() if (text := text_of(value))]
+    return tag("dl", *(tag(kind, text) for pair in pairs for kind, text in zip(("dt", "dd"), pair, strict=True)))
+
+
+def text_of(value: object) -> str:
+    """Describe a value as text; empty for None."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return "" if value is None else str(value)
+
+
+def remark(text: str) -> Element:
+    """Build a sentence that explains a picture, or its absence."""
+    return tag("p", text, class_="remark")
+
+
+def _append_text(element: Element, text: str) -> None:
+    """Append text after the last child, or at the beginning if the element has no child yet."""
+    if len(element):
+        element[-1].tail = (element[-1].tail or "") + text
+    else:
+        element.text = (element.text or "") + text
+
+
+def _value(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Build a table with a title; columns are right-aligned except the first."""
+    body = tag("tbody", *(_row("td", cells) for cells in rows))
+    element = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
+    return tostring(element, encoding="unicode", method="html")
+
+
+def _row(name: str, cells: Sequence[str]) -> Element:
+    return tag("tr", *(tag(name, cell, style=f"text-align:{'right' if i else 'left'}") for i, cell in enumerate(cells)))
+
+
+# ---- curves over steps as SVG, with round values at their axes ----
+
+
+COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")
+"""Names of the page's colours, in the order of lines."""
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860.0, 330.0, 60.0, 10.0, 26.0
+TICKS = 5
+EARLY = 0.1
+"""The fraction of the steps in which a loss falls fastest: an axis that shows all of it shows little else."""
+CHART_STYLE = """
+.chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
+.mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
+.spread { fill: var(--c); fill-opacity: 0.16; }
+.picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
+"""
+"""The style of a page with charts and pictures, in addition to `page.css`."""
+
+
+def colour(index: int) -> str:
+    """Return the class that sets the colour of a line."""
+    return f"c-{COLOURS[index % len(COLOURS)]}"
+
+
+@dataclass(frozen=True)
+class AxisScale:
+    """From values to places between two ends."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / ((self.high - self.low) or 1.0) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round values at equal distances."""
+        rough = (self.high - self.low or 1.0) / TICKS
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(step * digit, 12) for digit in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values over steps, in the colour of that index; several values of a step are drawn as their mean in a band."""
+
+    index: int
+    points: Sequence[tuple[int, Sequence[float]]]
+
+
+def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
+    """Draw lines over one axis of steps; `words` describe them for screen readers.
+
+    The range of values ignores the first tenth of the steps, so a line may begin outside the chart.
+    """
+    x = AxisScale(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
+    late = [value for line in lines for step, values in line.points if step >= EARLY * x.high for value in values]
+    y = AxisScale(min(late), max(late), height - BOTTOM, 8.0)
+    chart = canvas(height, words)
+    wide, tall = WIDTH - LEFT, height - BOTTOM + 4
+    inside = tag("svg", viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}", x=LEFT, y=0, width=wide, height=tall)  # cuts lines off
+    levels(chart, y)
+    for value in x.ticks():
+        chart.append(
+            tag("text", f"{value:,.0f}", x=x(value), y=height - 6, class_="end" if value == x.high else "middle")
+        )
+    for line in lines:
+        above = [f"{x(step):.1f},{y(max(values)):.1f}" for step, values in line.points]
+        below = [f"{x(step):.1f},{y(min(values)):.1f}" for step, values in reversed(line.points)]
+        mean = [f"{x(step):.1f},{y(fmean(values)):.1f}" for step, values in line.points]
+        if any(len(values) > 1 for _, values in line.points):
+            inside.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
+        inside.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
+    chart.append(inside)
+    return chart
+
+
+def levels(chart: Element, y: AxisScale) -> None:
+    """Add lines at round values to a chart."""
+    for value in y.ticks():
+        chart.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
+        chart.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
+
+
+def canvas(height: float, words: str) -> Element:
+    """Build an empty chart of the page's width."""
+    return tag("svg", viewBox=f"0 0 {WIDTH:g} {height:g}", class_="chart", role="img", aria_label=words)

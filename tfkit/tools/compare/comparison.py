@@ -1,0 +1,393 @@
+"""Two models on the same tokens: how much they differ, and the first component at which they diverge."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
+from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
+from tfkit.errors import Diagnostic, SpecError, listing
+from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.spec.find import SUFFIXES
+from tfkit.spec.folder import SPEC
+from tfkit.tools.common.loading_weights import build_with_weights
+from tfkit.tools.common.model_inputs import LENGTH, random_inputs
+from tfkit.tools.compare.other_model import other_model
+
+RETURNED = "(output of the model)"
+FADED = 1e-4
+"""Maximum fraction of a difference that may remain in equal outputs computed from it; real differences fade less."""
+Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
+
+
+@dataclass(frozen=True)
+class ComparedPart:
+    """A component of A and the corresponding one of B.
+
+    Attributes:
+        name: its path in A.
+        other: its path in B.
+        difference: the largest difference between their outputs.
+        size: the largest value of B's output, at least 1: differences are relative to it.
+        place: the index of the largest difference.
+        values: the values of A and B at that index.
+        reference: the largest difference of A's output from its output in float64, if requested.
+    """
+
+    name: str
+    other: str
+    difference: float
+    size: float
+    place: tuple[int, ...]
+    values: tuple[float, float]
+    reference: float | None
+
+    @property
+    def relative(self) -> float:
+        """The difference relative to the size."""
+        return self.difference / self.size
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A component of both models that cannot be compared: its paths, and the reason."""
+
+    name: str
+    other: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of two models for the same tokens.
+
+    Attributes:
+        difference: the largest difference between their outputs; None if they cannot be compared.
+        parts: the components that both have, in the order in which A runs them; the models' outputs come last.
+        first: the first component that differs by more than the tolerance, relative to its size.
+        forms: differing components before `first` that are equal in another form: the outputs computed from them
+            agree, as if B's attention adds the residual; or an output is the other times a number.
+        unlike: the components that both have but that cannot be compared.
+        alone: the components that only A has, and the components that only B has, if B is a spec.
+    """
+
+    difference: float | None
+    parts: tuple[ComparedPart, ...]
+    first: ComparedPart | None
+    forms: tuple[ComparedPart, ...]
+    unlike: tuple[Unlike, ...]
+    alone: tuple[tuple[str, ...], tuple[str, ...]]
+    tolerance: float
+    float64: bool
+
+    @property
+    def equal(self) -> bool:
+        """True if no component differs by more than the tolerance, and the outputs can be compared."""
+        return self.first is None and self.difference is not None
+
+
+@checked
+def compare(
+    a: AnySpec,
+    b: AnySpec,
+    *,
+    weights: AnyPath | None = None,
+    other_weights: AnyPath | None = None,
+    allow_change: bool = False,
+    batch: Positive = 2,
+    length: Positive | None = None,
+    seed: Seed = 0,
+    tolerance: Tolerance = 1e-5,
+    float64: bool = False,
+    device: AnyDevice = "cpu",
+    dtype: AnyDtype = torch.float32,
+) -> Comparison:
+    """Run two models on the same tokens.
+
+    Args:
+        a: the model to list the components of, or its spec.
+        b: another model, or its spec; or the folder of a transformers model; or a file that `torch.jit.save` or
+            `torch.export.save` wrote from A.
+        weights: the weights of both. By default, the model of a folder has the weights in that folder, and a model
+            without weights uses the weights of the other model. Random weights are used if neither has any.
+        other_weights: the weights of B, if B is a spec with different ones.
+        allow_change: accept weights that were saved with other values than A's; B may always differ from them.
+        dtype: the type of both. The files of most published models are bfloat16, in which a single rounding exceeds
+            the tolerance.
+        batch: number of sequences.
+        length: tokens per sequence; by default 16, or the maximum that both accept.
+        seed: the seed of the tokens, and of random weights.
+        tolerance: the largest difference that counts as equal, relative to the largest value if that is above 1.
+        float64: also compare A with A in float64, to distinguish rounding from an error.
+        device: the device of both.
+
+    Raises:
+        SpecError: the weights do not fit, or B cannot be read; or the two models do not accept the same inputs.
+    """
+    a, device = as_graph(a), device_of(device)
+    b = as_graph(b) if isinstance(b, Graph | Mapping) or is_spec(b) else Path(b)
+    second = b if isinstance(b, Graph) else a
+    inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
+    chosen = weights or a.weights
+    source = chosen or _weights_of(b)
+    options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
+    model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
+    other = other_model(model, b, other_weights or weights or _weights_of(b) or source, **options)
+    names = {**other.names, "": ""}
+
+    def run() -> Any:
+        return model(**inputs)
+
+    with torch.no_grad():
+        ours, order = outputs(model, other.names, run, "A")
+        theirs, _ = outputs(other.model, other.names.values(), lambda: other.run(renamed), "B")
+        exact: Outputs = {}
+        if float64:
+            double = copy.deepcopy(model).double()
+            wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+            exact, _ = outputs(double, other.names, lambda: double(**wide), "A")
+        results = {
+            name: _compared(name, names[name], ours[name], theirs.get(names[name]), exact.get(name))
+            for name in [*order, ""]
+        }
+        parts = {name: part for name, part in results.items() if isinstance(part, ComparedPart)}
+        equal = {name for name, part in parts.items() if part.relative <= tolerance}
+        differ = [name for name in parts if name not in equal]
+
+        def cleared(name: str) -> bool:
+            agree = {other for other in equal if parts[other].relative <= FADED * parts[name].relative}
+            return _proportional(ours[name], theirs[names[name]]) or bool(depends(model, name, agree, run) & agree)
+
+        first = _first_of(differ, cleared)
+    return Comparison(
+        difference=parts[""].difference if "" in parts else None,
+        parts=tuple(parts.values()),
+        first=None if first is None else parts[first],
+        forms=tuple(parts[name] for name in differ[: None if first is None else differ.index(first)]),
+        unlike=tuple(part for part in results.values() if isinstance(part, Unlike)),
+        alone=other.alone,
+        tolerance=tolerance,
+        float64=float64,
+    )
+
+
+def _first_of(differ: list[str], cleared: Callable[[str], bool]) -> str | None:
+    """Return the first component that differs and is not cleared.
+
+    Clearing a component in one layer clears it in all layers.
+    """
+    cleared_patterns: set[str] = set()
+    for name in differ:
+        pattern = re.sub(r"\d+", "*", name)
+        if not name or (pattern not in cleared_patterns and not cleared(name)):
+            return name
+        cleared_patterns.add(pattern)
+    return None
+
+
+def _proportional(ours: Tensor, theirs: Tensor) -> bool:
+    """Return True if a tensor is the other times a number: tables of transformers return scaled vectors."""
+    factor = (ours * theirs).sum() / ours.square().sum()
+    return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
+
+
+def _weights_of(b: Graph | Path) -> Path | None:
+    """Return the folder with the weights of B; None for a spec without weights, and for a program."""
+    return b.weights if isinstance(b, Graph) else b if os.path.isdir(b) else None
+
+
+def is_spec(name: str | os.PathLike[str]) -> bool:
+    """Return True for the name of a spec or of a folder with a spec; False for other folders and for programs."""
+    path = os.fspath(name)
+    return not os.path.exists(path) or path.endswith(SUFFIXES) or os.path.exists(os.path.join(path, SPEC))
+
+
+def _compared(
+    name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None
+) -> ComparedPart | Unlike:
+    """Compare one component, or return the reason why it cannot be compared."""
+    name, other = name or RETURNED, other or RETURNED
+    if theirs is None:
+        return Unlike(name, other, "it returns a tensor only in A")
+    if theirs.shape != ours.shape:
+        return Unlike(name, other, f"{list(ours.shape)} in A, {list(theirs.shape)} in B")
+    gap = (ours.double() - theirs.double()).abs()
+    gap = torch.where(gap.isnan(), torch.inf, gap)
+    index = int(gap.argmax())
+    place = tuple(int(number) for number in np.unravel_index(index, gap.shape))
+    reference = None if exact is None else float((ours.double() - exact).abs().max())
+    return ComparedPart(
+        name,
+        other,
+        float(gap.max()),
+        max(1.0, float(theirs.abs().max())),
+        place,
+        (float(ours[place]), float(theirs[place])),
+        reference,
+    )
+
+
+# ---- the outputs of a model's components in one run, and their dependence on each other ----
+
+
+Outputs = dict[str, Tensor]
+Replace = Callable[[Tensor], Tensor]
+Run = Callable[[], Any]
+
+
+def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str) -> tuple[Outputs, list[str]]:
+    """Run a model, and return the outputs of the named modules and of the full model (`""`).
+
+    Also return the modules in the order in which they first finished.
+    """
+    values: Outputs = {}
+
+    def keep(name: str) -> Replace:
+        def value(output: Tensor) -> Tensor:
+            values.setdefault(name, output.detach().clone())  # some models add to it in place
+            return output
+
+        return value
+
+    try:
+        with _hooks(model, {name: keep(name) for name in names}):
+            result = run()
+    except Exception as error:  # of a program or a model written by others
+        cause = str(error).strip().partition("\n")[0]
+        raise SpecError(Diagnostic(f"{which} fails on these inputs: {type(error).__name__}: {cause}")) from error
+    order = list(values)
+    values[""] = _tensor(result)
+    return values, order
+
+
+def depends(model: nn.Module, name: str, candidates: Iterable[str], run: Run) -> set[str]:
+    """Return which of the other modules, or of the full model (`""`), a NaN in a module's output reaches."""
+
+    def nothing(output: Tensor) -> Tensor:
+        return torch.full_like(output, torch.nan) if output.is_floating_point() else output
+
+    reached: set[str] = set()
+
+    def look(candidate: str) -> Replace:
+        def value(output: Tensor) -> Tensor:
+            if output.isnan().any():
+                reached.add(candidate)
+            return output
+
+        return value
+
+    with _hooks(
+        model, {name: nothing, **{candidate: look(candidate) for candidate in candidates if candidate != name}}
+    ):
+        if _tensor(run()).isnan().any():
+            reached.add("")
+    return reached
+
+
+def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
+    """Apply functions to the first tensor that each module returns, until the block ends."""
+
+    def hook(replace: Replace) -> Callable[..., Any]:
+        def called(module: nn.Module, args: Any, output: Any) -> Any:
+            if isinstance(output, Tensor):
+                return replace(output)
+            if type(output) in (tuple, list) and output and isinstance(output[0], Tensor):
+                return type(output)([replace(output[0]), *output[1:]])
+            return output
+
+        return called
+
+    hooks = ExitStack()
+    for name, value in values.items():
+        if model is not None:
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(hook(value)))
+    return hooks
+
+
+def _tensor(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+# ---- random inputs that two models both accept, under the names that each model uses for them ----
+
+
+SAME = "compare models that accept the same inputs"
+SPECIAL = 4
+"""The number of the first ids of a vocabulary to avoid: families use some of them for padding."""
+
+
+def common_inputs(
+    a: Graph, b: Graph, *, batch: int, length: int | None, device: torch.device | str, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return equal random inputs for A and for B.
+
+    Inputs of equal names are equal; each remaining required input corresponds to the next input of its type in the
+    other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary, lengths
+    16, or the maximum that both models accept.
+
+    Raises:
+        SpecError: a model requires an input that the other does not have, or features of another width; or it does not
+            accept that many tokens.
+    """
+    names = dict(_pairs(a, b))
+    for graph, other, paired in ((a, b, set(names)), (b, a, set(names.values()))):
+        lost = [name for name, signal in graph.inputs.items() if name not in paired and not signal.optional]
+        if lost:
+            message = f"`{graph.name}` requires {_listed(graph, lost)}, but `{other.name}` has no such input"
+            note = f"`{other.name}` reads {_listed(other, list(other.inputs))}"
+            raise SpecError(Diagnostic(message, notes=(note,), help=SAME))
+    for name, theirs in names.items():
+        widths = a.inputs[name].width, b.inputs[theirs].width
+        if widths[0] != widths[1]:
+            message = f"`{name}` has vectors of width {widths[0]} in `{a.name}`, but {widths[1]} in `{b.name}`"
+            raise SpecError(Diagnostic(message, help=SAME))
+    inputs = random_inputs(a, batch=batch, length=_length(a, b, length), device=device, seed=seed)
+    ours: dict[str, Tensor] = {}
+    for name in names:
+        rows = [rows for rows in (rows_of(a, name), rows_of(b, names[name])) if rows]
+        tokens = a.inputs[name].type == "tokens"
+        ours[name] = _ordinary(inputs[name] % min(rows), name) if tokens and rows else inputs[name]
+    return ours, {names[name]: value for name, value in ours.items()}
+
+
+def _pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
+    """Yield the names in B of A's inputs."""
+    equal = {name for name in a.inputs if name in b.inputs and a.inputs[name].type == b.inputs[name].type}
+    for type in dict.fromkeys(signal.type for signal in a.inputs.values()):
+        rest = [_required(graph, type, equal) for graph in (a, b)]
+        yield from zip(*rest, strict=False)
+    yield from ((name, name) for name in a.inputs if name in equal)
+
+
+def _required(graph: Graph, type: str, paired: set[str]) -> list[str]:
+    inputs = graph.inputs.items()
+    return [name for name, signal in inputs if signal.type == type and not signal.optional and name not in paired]
+
+
+def _listed(graph: Graph, names: list[str]) -> str:
+    return listing(f"`{name}` ({graph.inputs[name].in_words()})" for name in names)
+
+
+def _length(a: Graph, b: Graph, length: int | None) -> int:
+    limits: Mapping[str, int | None] = {graph.name: max_len(graph) for graph in (a, b)}
+    for name, limit in limits.items():
+        if length is not None and limit is not None and length > limit:
+            raise SpecError(Diagnostic(f"`length` must be at most {limit:,}, the limit of `{name}`; got {length:,}"))
+    return length or min([LENGTH, *(limit for limit in limits.values() if limit is not None)])
+
+
+def _ordinary(tokens: Tensor, name: str) -> Tensor:
+    """Replace the first tokens of the vocabulary, which may be special tokens."""
+    return tokens if name == "token_types" or tokens.max() <= SPECIAL else tokens.clamp(min=SPECIAL)

@@ -1,0 +1,447 @@
+"""The costs of one step of a model, found by running it once on the meta device, where nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from tfkit.arguments import Positive, checked
+from tfkit.building.builder import build
+from tfkit.building.guarantees import Watch
+from tfkit.building.placement import AnyDtype, dtype_of, name_of
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
+from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
+from tfkit.graph.sequence_limits import beyond, max_len
+from tfkit.tools.build.first_run import failed
+from tfkit.tools.common.memory_needs import cached_values, size_of
+from tfkit.tools.common.modes import LENGTH, Mode, Optimizer
+from tfkit.tools.common.ownership import By, in_rows, owners_of
+from tfkit.tools.common.pages import html_table
+from tfkit.tools.common.units import bytes_text, flops_text
+from tfkit.tools.cost.counter import Kernels, Observer
+from tfkit.tools.cost.devices import Device
+from tfkit.tools.cost.model_step import StepShape, make_inputs, make_step, memory_of
+from tfkit.tools.cost.watch_step import Seen, frames_of, layers_of, watch_step
+from tfkit.tools.params.count import active_of
+
+
+class UncountableError(SpecError):
+    """A model that does not run on the meta device; a plugin's component may not."""
+
+
+_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
+
+
+@checked
+def cost(
+    graph: AnySpec,
+    *,
+    batch: Positive = 1,
+    length: Positive | None = None,
+    mode: Mode = "train",
+    dtype: AnyDtype = torch.bfloat16,
+    optimizer: Optimizer | None = None,
+    memory_length: Positive | None = None,
+    recompute: bool = False,
+    kernels: Kernels = "cuda",
+    merge: bool = True,
+) -> Cost:
+    """Count the costs of one step of a model by component: FLOPs, bytes moved and memory.
+
+    Nothing is allocated, and equal layers run once, so that the model may have any size.
+
+    Args:
+        graph: the model, or its spec.
+        batch: number of sequences.
+        length: tokens per sequence; by default 2,048, or the model's `max_len` if it is smaller.
+        mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
+            into the caches, with logits of its last token. `decode`: one token, number `length`, for each
+            sequence. For a model that cannot be decoded, `prefill` is its forward.
+        dtype: type of weights, activations, gradients and optimizer states.
+        optimizer: the optimizer of a training step, from `OPTIMIZERS`; by default `adamw`.
+        memory_length: tokens that cross-attention attends to; by default `length`.
+        recompute: layers keep only their inputs and run again in the backward, as with `build(recompute=True)`: the
+            backward's FLOPs include their second forward.
+        kernels: the device whose kernels determine what is kept for the backward; only attention and dropout differ.
+        merge: run one of several equal layers, and count it for all of them.
+
+    Raises:
+        SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` if it
+            does not run on the meta device.
+        ValueError: an argument is out of its range, or has no effect.
+    """
+    graph, dtype, train = as_graph(graph), dtype_of(dtype), mode == "train"
+    for name, value in (("optimizer", optimizer), ("recompute", recompute)):
+        if value and not train:
+            raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
+    shape = _checked(graph, mode, batch, length, memory_length)
+    model = build(graph, device="meta", dtype=dtype)
+    optimizer = (optimizer or "adamw") if train else None
+    model.train(train)
+    parts, layers = _unfilled(model), layers_of(model)
+    step = make_step(model, make_inputs(graph, shape, dtype), shape)
+    try:
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+    except SpecError:
+        raise
+    except Exception as error:
+        raise _uncountable(graph, shape, dtype, error) from error
+    return Cost(
+        name=graph.name,
+        mode=mode,
+        batch=batch,
+        length=shape.length,
+        memory_length=shape.memory_length,
+        dtype=name_of(dtype),
+        optimizer=optimizer,
+        recompute=recompute,
+        parts=tuple(_filled(part, seen, train=train, again=recompute and part.layer in layers) for part in parts),
+        memory=_memory(model, graph, seen, shape, optimizer),
+    )
+
+
+def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None) -> StepShape:
+    """Return the shape of the step. Raise ValueError or SpecError if an argument is out of its range."""
+    limit, once = max_len(graph), read_whole(graph)
+    if memory_length is not None and not once:
+        raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
+    fixed, fixed_once = fixed_length(graph), once and set(once) <= fixed_lengths(graph).keys()
+    if fixed_once and memory_length is not None:
+        raise ValueError(f"memory_length ({memory_length}) has no effect: the spec fixes the length of `{once[0]}`")
+    length = length_of(graph, length)
+    length = min(LENGTH, limit or LENGTH) if length is None else length
+    if once:
+        memory_length = fixed_lengths(graph)[once[0]] if fixed_once else memory_length or length
+    longest = max(0 if fixed else length, 0 if fixed_once else memory_length or 0)
+    if limit is not None and longest > limit:
+        raise SpecError(Diagnostic(f"{longest} tokens are more than {beyond(limit)}"))
+    if mode == "decode":
+        split_for_decoding(graph)
+    return StepShape(mode, batch, length, memory_length)
+
+
+def _uncountable(graph: Graph, shape: StepShape, dtype: torch.dtype, error: Exception) -> UncountableError:
+    """Return the error of a step that failed. Run the step again to find the component that fails."""
+    model = build(graph, device="meta", dtype=dtype)
+    watch = Watch(model)
+    with suppress(Exception), watch.watching():
+        make_step(model, make_inputs(graph, shape, dtype), shape)(Observer(model.parameters()))
+    return UncountableError(failed(model, watch.running, error))
+
+
+def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
+    """Return the components with their parameters."""
+    modules, parts = dict(model.named_modules()), owners_of(model)
+    counts: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
+    for path, weight in model.named_parameters():
+        frame = holder = path.rpartition(".")[0]
+        while frame not in counts:
+            frame = frame.rpartition(".")[0]
+        counts[frame].append((weight.numel(), active_of(modules[holder], weight)))
+    return [
+        ComponentCost(
+            path=path,
+            component=parts[path].component,
+            label=parts[path].label,
+            node=parts[path].node,
+            layer=parts[path].layer,
+            parameters=sum(count for count, _ in weights),
+            active_parameters=sum(active for _, active in weights),
+        )
+        for path, weights in counts.items()
+    ]
+
+
+def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> ComponentCost:
+    """Return a component with its measurements; `again`: its forward runs a second time in the backward."""
+    tallies = seen.tallies.get(part.path, [])
+    forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))
+    hidden, hidden_back = (round(sum(tally.hidden[phase] for tally in tallies)) for phase in (0, 1))
+    scores, scores_back = (sum(tally.scores[phase] for tally in tallies) for phase in (0, 1))
+    saved = sum(tally.saved for tally in tallies) + seen.extra.get(part.path, 0)
+    moved = sum(tally.moved for tally in tallies)
+    moved_back = saved + sum(tally.moved_back for tally in tallies) if train else 0
+    return replace(
+        part,
+        flops_forward=forward,
+        flops_backward=backward + again * forward,
+        scores_forward=scores,
+        scores_backward=scores_back + again * scores,
+        visible_forward=forward - hidden,
+        visible_backward=backward - hidden_back + again * (forward - hidden),
+        saved=saved,
+        traffic_forward=moved,
+        traffic_backward=moved_back + again * moved,
+    )
+
+
+def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, optimizer: str | None) -> MemoryCost:
+    """Return the memory use; `optimizer` is None unless training."""
+    weights = size_of(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and optimizer is not None]
+    gradients = sum(parameter.nbytes for parameter in trained)
+    states = (
+        0
+        if optimizer is None
+        else sum(parameter.numel() * _bytes_kept(optimizer, parameter.itemsize) for parameter in trained)
+    )
+    per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
+    runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
+    kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
+    kept += sum(seen.extra.values())
+    base = weights + states + (cache if shape.mode == "decode" else 0)
+    return MemoryCost(
+        weights=weights,
+        gradients=gradients,
+        optimizer=states,
+        activations=kept,
+        activations_recomputed=kept - sum(run.frees for run in runs) + max((run.keeps for run in runs), default=0),
+        cache=0 if optimizer is not None else cache,
+        cache_per_token=per_token,
+        peak=base + seen.layers.peak(recompute=False),
+        peak_recomputed=base + seen.layers.peak(recompute=True),
+    )
+
+
+def _bytes_kept(optimizer: str, itemsize: int) -> int:
+    """Return the bytes that an optimizer stores for each number of a weight."""
+    if optimizer != "adamw_float32":
+        return _STATES[optimizer] * itemsize
+    return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
+
+
+def _cache(graph: Graph, shape: StepShape, itemsize: int) -> tuple[int, int]:
+    """Return the bytes cached for one more token of one sequence, and for all tokens of the batch."""
+    parts = split_if_decodable(graph)
+    if parts is None:
+        return 0, 0
+    values = cached_values(parts.cached, shape.length)
+    for node, pieces in parts.again.values():
+        values += sum(entry.heads * entry.width for layer in pieces.memory_caches for entry in layer) * memory_of(
+            node, shape
+        )
+    return cached_values(parts.cached, 1) * itemsize, values * shape.batch * itemsize
+
+
+# ---- the costs of a model as data: components that add up, memory, and the least time that a device needs ----
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Quantities to add up. FLOPs count a multiplication and an addition as two; bytes are in the model's type.
+
+    Attributes:
+        flops_forward: FLOPs of matrix products, with every pair of query and key, including hidden pairs.
+        flops_backward: FLOPs of the backward; 0 unless training. With `recompute`, they include the second forward.
+        scores_forward: the part of `flops_forward` for the query-key pairs of attention.
+        scores_backward: the part of `flops_backward` for the query-key pairs of attention.
+        visible_forward: FLOPs without the pairs that the mask hides, as in a kernel that skips them.
+        visible_backward: FLOPs of the backward without the pairs that the mask hides.
+        parameters: weights that belong to it. Weights used twice are counted once, with their owner.
+        active_parameters: weights that one token is multiplied by: of routed experts, the chosen experts.
+        saved: bytes that the forward keeps for the backward.
+        traffic_forward: minimum bytes to move: weights, inputs, outputs and cache, each once.
+        traffic_backward: minimum bytes to move in the backward: saved tensors, weights, and all their gradients.
+    """
+
+    flops_forward: int = 0
+    flops_backward: int = 0
+    scores_forward: int = 0
+    scores_backward: int = 0
+    visible_forward: int = 0
+    visible_backward: int = 0
+    parameters: int = 0
+    active_parameters: int = 0
+    saved: int = 0
+    traffic_forward: int = 0
+    traffic_backward: int = 0
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of forward and backward."""
+        return self.flops_forward + self.flops_backward
+
+    @property
+    def visible(self) -> int:
+        """FLOPs of forward and backward without hidden pairs."""
+        return self.visible_forward + self.visible_backward
+
+    @property
+    def traffic(self) -> int:
+        """Bytes moved by forward and backward."""
+        return self.traffic_forward + self.traffic_backward
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs per byte moved."""
+        return self.flops / self.traffic if self.traffic else 0.0
+
+
+@dataclass(frozen=True)
+class ComponentCost(Amounts):
+    """One component of the running model; `component`, `label`, `node` and `layer` as in an `Ownership`.
+
+    Attributes:
+        path: path of the module, as in the state dict.
+    """
+
+    path: str = ""
+    component: str = ""
+    label: str = ""
+    node: str = ""
+    layer: str = ""
+
+
+@dataclass(frozen=True)
+class CostRow(Amounts):
+    """Components, or all of one node or layer, added up."""
+
+    name: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryCost:
+    """Bytes.
+
+    Attributes:
+        weights: parameters and buffers.
+        gradients: gradients of the trained parameters.
+        optimizer: the optimizer's states.
+        activations: bytes that the full forward saves for the backward.
+        activations_recomputed: `activations` if only layer inputs are saved, and one layer at a time is recomputed.
+        cache: keys and values, and whatever else is cached of each token, for all sequences of the batch.
+        cache_per_token: cached bytes of one token of one sequence, as long as it is within every window.
+        peak: peak memory use of a step.
+        peak_recomputed: the peak with recomputed layers.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    activations_recomputed: int
+    cache: int
+    cache_per_token: int
+    peak: int
+    peak_recomputed: int
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least seconds on a device: max(FLOPs / peak FLOPs, bytes / bandwidth), component by component.
+
+    Attributes:
+        device: its name.
+        compute: seconds if only FLOPs counted.
+        transfer: seconds if only bytes counted.
+        seconds: the larger one of each component, summed up, since components run one after the other.
+        fits: True if the peak of memory fits into the device.
+    """
+
+    device: str
+    compute: float
+    transfer: float
+    seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The costs of one step of a model: a training step, the reading of a prompt, or one more token.
+
+    Attributes:
+        name: name of the spec.
+        mode: see `tfkit.cost`.
+        batch: number of sequences.
+        length: tokens of each: read at once, or, in decode, those in the cache including the newest one.
+        memory_length: tokens that cross-attention reads; None without.
+        dtype: type of weights and activations.
+        optimizer: the optimizer whose states are counted; None unless training.
+        recompute: True if layers run again in the backward; `memory` has both.
+        parts: every component that runs or has parameters, in the order of the model.
+        memory: bytes by their purpose.
+    """
+
+    name: str
+    mode: Mode
+    batch: int
+    length: int
+    memory_length: int | None
+    dtype: str
+    optimizer: str | None
+    recompute: bool
+    parts: tuple[ComponentCost, ...]
+    memory: MemoryCost
+
+    @property
+    def total(self) -> CostRow:
+        """The sum of all components."""
+        return add_up("total", "total", self.parts)
+
+    def rows(self, by: By = "component") -> tuple[CostRow, ...]:
+        """Return the components in rows that add up to `total`."""
+        return tuple(row for row, _ in self.groups(by))
+
+    def groups(self, by: By = "component") -> tuple[tuple[CostRow, list[ComponentCost]], ...]:
+        """Return the rows with their components."""
+        return tuple((add_up(name, label, parts), parts) for name, label, parts in in_rows(self.parts, by))
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at one moment of the step."""
+        return self.memory.peak_recomputed if self.recompute else self.memory.peak
+
+    def floor(self, device: Device, parts: Iterable[ComponentCost] | None = None, *, visible: bool = False) -> Floor:
+        """Return the minimum time of a step on a device.
+
+        Args:
+            device: its limits, see `tfkit.tools.cost.devices`.
+            parts: the components to sum over; all unless given.
+            visible: leave out the pairs of query and key that the mask hides.
+
+        Raises:
+            ValueError: the device does not compute in this type.
+        """
+        peak = device.flops(self.dtype)
+        compute = transfer = seconds = 0.0
+        for part in self.parts if parts is None else parts:
+            for flops, moved in part_phases(part, visible):
+                compute += flops / peak
+                transfer += moved / device.bandwidth
+                seconds += max(flops / peak, moved / device.bandwidth)
+        return Floor(device.name, compute, transfer, seconds, self.peak <= device.memory)
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        columns = ("component", "FLOPs", "bytes moved", "parameters")
+        rows = [
+            (row.label, flops_text(row.flops), bytes_text(row.traffic), f"{row.parameters:,}")
+            for row in (*self.rows(), self.total)
+        ]
+        return html_table(f"{self.name}: {self.mode}, {self.dtype}", columns, rows)
+
+
+def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the FLOPs and bytes of the forward, and of the backward."""
+    forward, backward = part.flops_forward, part.flops_backward
+    if visible:
+        forward, backward = part.visible_forward, part.visible_backward
+    return (forward, part.traffic_forward), (backward, part.traffic_backward)
+
+
+def add_up(name: str, label: str, parts: Iterable[Amounts]) -> CostRow:
+    """Return the sum of components as a row."""
+    amounts = list(parts)
+    return CostRow(
+        **{field: sum(getattr(part, field) for part in amounts) for field in _SUMMED}, name=name, label=label
+    )
+
+
+_SUMMED = tuple(Amounts.__dataclass_fields__)

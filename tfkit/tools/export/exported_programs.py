@@ -1,0 +1,391 @@
+"""A model as programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding.
+
+    model      all inputs, all masks                          -> the model's outputs
+    read       inputs given once, with their masks             -> the values that the steps read: an encoder's output
+    prefill    the first step, its masks, `cache`             -> the model's outputs for the step
+    decode     one token, its masks, `cache`, `past` [b]      -> the model's outputs for the token
+
+`past` counts the tokens of each sequence that were read before, without padding. A program has one signature, so masks
+are always present: all True if nothing is hidden. Batch, lengths and the size of the caches are free. The caches are
+written in place, or returned as a second result if a format cannot do that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import Dim, ExportedProgram
+
+from tfkit.building.builder import graph_of, inputs_of
+from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.errors import Diagnostic
+from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
+from tfkit.graph.expand import Graph
+from tfkit.graph.inputs import fixed_lengths
+from tfkit.graph.order import as_list
+from tfkit.graph.sequence_limits import max_len
+from tfkit.nn import Past, is_token
+from tfkit.tools.common.model_inputs import example
+from tfkit.tools.export.failing_component import failing, quiet, refused
+from tfkit.tools.export.formats import CachedReader, Inputs, Opened
+
+MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"
+UNLIMITED = 2**31
+Cache = dict[str, list[list[Tensor]]]
+
+
+class Caches:
+    """The caches of a model whose sequences are read in steps.
+
+    Attributes:
+        parts: the nodes that run once, and those that run at every step.
+        first: the values that are read once and given only at the first step.
+        of_memory: the names of those that hold a memory, and are written only at the first step.
+        limit: the model's `max_len`; None if it has none.
+        least: the number of tokens that they hold at least: more than any sliding window.
+        full: node, layer and number of one that holds all tokens; None if all are windows.
+    """
+
+    def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
+        self.parts = parts
+        layers_by_node = {name: pieces.caches for name, (_, pieces) in parts.again.items()}
+        self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.again.items() if pieces.memory_caches]
+        given_once = [name for name in self.parts.read_once if name in graph.inputs]
+        lengths = [name for name in given_once if graph.inputs[name].type == "lengths"]
+        self.first = tuple(name for name in self.parts.read_once if name not in lengths)
+        self.limit = max_len(graph)
+        places = [
+            ((name, layer, i), cache)
+            for name, layers in layers_by_node.items()
+            for layer, cached in enumerate(layers)
+            for i, cache in enumerate(cached)
+        ]
+        windows = [cache.window for _, cache in places if cache.window]
+        self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
+        if self.limit is not None:
+            self.least = min(self.least, self.limit)
+        self.full = next((place for place, cache in places if cache.tokens(self.least) == self.least), None)
+
+    def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
+        """Create caches of zeros for `length` tokens and a memory; one additional slot receives padding."""
+        shapes_by_node = self.parts.cache_shapes(batch, max(length, self.least), lambda _: memory)
+        return {
+            name: [[like.new_zeros(shape) for shape in shapes] for shapes in layers]
+            for name, layers in shapes_by_node.items()
+        }
+
+    def room(self, cache: Cache) -> int:
+        """Return the number of tokens that the caches have room for."""
+        return _room(cache, self.full, self.limit)
+
+    def free(self, cache: Cache) -> dict[str, list[list[dict[int, Any]]]]:
+        """Return the dynamic sizes of each cache; the slots of a sliding window are fixed."""
+        full = self.room(cache) + 1
+
+        def sizes(name: str, slots: int) -> dict[int, Any]:
+            return {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if name in self.of_memory or slots == full else {})
+
+        return {
+            name: [[sizes(name, tensor.size(2)) for tensor in tensors] for tensors in layers]
+            for name, layers in cache.items()
+        }
+
+
+def caches_of(graph: Graph) -> Caches | None:
+    """Return the caches of a model; None if it needs full sequences."""
+    parts = split_if_decodable(graph)
+    return None if parts is None else Caches(graph, parts)
+
+
+def programs(
+    model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool = True
+) -> dict[str, ExportedProgram]:
+    """Return the programs of a model in eval mode, by name; only `model` if it needs full sequences.
+
+    `inputs` are examples of all inputs and masks, at least 2 in each free size. Caches that are not written in place
+    are a second result. Raises SpecError, which names the component at fault, if torch.export refuses the model.
+    """
+    try:
+        return _programs(model, inputs, in_place=in_place)
+    except Exception as error:
+        path = failing(model, lambda: _programs(model, inputs, in_place=in_place))
+        raise refused(model, path, error, "torch.export") from error
+
+
+def refusals(model: fx.GraphModule) -> list[Diagnostic]:
+    """Return the reasons why a model has no programs; works on the meta device."""
+    inputs = example(model)
+    try:
+        exported(model, inputs, fixed=fixed_lengths(graph_of(model)))
+    except Exception as error:
+        path = failing(model, lambda: exported(model, inputs))
+        return list(refused(model, path, error, "torch.export").diagnostics)
+    return []
+
+
+def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool) -> dict[str, ExportedProgram]:
+    graph = graph_of(model)
+    exported_programs = {MODEL: exported(model, dict(inputs), fixed=fixed_lengths(graph))}
+    if (caches := caches_of(graph)) is None:
+        return exported_programs
+    values, parts = dict(inputs), caches.parts
+    if parts.once:
+        reading = reading_module(model, graph, parts)
+        arguments = {name: inputs[name] for name in inputs_of(reading)}
+        exported_programs[READ] = exported(reading, arguments, fixed=fixed_lengths(graph))
+        with torch.no_grad():
+            values |= zip(made_once(parts), reading(**arguments), strict=True)
+    for name in (PREFILL, DECODE):
+        exported_programs[name] = _piece(model, caches, values, decode=name == DECODE, in_place=in_place)
+    return exported_programs
+
+
+def _piece(
+    model: fx.GraphModule, caches: Caches, values: Mapping[str, Tensor], *, decode: bool, in_place: bool
+) -> ExportedProgram:
+    """Return the program of the first step of a sequence, or of each further token."""
+    step, parts = stepping_module(model, graph_of(model), caches.parts), caches.parts
+    arguments: dict[str, Any] = {name: values[name] for name in inputs_of(step) if name in values}
+    first = caches.first
+    memory = next((values[name].size(1) for name in first), 1)
+    if decode:
+        pieces = [name for name in arguments if name.removesuffix("_mask") in parts.given_again]
+        arguments |= {name: arguments[name][:, :1].contiguous() for name in pieces}
+        arguments = {name: value for name, value in arguments.items() if name not in first}
+    tokens = values[parts.given_again[0]]
+    like = next(model.parameters(), torch.empty(0))
+    arguments["cache"] = caches.make(tokens.size(0), tokens.size(1), memory, like)
+    arguments["past"] = torch.ones(tokens.size(0), dtype=torch.int64, device=tokens.device)
+    _rewrite(step, caches, gone=first if decode else (), decode=decode, in_place=in_place)
+    return exported(step, arguments, caches)
+
+
+def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decode: bool, in_place: bool) -> None:
+    """Give a stepping module arguments that are only tensors: the caches tell how many tokens they are made for."""
+    graph = step.graph
+    arguments = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
+    past, cache = arguments["past"], arguments["cache"]
+    with graph.inserting_after(cache):
+        lengths = graph.placeholder("past", Tensor) if decode else None
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        if not in_place:
+            memory = caches.of_memory if decode else []
+            cache.replace_all_uses_with(copies := graph.call_function(_copied, (cache, memory)))
+            copies.args = (cache, memory)
+        past.replace_all_uses_with(graph.call_function(_past, (cache, lengths, caches.full, caches.limit)))
+    if not in_place:
+        (output,) = graph.find_nodes(op="output")
+        with graph.inserting_before(output):
+            output.args = ((output.args[0], graph.call_function(_without, (copies, memory))),)
+    fixed = {arguments["keep"]: 0} | {arguments[name]: None for name in gone}
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.node.map_arg(
+            (node.args, node.kwargs), lambda node_argument: fixed.get(node_argument, node_argument)
+        )
+    for node in (past, *fixed):
+        graph.erase_node(node)
+    step.recompile()
+
+
+def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) -> int:
+    """Return the number of tokens that the caches have room for, from the cache that holds all of them."""
+    if full is None:
+        return limit or UNLIMITED
+    name, layer, i = full
+    return cache[name][layer][i].size(2) - 1
+
+
+def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int, int] | None, limit: int | None) -> Past:
+    """Return the preceding tokens: none, or up to all but one column, so that no shape changes."""
+    room = _room(cache, full, limit)
+    return Past(0 if lengths is None else room - 1, room, lengths)
+
+
+def _copied(cache: Cache, read: Collection[str]) -> Cache:
+    """Copy the caches that are written to."""
+    return {
+        name: layers if name in read else [[tensor.clone() for tensor in tensors] for tensors in layers]
+        for name, layers in cache.items()
+    }
+
+
+def _without(cache: Cache, names: Collection[str]) -> Cache:
+    return {name: layers for name, layers in cache.items() if name not in names}
+
+
+def exported(
+    module: fx.GraphModule, arguments: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
+) -> ExportedProgram:
+    """Export a module with its arguments; the batch and all lengths above 1 are dynamic.
+
+    The lengths of the `fixed` inputs are static.
+    """
+    kwargs = {name: arguments[name] for name in inputs_of(module) if name in arguments}
+    shapes: dict[str, Any] = {
+        name: {i: Dim.DYNAMIC for i in range(1 if name in fixed else min(x.dim(), 2)) if x.size(i) > 1}
+        for name, x in kwargs.items()
+        if isinstance(x, Tensor)
+    }
+    if caches is not None:
+        shapes["cache"] = caches.free(kwargs["cache"])
+    shapes = {name: shapes[name] for name in kwargs}
+    with quiet(), torch.no_grad():
+        program = torch.export.export(module, (), kwargs, dynamic_shapes=shapes, strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
+
+
+class Watched(fx.Interpreter):
+    """Runs a program, and keeps the outputs of the modules whose operations it has, by their paths.
+
+    The output of a module is the last of its values that others read; of several calls, the first one's.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(module := program.module())
+        self.outputs: dict[str, Tensor] = {}
+        self._returned = returned({node: _calls(node) for node in module.graph.nodes}, lambda node: node.users)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one operation."""
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.outputs |= dict.fromkeys(self._returned[n], value)
+        return value
+
+
+def _calls(node: fx.Node) -> dict[str, str]:
+    """Return the module calls that an operation belongs to, by unique names, with the modules' paths."""
+    return {call: path for call, (path, _) in node.meta.get("nn_module_stack", {}).items()}
+
+
+def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]) -> dict[Any, list[str]]:
+    """Map each operation to the modules that return its value: the operation belongs to them, but a user does not.
+
+    The second call of a module has a name with `@`.
+    """
+    return {
+        node: [
+            path
+            for call, path in inside.items()
+            if "@" not in call and any(call not in calls[user] for user in users(node))
+        ]
+        for node, inside in calls.items()
+    }
+
+
+# ---- sequences read in steps by the programs of a file: the same calls for every format that has them ----
+
+
+class PieceReader:
+    """Reads up to `length` tokens of each sequence in steps: the first by one program, then token by token."""
+
+    def __init__(self, graph: Graph, caches: Caches, programs: Programs, *, length: int, like: Tensor) -> None:
+        self._graph = graph
+        self._caches = caches
+        self._programs = programs
+        self._length = length
+        self._like = like
+        self._batch: int | None = None
+        self._always: dict[str, Any] = {}
+        self._first: dict[str, Tensor] = {}
+        self._lengths: Tensor | None = None
+        self._used = 0
+
+    def start(self, batch: int, /, **inputs: Tensor) -> None:
+        """Begin new sequences, and read the inputs that are given once."""
+        parts, values = self._caches.parts, dict(inputs)
+        if parts.once:
+            arguments = complete(self._graph, inputs, self._programs.takes(READ))
+            values |= arguments | dict(zip(made_once(parts), self._programs.run(READ, arguments), strict=True))
+        self._first = {name: values[name] for name in self._caches.first}
+        memory = next((value.size(1) for value in self._first.values()), 1)
+        again = (*parts.given_again, *(f"{name}_mask" for name in parts.given_again))
+        always = complete(self._graph, values, [name for name in self._programs.takes(DECODE) if name not in again])
+        self._always = {**always, "cache": self._caches.make(batch, self._length, memory, self._like)}
+        self._batch, self._lengths, self._used = batch, None, 0
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
+        """Return the outputs for the next tokens [b, t]; the mask is False at padding.
+
+        Raise ValueError if the cache is full.
+        """
+        if self._batch is None:
+            self.start(tokens.size(0))
+        if self._used + tokens.size(1) > self._length:
+            raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} have been read")
+        main = self._caches.parts.given_again[0]
+        real = is_token(mask, f"{main}_mask")
+        mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        arguments = {main: tokens, f"{main}_mask": mask, **inputs}
+        results = self._prefill(arguments) if self._lengths is None else self._decode(arguments, mask)
+        read = mask.sum(dim=1)
+        self._lengths = read if self._lengths is None else self._lengths + read
+        self._used += tokens.size(1)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _prefill(self, arguments: dict[str, Tensor]) -> list[Tensor]:
+        taken = complete(self._graph, arguments | self._always | self._first, self._programs.takes(PREFILL))
+        return self._programs.run(PREFILL, taken)
+
+    def _decode(self, arguments: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+        """Read several tokens one after the other."""
+        columns = []
+        for i in range(mask.size(1)):
+            assert self._lengths is not None
+            column_inputs = {name: value[:, i : i + 1].contiguous() for name, value in arguments.items()}
+            column_inputs |= self._always | {"past": self._lengths + mask[:, :i].sum(dim=1)}
+            columns.append(
+                self._programs.run(DECODE, complete(self._graph, column_inputs, self._programs.takes(DECODE)))
+            )
+        return [torch.cat(column, dim=1) for column in zip(*columns, strict=True)]
+
+
+def complete(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return all arguments of a program: missing masks hide nothing, missing optional tokens are 0."""
+    arguments = dict(inputs)
+    names = list(names)
+    for name in names:
+        if name in graph.inputs and name not in arguments:
+            arguments[name] = torch.zeros_like(arguments[_beside(graph, name)])
+    for name in names:
+        if name.endswith("_mask") and name not in arguments and name.removesuffix("_mask") in arguments:
+            hidden = arguments[name.removesuffix("_mask")]
+            arguments[name] = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    return {name: arguments[name] for name in names if name in arguments}
+
+
+def _beside(graph: Graph, name: str) -> str:
+    """Return the input that an optional input describes."""
+    for node in graph.nodes:
+        if any(name in as_list(source) for source in node.wires.values()):
+            return str(node.wires["input"])
+    raise AssertionError(f"nothing reads `{name}`")
+
+
+class Programs(Opened):
+    """The programs of a file, see above; `graph` is the graph of the exported model."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    @abstractmethod
+    def takes(self, name: str) -> Iterable[str]:
+        """Return the argument names of a program."""
+
+    @abstractmethod
+    def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
+        """Run a program and return its results. The tensors in `cache` are updated in place."""
+
+    def forward(self, inputs: Inputs) -> list[Tensor]:
+        return self.run(MODEL, complete(self.graph, inputs, self.takes(MODEL)))
+
+    def cached(self, length: int) -> CachedReader | None:
+        caches = caches_of(self.graph)
+        like = next(iter(self.weights().values()), torch.empty(0))
+        return None if caches is None else PieceReader(self.graph, caches, self, length=length, like=like)

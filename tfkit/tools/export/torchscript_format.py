@@ -1,0 +1,262 @@
+"""TorchScript by scripting: control flow stays, batch and length are free, and C++ loads it without Python.
+
+A file has the methods `forward` and, for decoding, `start` and `step`:
+
+    state = start(batch, length, source, source_mask)   # inputs read once, and their masks, if the model has any
+    logits = step(state, tokens, tokens_mask, keep)     # the next tokens; `state` is changed
+
+All methods call the model's children: a weight is in the file once, under its name. `read` and `piece`, which they
+call, are the modules of `tfkit.CachedModel`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.building.builder import graph_of, inputs_of
+from tfkit.component import Cached
+from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
+from tfkit.nn.forward_text import run_text
+from tfkit.nn.program import written_forward
+from tfkit.plugin.registry import written_in
+from tfkit.tools.common.model_inputs import as_tensors
+from tfkit.tools.export import script_state
+from tfkit.tools.export.formats import CachedReader, ComponentCall, Format, Inputs, Opened, metadata
+from tfkit.torch_private.torchscript import forget, quiet
+
+HELP = "another --format may take it"
+
+
+class TorchScript(Format):
+    """One file with the methods of `tfkit.tools.export.torchscript_format`; its metadata are extra files."""
+
+    name = "torchscript"
+    suffixes = (".ts", ".pt")
+    description = "loaded by C++ without Python, see tools/cpp; with cached decoding"
+
+    def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:
+        try:
+            scripted(model)
+        except SpecError as error:
+            return error.diagnostics
+        return []
+
+    def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
+        module = scripted(model)
+        with quiet():
+            torch.jit.save(module, str(path), _extra_files=metadata(model))
+
+    def open(self, path: Path, model: fx.GraphModule) -> Opened:
+        with quiet():
+            return _ScriptedFile(torch.jit.load(str(path)), model)
+
+
+class _ScriptedFile(Opened):
+    def __init__(self, module: Any, model: fx.GraphModule) -> None:
+        self._module, self._model = module, model
+
+    def forward(self, inputs: Inputs) -> list[Tensor]:
+        taken = inputs_of(self._model)
+        return as_tensors(self._module(**{name: value for name, value in inputs.items() if name in taken}))
+
+    def cached(self, length: int) -> CachedReader | None:
+        parts = split_if_decodable(graph_of(self._model))
+        return None if parts is None else _ScriptReader(self._module, length, parts.given_again[0])
+
+    def weights(self) -> Mapping[str, Tensor]:
+        tensors: Mapping[str, Tensor] = self._module.state_dict()
+        return tensors
+
+    def outputs(self, inputs: Inputs, calls: Mapping[str, ComponentCall]) -> Mapping[str, Tensor]:
+        modules = dict(self._module.named_modules())
+        results = {}
+        for path in calls.keys() & modules.keys():
+            try:
+                result = modules[path](*calls[path].args, **calls[path].kwargs)
+            except RuntimeError:  # TorchScript takes fewer argument types from Python than from itself
+                continue
+            if isinstance(result, Tensor):
+                results[path] = result
+        return results
+
+
+class _ScriptReader:
+    def __init__(self, module: Any, length: int, main: str) -> None:
+        self._module, self._length, self._main = module, length, main
+        self._state: Any = None
+
+    def start(self, batch: int, /, **inputs: Tensor) -> None:
+        self._state = self._module.start(batch, self._length, **inputs)
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None, /, **inputs: Tensor) -> Any:
+        if self._state is None:
+            self.start(tokens.size(0))
+        arguments = inputs if mask is None else {f"{self._main}_mask": mask, **inputs}
+        return self._module.step(self._state, tokens, **arguments)
+
+
+def scripted(model: fx.GraphModule) -> Any:
+    """Script a model; raise SpecError that names the innermost component at fault."""
+    try:
+        return script(with_methods(model))
+    except Exception as error:
+        raise SpecError(refusal(model, error)) from error
+
+
+def script(module: nn.Module) -> Any:
+    """Script a module. A failed class is discarded, because the next attempt must not reuse it."""
+    with quiet():
+        try:
+            return torch.jit.script(module)
+        except Exception:
+            forget()
+            raise
+
+
+def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
+    """Return the error with the innermost component that cannot be scripted alone."""
+    components = model.meta["components"]
+    for path in sorted(components, key=lambda path: -path.count(".")):
+        try:
+            script(model.get_submodule(path))
+        except Exception as cause:
+            config = components[path]
+            message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
+            where = f"the component is written in {written_in(type(config))}"
+            return Diagnostic(message, None, f"graph.{path}", (_reason(cause), where), HELP)
+    message = f"{quoted(graph_of(model).name)} cannot be scripted by TorchScript"
+    return Diagnostic(message, notes=(_reason(error),), help=HELP)
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of TorchScript's error, and the first location in it."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    place = re.search(r'^ *File "(.*)", line (\d+)$', str(error), re.MULTILINE)
+    return f"{first} ({place[1]}:{place[2]})" if place else first
+
+
+STATE = "dict[str, list[list[Tensor]]]"
+OPTIONAL = "Tensor | None = None"
+Layer = tuple[Cached, ...]
+
+
+def with_methods(model: fx.GraphModule) -> nn.Module:
+    """Return the module to script, without `start` and `step` if the model needs full sequences."""
+    name, parts = type(model).__name__, split_if_decodable(graph_of(model))
+    methods: dict[str, Any] = {"forward": _forward_of(model, "forward")}
+    if parts is not None:
+        methods |= _decoding(model, parts)
+    module: nn.Module = type(name, (nn.Module,), {**methods, "__module__": __name__})()
+    for path, child in model.named_children():
+        module.add_module(path, child)
+    return module.train(model.training)
+
+
+def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
+    """Return annotations for these inputs and their masks, optional ones last."""
+    inputs, taken = graph_of(model).inputs, inputs_of(model)
+    masks = [f"{name}_mask" for name in names if f"{name}_mask" in taken]
+    needed = {name: "Tensor" for name in names if not inputs[name].optional}
+    return needed | dict.fromkeys([*masks, *(name for name in names if inputs[name].optional)], OPTIONAL)
+
+
+def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
+    """Write the methods for decoding."""
+    graph = graph_of(model)
+    stepping = stepping_module(model, graph, parts)
+    methods = {"piece": _forward_of(stepping, "piece")}
+    values = {name: name for name in arguments(model, parts.given_once)}
+    lines = []
+    if parts.once:
+        reading = reading_module(model, graph, parts)
+        methods["read"] = _forward_of(reading, "read")
+        lines.append(f"made = self.read({_passed(inputs_of(reading), {})})")
+        values |= {name: f"made[{index}]" for index, name in enumerate(made_once(parts))}
+    kept = {name: values[name] for name in inputs_of(stepping) if name in values}
+    lines += [f"keep_value(state, {name!r}, {value})" for name, value in kept.items()]
+    methods["start"] = _start(model, parts, [*lines, *_caches(parts, values)])
+    methods["step"] = _step(model, parts, inputs_of(stepping), kept)
+    return methods
+
+
+def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> Any:
+    like = _attribute(next(name for name, _ in model.named_parameters()))
+    body = [f"like = {like}", "state = empty_state(batch, length, like)", *lines, "return state"]
+    parameters = {"batch": "int", "length": "int"} | arguments(model, parts.given_once)
+    return _method(f"{type(model).__name__} start", parameters, STATE, body)
+
+
+def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
+    """Write the method that runs a step; `kept` comes from the state, masks and lengths in every step."""
+    inputs, parameters, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
+    parameters.setdefault(f"{main}_mask", OPTIONAL)
+    words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
+    for name in kept:
+        always = name.endswith("_mask") or (name in inputs and inputs[name].type == "lengths")
+        words[name] = f"{'kept' if always else 'first'}_value(state, {name!r})"
+    body = [
+        f"result = self.piece({_passed(taken, words)})",
+        f"move_on(state, {main}, {main}_mask)",
+        "return result",
+    ]
+    return _method(f"{type(model).__name__} step", {"state": STATE} | parameters | {"keep": "int = 0"}, "", body)
+
+
+def _forward_of(module: fx.GraphModule, name: str) -> Any:
+    """Return the forward of a module as a method with a different name."""
+    forward, _ = written_forward(module.graph, f"{type(module).__name__} {name}")
+    forward.__name__ = name  # TorchScript calls it by this one
+    return forward
+
+
+def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
+    """Write the lines that create the caches, equal ones in one call."""
+    for name, (node, pieces) in parts.again.items():
+        for layer, count in _runs(pieces.caches):
+            slots = [f"{'length' if cache.window is None else f'min(length, {cache.window})'} + 1" for cache in layer]
+            yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, slots)}, like)"
+        for layer, count in _runs(pieces.memory_caches):
+            slots = [f"{values[str(node.wires['memory'])]}.size(1)"] * len(layer)
+            yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, slots)}, like)"
+
+
+def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
+    return [(layer, len(list(run))) for layer, run in groupby(layers)]
+
+
+def _sizes(layer: Layer, slots: Sequence[str]) -> str:
+    """Format heads, slots and width of the caches of a layer as an argument."""
+    sizes = [f"({cache.heads}, {n}, {cache.width})" for cache, n in zip(layer, slots, strict=True)]
+    return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int]], [])"
+
+
+def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:
+    """Format the arguments of a call by name; `words` replaces the names themselves."""
+    return ", ".join(f"{name}={words.get(name, name)}" for name in names)
+
+
+def _attribute(path: str) -> str:
+    """Return `self.a.layers` as an expression in which TorchScript can read a number."""
+    expression = "self"
+    for part in path.split("."):
+        expression = f'getattr({expression}, "{part}")' if part.isdigit() else f"{expression}.{part}"
+    return expression
+
+
+def _method(name: str, parameters: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
+    """Compile a method from its text, which TorchScript looks up again."""
+    signature = ", ".join(["self", *(f"{parameter}: {annotation}" for parameter, annotation in parameters.items())])
+    arrow = f" -> {returns}" if returns else ""
+    *lines, last = body
+    text = [f"def method({signature}){arrow}:", "    with torch.no_grad():", *(f"        {line}" for line in lines)]
+    code = "\n".join([*text, f"    {last}", ""])
+    return torch.jit.export(run_text(code, name, {**vars(script_state)})["method"])

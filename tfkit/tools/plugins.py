@@ -1,0 +1,159 @@
+"""Show the plugins: loaded, broken and why, switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
+from tfkit.errors import listing
+from tfkit.plugin.discover import COMMANDS, SPECS
+
+if TYPE_CHECKING:
+    from tfkit.plugin.hooks import HookCall
+    from tfkit.plugin.manager import Plugins
+    from tfkit.plugin.plugin_commands import PluginCommand
+
+
+@command(
+    "plugins",
+    sets=False,
+    notes="""
+    Loading a plugin runs its code. Plugins are loaded if they are installed, or in
+    the folders of TFKIT_PLUGIN_DIR (absolute paths, separated as in PATH) or of
+    --plugin-dir. A spec lists the plugins that it needs in `requires`; it never
+    loads one.
+    """,
+    examples="""
+    tfkit plugins
+    tfkit plugins --plugin-dir plugins/
+    tfkit plugins --trace
+    export TFKIT_PLUGIN_DIR=$PWD/plugins
+    TFKIT_DISABLE=tfkit-additive tfkit plugins
+    """,
+)
+@click.option("--trace", is_flag=True, help="Show the hooks that were called, and what each gave.")
+@json_option
+def plugins(reader: Reader, trace: bool, json: bool) -> None:
+    from tfkit.plugin.plugin_commands import plugin_commands
+
+    loaded_plugins = reader.found
+    commands = plugin_commands(reader.plugin_dir, not reader.no_plugins)
+    if trace:
+        _show_trace(loaded_plugins, commands, json=json)
+        return
+    counts = {
+        plugin.name: {
+            "components": len(plugin.components),
+            "specs": sum(spec.plugin == plugin.label for spec in loaded_plugins.specs.files.values()),
+            "commands": sum(command.plugin == plugin.label for command in commands.values()),
+        }
+        for plugin in loaded_plugins.loaded
+    }
+    if json:
+        loaded = [
+            {"name": plugin.name, "version": plugin.version, "origin": plugin.origin, **counts[plugin.name]}
+            for plugin in loaded_plugins.loaded
+        ]
+        print_json({"loaded": loaded, "broken": loaded_plugins.broken, "disabled": loaded_plugins.disabled})
+        return
+    rows = [
+        (plugin.name, plugin.version, plugin.origin, _brings(counts[plugin.name])) for plugin in loaded_plugins.loaded
+    ]
+    show(table(["plugin", "version", "from", "brings"], rows), *_left_out(loaded_plugins))
+
+
+def _brings(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {what if n > 1 else what.removesuffix('s')}" for what, n in counts.items() if n)
+
+
+def _show_trace(loaded_plugins: Plugins, commands: Mapping[str, PluginCommand], *, json: bool) -> None:
+    traced = trace(loaded_plugins, commands)
+    if json:
+        print_json(traced)
+        return
+    rows = [(row.hook, row.plugin, row.failed or row.note or listing(row.gave, 4) or "nothing") for row in traced]
+    show(table(["hook", "plugin", "gave"], rows), *_left_out(loaded_plugins))
+
+
+def _left_out(loaded_plugins: Plugins) -> Iterator[str]:
+    for broken in loaded_plugins.broken:
+        yield f"\nbroken: {broken.name}, from {broken.origin}\n  {broken.cause}"
+        yield from (f"  {text}" for text in (broken.where, broken.help) if text)
+    if loaded_plugins.disabled:
+        yield f"\nswitched off: {', '.join(loaded_plugins.disabled)}"
+
+
+# ---- the hooks of plugins that were called, and what each of them gave ----
+
+
+LATER = {
+    "tfkit_checks": "called for each spec by `tfkit validate` and `tfkit build`",
+    "tfkit_properties": "called by `tfkit check`",
+}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A call of a hook, or an entry point that was read.
+
+    Attributes:
+        hook: its name, or the group of entry points.
+        plugin: the label of the plugin.
+        gave: what it brought, each by its name.
+        failed: the reason why it brought nothing.
+        note: the reason why it was not called.
+    """
+
+    hook: str
+    plugin: str
+    gave: tuple[str, ...]
+    failed: str | None = None
+    note: str | None = None
+
+
+def trace(plugins: Plugins, commands: Mapping[str, PluginCommand]) -> list[Traced]:
+    """Call every hook that needs no spec, and list the results together with declarations that need no code."""
+    from tfkit.tools.export.formats import formats_of
+
+    formats_of(plugins)
+    calls = [_called(call, plugins) for call in plugins.hooks.calls]
+    called = {(call.hook, call.plugin) for call in calls}
+    left = [call for call in plugins.hooks.all() if call[0] in LATER and call not in called]
+    later = [Traced(hook, plugin, (), note=LATER[hook]) for hook, plugin in left]
+    return [*calls, *later, *_declared(plugins, calls, commands)]
+
+
+def _called(call: HookCall, plugins: Plugins) -> Traced:
+    from tfkit.plugin.hooks import HookError
+
+    if isinstance(call.gave, HookError):
+        return Traced(call.hook, call.plugin, (), failed=str(call.gave))
+    return Traced(call.hook, call.plugin, tuple(_words(call, plugins)))
+
+
+def _words(call: HookCall, plugins: Plugins) -> Iterator[str]:
+    from tfkit.plugin.known_specs import SpecPath
+
+    if call.hook == "tfkit_register":
+        for slot in plugins.registry.slots():
+            kinds = plugins.registry.kinds(slot).items()
+            yield from (f"{slot} {kind}" for kind, item in kinds if item.plugin == call.plugin)
+    for item in call.gave if isinstance(call.gave, list) else []:
+        yield str(item.path) if isinstance(item, SpecPath) else item.name
+
+
+def _declared(plugins: Plugins, calls: list[Traced], commands: Mapping[str, PluginCommand]) -> Iterator[Traced]:
+    """Yield the specs and commands of entry points."""
+    by_hook = {folder for command in calls if command.hook == "tfkit_specs" for folder in command.gave}
+    specs: dict[str, list[str]] = {}
+    for name, spec in plugins.specs.files.items():
+        if str(spec.path.parent) not in by_hook:
+            specs.setdefault(spec.plugin, []).append(name)
+    yield from (Traced(SPECS, plugin, tuple(names)) for plugin, names in specs.items())
+    yield from (Traced(COMMANDS, command.plugin, (command.name,)) for command in commands.values())

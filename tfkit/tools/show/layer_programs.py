@@ -1,0 +1,96 @@
+"""The steps of a layer in words: as lines of code for `show`, as sentences for `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tfkit.component import Call, Dropout, Layer, Layers, Learned, NormConfig, Scale, Step
+from tfkit.errors import ranges
+from tfkit.graph.expand import Graph
+from tfkit.tools.show.resolved_values import number
+
+NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
+
+
+@dataclass(frozen=True)
+class LayerProgram:
+    """The steps of a layer, line by line, and the layers of the stack that run them."""
+
+    node: str
+    title: str
+    lines: tuple[str, ...]
+
+
+def programs_of(graph: Graph) -> list[LayerProgram]:
+    """Return the programs of the layers of every stack."""
+    return [program for node in graph.nodes if node.stack is not None for program in _programs(node.name, node.stack)]
+
+
+def _programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
+    for name, indices in stack.variants.items():
+        title = f"layers {ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
+        title += "" if name == "base" else f", {name}"
+        title += f", each {stack.repeats} times in a row" if stack.repeats > 1 else ""
+        yield LayerProgram(node, title, tuple(as_code(stack.layers[indices[0]])))
+    if stack.final_norm is not None:
+        yield LayerProgram(node, "after the last layer", (f"x = {stack.final_norm.kind_name()}(x)",))
+
+
+def as_code(layer: Layer) -> Iterator[str]:
+    """Yield a line of code for each sublayer, preceded by the norm of the layer's input if a sublayer reads it."""
+    if any(step.reads_input for step in layer.steps):
+        yield f"input = {_normed(layer.input_norm, 'x')}"
+    for step in layer.steps:
+        y = read = "input" if step.reads_input else "x"
+        for part in step.branch():
+            y = _code(part, y, step)
+        onto = _normed(step.norm_in, read) if step.residual.onto == "normed" else "x"
+        onto = onto if step.onto is None else _code(step.onto, onto, step)
+        yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}"
+
+
+def _code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
+    """Return the expression of an operation on y."""
+    if isinstance(part, Dropout):
+        return f"dropout({y})"
+    if isinstance(part, Learned):
+        return f"learned_{part.shape} * {y}"
+    if isinstance(part, Scale):
+        return f"{part.number:g} * {y}"
+    if part.name == step.name:
+        return f"{step.name}({y}{', memory' if step.reads_memory else ''})"
+    return f"{part.config.kind_name()}({y})"
+
+
+def _normed(norm: NormConfig | None, y: str) -> str:
+    return y if norm is None else f"{norm.kind_name()}({y})"
+
+
+def as_sentences(layer: Layer) -> Iterator[str]:
+    """Yield a sentence for each sublayer, preceded by the norm of the layer's input if there is one."""
+    if layer.input_norm is not None:
+        yield f"normalize the layer's input ({layer.input_norm.kind_name()})"
+    for step in layer.steps:
+        branch = list(step.branch())
+        words = [_words(part, step, layer) for part in branch if isinstance(part, Call | Dropout)]
+        factors = [_factor(part) for part in reversed(branch) if isinstance(part, Learned | Scale)]
+        onto = "the normalized value" if step.residual.onto == "normed" else "the stream"
+        words.append(f"add {''.join(f'{factor} times ' for factor in factors)}{'it ' if factors else ''}to {onto}")
+        words += [f"normalize ({step.norm_after.kind_name()})"] if step.norm_after is not None else []
+        yield ", ".join(words)
+
+
+def _words(part: Call | Dropout, step: Step, layer: Layer) -> str:
+    if isinstance(part, Dropout):
+        return f"drop {part.rate:.0%}"
+    if part.name != step.name:
+        return f"normalize ({part.config.kind_name()})"
+    normalized = "" if layer.input_norm is None else " normalized"
+    source = f" of the layer's{normalized} input" if step.reads_input else ""
+    name = NAMES.get(step.role, f"the {step.role.replace('_', ' ')}")
+    return f"{name}{source}{' to the memory' if step.reads_memory else ''}"
+
+
+def _factor(part: Learned | Scale) -> str:
+    return f"a learned {part.shape}" if isinstance(part, Learned) else number(part.number)

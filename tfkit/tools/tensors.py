@@ -1,0 +1,42 @@
+"""List the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import click
+
+from tfkit.console.commands import Reader, command
+from tfkit.console.options import json_option
+from tfkit.console.output import print_json, show, table
+
+
+@command(
+    "tensors",
+    sets=False,
+    notes="""
+    PATH is a safetensors file, an index, or their folder. Tensors of equal layers
+    are one line. Only the headers are read.
+    """,
+    examples="""
+    tfkit tensors downloads/model
+    tfkit tensors model.safetensors --json
+    """,
+)
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@json_option
+def tensors(reader: Reader, path: Path, json: bool) -> None:
+    from tfkit.building.placement import name_of
+    from tfkit.checkpoint.files import Checkpoint
+    from tfkit.checkpoint.names import collapsed
+
+    with Checkpoint.open(path) as checkpoint:
+        names = checkpoint.names
+    kinds = {name: (name_of(info.dtype), info.shape) for name, info in names.items()}
+    if json:
+        print_json({name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in kinds.items()})
+        return
+    rows = [(name, " x ".join(map(str, shape)), dtype) for name, (dtype, shape) in collapsed(kinds)]
+    values = sum(prod(info.shape) for info in names.values())
+    show(table(["tensor", "shape", "type"], rows), "", f"{len(names):,} tensors, {values:,} values")
