@@ -69,7 +69,7 @@ def plan(run: Run, device: Device | None = None) -> Plan:
         flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
         memory=costs.peak,
         seconds=_seconds(run, parts, costs, device or known_device(run)),
-        rates=tuple((step, config.optimizer.lr * config.schedule.factor(step, run.steps)) for step in _points(run)),
+        rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _points(run)),
     )
 
 

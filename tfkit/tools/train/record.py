@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import fx
 
 from tfkit.component import Tracker
-from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.run import CONTENT, Run
 from tfkit.spec.folder import LATEST, RUN, checkpoints_in, latest_checkpoint
 from tfkit.spec.header import open_regular, shown
@@ -147,20 +147,21 @@ class RunFolder:
             os.truncate(path, position)
             self._metrics = path.open("ab")
         for number, config in enumerate(self._run.config.track):
-            try:
+            with self._run.guarded(config, "`build`", "track", str(number)):
                 self._trackers.append(config.build(self.folder, step))
-            except Invalid as error:
-                raise self._run.refused(error, "track", str(number)) from error
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
-        for tracker in self._trackers:
-            tracker.log(step, numbers)
+        self._tell("log", step, numbers)
 
     def text(self, step: int, name: str, text: str) -> None:
         self._line({"step": step, name: text})
-        for tracker in self._trackers:
-            tracker.text(step, name, text)
+        self._tell("text", step, name, text)
+
+    def _tell(self, method: str, *values: Any) -> None:
+        for number, tracker in enumerate(self._trackers):
+            with self._run.guarded(self._run.config.track[number], f"`{method}`", "track", str(number)):
+                getattr(tracker, method)(*values)
 
     def _line(self, values: Mapping[str, Any]) -> None:
         assert self._metrics is not None
@@ -192,11 +193,10 @@ class RunFolder:
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
         if self._metrics is not None:
             with writing(self.folder / METRICS):
                 self._metrics.close()
+        self._tell("close")
 
 
 class Follower:
