@@ -21,8 +21,9 @@ from tfkit.builder import build
 from tfkit.errors import SpecError
 from tfkit.graph.run import Run
 from tfkit.spec.folder import LATEST, WEIGHTS
+from tfkit.tools.common.run_facts import FACTS
 from tfkit.tools.train import checkpoints
-from tfkit.tools.train.record import FACTS, METRICS, Follower, RunFolder
+from tfkit.tools.train.record import METRICS, Follower, RunFolder
 from tfkit.tools.train.train import train_run
 
 from .test_folder import contents

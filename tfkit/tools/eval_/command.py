@@ -9,7 +9,7 @@ import click
 from tfkit.console.commands import command
 from tfkit.console.options import allow_change_option, json_option, weights_option
 from tfkit.console.output import print_json, show, stages, table
-from tfkit.console.reader import Reader
+from tfkit.console.reader import Reader, warn
 
 
 @command(
@@ -41,6 +41,7 @@ def eval_(
     json: bool,
 ) -> None:
     from tfkit.graph.run import load_run
+    from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.cost.of_run import flops_of_step
     from tfkit.tools.eval_.evaluate import evaluate_run, weights_of
 
@@ -50,6 +51,7 @@ def eval_(
     for name in runs:
         run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)
         path = weights_of(name, weights)
+        warn(warnings_about(path, run.graph.spec.model, run.config.data, run.config.eval))
         with stages() as stage:
             stage(f"evaluating {name}")
             results[name] = evaluate_run(run, path, reader.plugins, split, metric, allow_change=allow_change)

@@ -15,7 +15,7 @@ from tfkit.console import options
 from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, stages
-from tfkit.console.reader import Reader
+from tfkit.console.reader import Reader, warn
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.generate.prompts import Asked, Job, job_of
 
@@ -132,6 +132,7 @@ def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.Graph
 
     from tfkit.builder import build
     from tfkit.tools.common.memory import check_memory
+    from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.common.weights import build_with_weights
 
     device = options.device_of(asked.device)
@@ -139,6 +140,7 @@ def _model(asked: Asked, graph: Graph, stage: Callable[[str], None]) -> fx.Graph
         raise click.UsageError("on the meta device there are no values to compute with")
     dtype = getattr(torch, asked.dtype) if asked.dtype else None
     if asked.weights is not None:
+        warn(warnings_about(asked.weights, graph.spec.model))
         stage(f"reading {asked.weights}")
         return build_with_weights(graph, asked.weights, device=device, dtype=dtype, allow_change=asked.allow_change)
     click.echo("warning: without --weights the model is random, and so is its text", err=True)

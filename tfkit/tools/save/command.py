@@ -11,7 +11,7 @@ from tfkit.console.commands import command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
-from tfkit.console.reader import Reader
+from tfkit.console.reader import Reader, warn
 from tfkit.errors import printable
 
 
@@ -60,11 +60,13 @@ def save(
         raise click.UsageError("--allow-drop has no effect in the layout tfkit")
     import torch
 
+    from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.common.weights import build_with_weights
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
     check_folder(output, force=force, tokenizer_from=weights)
+    warn(warnings_about(weights, graph.spec.model))
     with stages() as stage:
         stage(f"reading {weights}")
         kind = getattr(torch, dtype) if dtype else None

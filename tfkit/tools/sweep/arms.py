@@ -24,12 +24,12 @@ from tfkit.spec.run import MODEL
 from tfkit.spec.source import plain
 from tfkit.spec.sweep import CompareConfig
 from tfkit.spec.tree import Scalar
+from tfkit.tools.common.run_code import Code, code_of
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.budget import Budget, parameters_of
 from tfkit.tools.solve.family import Family
 from tfkit.tools.solve.solve import sizes_of
-from tfkit.tools.train.code import Code, code_of
 from tfkit.tools.train.record import named_by_meaning
 
 T = TypeVar("T")

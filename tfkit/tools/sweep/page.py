@@ -14,6 +14,7 @@ from tfkit.tools.common import charts
 from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
 from tfkit.tools.common.page import Child, remark, section, table, tag, terms, text_of
 from tfkit.tools.common.page import page as document
+from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.common.units import short
 from tfkit.tools.diff.differences import Difference, differences
 from tfkit.tools.draw.picture import draw
@@ -21,7 +22,6 @@ from tfkit.tools.draw.svg import inline
 from tfkit.tools.sweep import tables
 from tfkit.tools.sweep.equal import word_of
 from tfkit.tools.sweep.result import Curve, Result, Results, Scaling, pairs
-from tfkit.tools.train.record import read_facts
 from tfkit.training.loop import DIVERGED
 
 STYLE = """

@@ -15,12 +15,11 @@ from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationEr
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, ranges
 from tfkit.tools.common.atomic_files import write_file, writing
+from tfkit.tools.common.run_code import EXAMPLES, codes, shown_kind
+from tfkit.tools.common.run_facts import cause_of, read_facts
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.result import Curve, Result
 from tfkit.tools.sweep.statistics import MOST_PAIRS, NEEDED_PAIRS, Paired, enough
-from tfkit.tools.train.checkpoints import cause_of
-from tfkit.tools.train.code import EXAMPLES, codes, shown_kind
-from tfkit.tools.train.record import read_facts
 
 
 def remarks(arms: Sequence[Result], margin: float | None) -> Iterator[str]:

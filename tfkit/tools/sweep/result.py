@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfkit.tools.common.run_facts import Facts, read_facts
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.statistics import Interval, Paired
 from tfkit.tools.train.history import lines
-from tfkit.tools.train.record import Facts, read_facts
 from tfkit.training.loop import DIVERGED
 
 

@@ -25,10 +25,11 @@ from tfkit.graph.run import Run
 from tfkit.spec.folder import RUN
 from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file, writing
+from tfkit.tools.common.run_code import check_code
+from tfkit.tools.common.run_facts import Facts, facts_of
 from tfkit.tools.common.workshop import held
 from tfkit.tools.sweep.arms import SweepRun
-from tfkit.tools.train.code import check_code
-from tfkit.tools.train.record import METRICS, Facts, facts_of
+from tfkit.tools.train.record import METRICS
 
 LOCK = ".sweep"
 PAUSE = 0.2

@@ -106,7 +106,7 @@ def _train(
     """Train in this process, with any other processes of the launch."""
     run = _loaded(reader, name, quiet=launched is not None and launched.rank > 0)
 
-    from tfkit.tools.train.code import code_of, digest_of
+    from tfkit.tools.common.run_code import code_of, digest_of
     from tfkit.tools.train.train import folder_of, follow_run, train_run
     from tfkit.training.processes import Processes
 

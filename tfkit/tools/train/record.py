@@ -14,69 +14,26 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 from torch import fx
 
 from tfkit.component import Tracker
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.run import CONTENT, Run
+from tfkit.graph.run import Run
 from tfkit.spec.folder import LATEST, RUN, checkpoints_in, latest_checkpoint
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.render import render_run
 from tfkit.tools.common.atomic_files import write_file, writing, written_folder
+from tfkit.tools.common.run_facts import FACTS, Facts, facts_of
 from tfkit.tools.common.workshop import held, sweep
-from tfkit.tools.train.checkpoints import read_checkpoint, read_json, unusable, write_checkpoint
+from tfkit.tools.train.checkpoints import read_checkpoint, unusable, write_checkpoint
 from tfkit.training.checkpoint import Checkpoint, Restored
 
-FACTS, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"
+METRICS, LOCK = "metrics.jsonl", "lock"
 CHUNK = 2**20
-MOST_DIFFERENCES = 12
-
-
-class Session(BaseModel):
-    """The entry of a process that trained. A killed process has no time, memory and step.
-
-    Attributes:
-        environment: versions and commit of the process.
-        code: digests of the code by kind and module, if they differ from the process before.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    command: str
-    began: str
-    ended: str | None
-    seconds: float | None = None
-    memory: int | None = None
-    step: int | None = None
-    environment: dict[str, Any] = {}
-    code: dict[str, dict[str, str]] = {}
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    Session.model_validate(values)
-    return values
-
-
-@dataclass
-class Facts:
-    """The contents of `run.json`."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    digest: str
-    meaning: Mapping[str, Any]
-    bits: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    """The environment of the newest process; each session has its own."""
-    sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
-    ended: str | None = None
-    """The reason why no step follows."""
 
 
 class RunFolder:
@@ -109,7 +66,7 @@ class RunFolder:
         return Facts(self._run.digest, self._run.meaning.values, bits, environment, facts.sessions, facts.ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
-        """Note a new process; `code` is the result of `tfkit.tools.train.code.session_code`."""
+        """Note a new process; `code` is the result of `tfkit.tools.common.run_code.session_code`."""
         session = {"command": command, "began": time, "ended": None, "environment": self.facts.environment, **code}
         self.facts.sessions.append(session)
         self._write_facts()
@@ -260,30 +217,6 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
     return digest
 
 
-_FACTS = TypeAdapter(Facts)
-
-
-def read_facts(folder: Path) -> Facts | None:
-    """Read `run.json`; None if there is none. Raises SpecError if it cannot be read."""
-    path = folder / FACTS
-    if not os.path.lexists(path):
-        return None
-    facts = read_json(path, _FACTS)
-    if facts.ended is not None and (not facts.sessions or facts.sessions[-1].get("step") is None):
-        message = f"cannot read {shown(path)}: `ended` is {quoted(facts.ended)}, and the last session has no `step`"
-        raise SpecError(Diagnostic(message))
-    return facts
-
-
-def facts_of(folder: Path, run: Run) -> Facts | None:
-    """Read `run.json`; return None if there is none. Raise SpecError if the folder belongs to another run."""
-    facts = read_facts(folder)
-    differences = run.meaning.differences(facts.meaning) if facts else []
-    if facts and differences:
-        raise _another(folder, differences, facts.meaning, run.meaning.values)
-    return facts
-
-
 def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
     """Return the folder named by the run's digest, or by its former digest if that folder exists."""
     former = name(run.meaning.former_digest)
@@ -319,18 +252,3 @@ def _check_folder(folder: Path) -> None:
     if names:
         message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(names[:4])}"
         raise SpecError(Diagnostic(message, help="name a new folder with -o"))
-
-
-def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
-    """Return the error of a folder with a run of another meaning, with the differences."""
-    message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
-    if CONTENT in names:
-        names.remove(CONTENT)
-        message = f"the data of the run in {quoted(str(folder))} has changed since it began"
-    notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MOST_DIFFERENCES]]
-    notes += [f"... ({len(names)} in all)"] if len(names) > MOST_DIFFERENCES else []
-    return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name]) if name in values else "not there"

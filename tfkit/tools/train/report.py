@@ -10,10 +10,10 @@ from tfkit.spec.render import render_run
 from tfkit.tools.common import charts
 from tfkit.tools.common.charts import Line, colour, curves
 from tfkit.tools.common.page import Child, page, remark, section, tag, terms
+from tfkit.tools.common.run_facts import Facts
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.history import History, Points
-from tfkit.tools.train.record import Facts
 
 MOST_POINTS, LAST_TEXTS = 300, 20
 RATE, NORM = "lr", "grad_norm"

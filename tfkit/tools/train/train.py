@@ -21,8 +21,8 @@ from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import RUN
 from tfkit.spec.read_run import AnyRun
 from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.run_code import changes, check_code, code_of, session_code
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.train.code import changes, check_code, code_of, session_code
 from tfkit.tools.train.environment import bits_of, environment
 from tfkit.tools.train.history import History, history
 from tfkit.tools.train.progress import Watch
