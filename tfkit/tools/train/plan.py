@@ -29,7 +29,8 @@ class Plan:
         passes: passes over the training split, each position once.
         flops: of all steps, forward and backward.
         flops_of_evaluations: of all evaluations: a forward pass of every example that they read.
-        memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more.
+        memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more. If a step has
+            several micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
         seconds: the least time of all steps on the device; None where its limits are not known.
         rates: the learning rate at five steps.
     """
@@ -67,7 +68,7 @@ def plan(run: Run, device: Device | None = None) -> Plan:
         passes=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
         flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
-        memory=costs.peak,
+        memory=costs.peak + (costs.memory.gradients if parts > 1 else 0),
         seconds=_seconds(run, parts, costs, device or known_device(run)),
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _points(run)),
     )
