@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from xml.etree.ElementTree import Element
 
+from tfkit.tools.common import page
 from tfkit.tools.common.page import tag
 
 COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")
@@ -28,6 +29,11 @@ STYLE = """
 def colour(index: int) -> str:
     """Return the class that sets the colour of a line."""
     return f"c-{COLOURS[index % len(COLOURS)]}"
+
+
+def legend(names: Iterable[str]) -> Element:
+    """Build the legend of lines, in their order."""
+    return page.legend((colour(index), name) for index, name in enumerate(names))
 
 
 @dataclass(frozen=True)

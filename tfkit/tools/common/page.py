@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from typing import TypeAlias
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 Child = Element | str | None
+Section: TypeAlias = tuple[str, str, Sequence[Child]]
+"""The id of a section, its heading and its contents."""
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Element:
@@ -45,6 +48,17 @@ def page(title: str, *body: Child, style: str = "") -> str:
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 
+def report_page(
+    name: str, of: str, lines: Iterable[str | None], sections: Iterable[Section], *, style: str = ""
+) -> str:
+    """Build the page of a report: its name, sentences below the name, and its sections.
+
+    `of` is the type of the report, for the title of the window: `sweep`.
+    """
+    header = tag("header", tag("h1", name), *(tag("p", line, class_="setting") for line in lines if line))
+    return page(f"{name}: {of}", header, tag("main", *(section(*content) for content in sections)), style=style)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
     """Build a table whose first `text` columns are words and whose remaining columns are numbers."""
     body = tag("tbody")
@@ -55,8 +69,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1
 
 
 def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
-    """Build a section of a page under a heading; None without content."""
-    return tag("section", tag("h2", words), *content, id=name) if content else None
+    """Build a section of a page under a heading, if it has words; None without content."""
+    return tag("section", tag("h2", words) if words else None, *content, id=name) if content else None
 
 
 def terms(values: Mapping[str, object]) -> Element:
@@ -70,6 +84,21 @@ def text_of(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {item}" for name, item in value.items())
     return "" if value is None else str(value)
+
+
+def bullets(texts: Iterable[str]) -> Element:
+    """Build a list of notes."""
+    return tag("ul", *(tag("li", text) for text in texts), class_="notes")
+
+
+def legend(labels: Iterable[tuple[str, str]]) -> Element:
+    """Build a legend: for each class of a colour, its label."""
+    return tag("ul", *(tag("li", swatch(colour), label) for colour, label in labels), class_="legend")
+
+
+def swatch(colour: str) -> Element:
+    """Build a small square in the colour of a class."""
+    return tag("i", class_=f"swatch {colour}")
 
 
 def remark(text: str) -> Element:

@@ -12,8 +12,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
 from tfkit.tools.common import charts
 from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
-from tfkit.tools.common.page import Child, remark, section, table, tag, terms, text_of
-from tfkit.tools.common.page import page as document
+from tfkit.tools.common.page import Child, Section, bullets, remark, report_page, table, tag, terms, text_of
 from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.common.units import short
 from tfkit.tools.diff.differences import Difference, differences
@@ -44,7 +43,7 @@ def page(
     """
     trained = [arm for arm in results.arms if arm.curves]
     compared = [arm for arm in trained if arm.difference]
-    sections: list[tuple[str, str, Sequence[Child]]] = [
+    sections: list[Section] = [
         (
             "differences",
             f"{results.on}: differences" if compared else results.on,
@@ -61,9 +60,7 @@ def page(
         ("models", "Models", list(_models(results, runs))),
         ("origin", "Where it comes from", list(_origin(results, origin))),
     ]
-    body = [section(*content) for content in sections]
-    header = tag("header", tag("h1", results.name), *(tag("p", line, class_="setting") for line in lines if line))
-    return document(f"{results.name}: {of}", header, tag("main", *body), style=charts.STYLE + STYLE)
+    return report_page(results.name, of, lines, sections, style=charts.STYLE + STYLE)
 
 
 COSTS = (
@@ -92,30 +89,25 @@ def _differences(results: Results, compared: Sequence[Result]) -> Iterator[Child
     if compared:
         yield forest(results.arms, results.margin)
     yield table(*tables.differences(results))
-    yield tag("ul", *(tag("li", note) for note in results.notes), class_="notes")
+    yield bullets(results.notes)
     if compared:
         yield remark(METHOD if results.margin is None else f"{METHOD} {SAME.format(results.margin)}")
 
 
 def _curves(results: Results) -> Iterator[Child]:
     yield seeds(results.arms)
-    yield _legend([arm.name for arm in results.arms])
+    yield charts.legend([arm.name for arm in results.arms])
     picture = gaps(results.arms)
     if picture is not None:
         yield tag("h3", "Differences over the steps")
         yield picture
 
 
-def _legend(names: Sequence[str]) -> Element:
-    entries = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
-    return tag("ul", *entries, class_="legend")
-
-
 def _laws(results: Results) -> Iterator[Child]:
     """Yield a picture of the law of each variant, and a table of its numbers."""
     if results.laws:
         yield scaling(results.laws)
-        yield _legend([f"{law.name}, over {law.words}" for law in results.laws])
+        yield charts.legend([f"{law.name}, over {law.words}" for law in results.laws])
         yield table(*tables.laws(results), text=2)
         yield remark(LAWS)
 
@@ -166,7 +158,7 @@ def _origin(results: Results, origin: Mapping[str, str]) -> Iterator[Child]:
     ]
     yield table(["arm", "seed", "folder", results.on], rows, text=3)
     yield terms({**origin, **_environments([Path(curve.folder) for _, curve in curves])})
-    yield tag("ul", *(tag("li", f"{folder}: {text}") for folder, text in results.errors.items()), class_="notes")
+    yield bullets(f"{folder}: {text}" for folder, text in results.errors.items())
 
 
 def _environments(folders: Sequence[Path]) -> dict[str, str]:
