@@ -474,7 +474,7 @@ SCHEDULE = "schedule={kind: odd, where: WHERE}"
 
 def _train(folder: Path, config: type[Any], sets: list[str]) -> None:
     run = load_run(write_run(folder), plugins(config), sets=sets)
-    train_run(run, folder / "out", plugins(config), command="", quiet=True)
+    train_run(run, folder / "out", plugins(config), command="")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def legend(names: Iterable[str]) -> Element:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ChartAxis:
     """From values to places between two ends."""
 
     low: float
@@ -70,9 +70,9 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
 
     The range of values ignores the first tenth of the steps, so a line may begin outside the chart.
     """
-    x = Scale(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
+    x = ChartAxis(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
     late = [value for line in lines for step, values in line.points if step >= EARLY * x.high for value in values]
-    y = Scale(min(late), max(late), height - BOTTOM, 8.0)
+    y = ChartAxis(min(late), max(late), height - BOTTOM, 8.0)
     chart = canvas(height, words)
     wide, tall = WIDTH - LEFT, height - BOTTOM + 4
     inside = tag("svg", viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}", x=LEFT, y=0, width=wide, height=tall)  # cuts lines off
@@ -92,7 +92,7 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
     return chart
 
 
-def levels(chart: Element, y: Scale) -> None:
+def levels(chart: Element, y: ChartAxis) -> None:
     """Add lines at round values to a chart."""
     for value in y.ticks():
         chart.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))

@@ -15,7 +15,7 @@ from tfkit.console.reader import Reader
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
-    from tfkit.tools.draw.shapes import Theme
+    from tfkit.tools.draw.canvas import Theme
 
 ENDINGS = (".svg", ".png", ".html")
 

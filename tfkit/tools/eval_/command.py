@@ -43,7 +43,7 @@ def eval_(
     from tfkit.graph.run import load_run
     from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.cost.of_run import flops_of_step
-    from tfkit.tools.eval_.evaluate import evaluate_run, weights_of
+    from tfkit.tools.eval_.evaluation import evaluate_run, weights_of
 
     if weights is not None and len(runs) > 1:
         raise click.UsageError("--weights are those of one run")

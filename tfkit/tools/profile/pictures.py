@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.charts import Scale
+from tfkit.tools.common.charts import ChartAxis
 from tfkit.tools.common.page import Child, remark, tag
 from tfkit.tools.profile.bars import (
     BarSegment,
@@ -261,12 +261,12 @@ def _picture(points: Sequence[Point], limits: Sequence[Limits]) -> Element:
     return picture
 
 
-def _axis(powers: Sequence[float], start: float, end: float) -> Scale:
+def _axis(powers: Sequence[float], start: float, end: float) -> ChartAxis:
     """Return the axis of powers of ten from the minimum to the maximum, with a margin."""
-    return Scale(min(powers) - ROOM, max(powers) + ROOM, start, end)
+    return ChartAxis(min(powers) - ROOM, max(powers) + ROOM, start, end)
 
 
-def _grid(across: Scale, up: Scale) -> Iterator[Element]:
+def _grid(across: ChartAxis, up: ChartAxis) -> Iterator[Element]:
     for power in range(math.ceil(across.low), math.floor(across.high) + 1):
         x = across(power)
         yield tag("line", x1=x, x2=x, y1=up.start, y2=up.end, class_="grid")
@@ -281,7 +281,7 @@ def _grid(across: Scale, up: Scale) -> Iterator[Element]:
     yield tag("text", "FLOP/s", x=16, y=y, transform=f"rotate(-90 16 {y:.0f})", class_="axis middle")
 
 
-def _roof(limits: Limits, across: Scale, up: Scale, taken: list[Box]) -> list[Element]:
+def _roof(limits: Limits, across: ChartAxis, up: ChartAxis, taken: list[Box]) -> list[Element]:
     """Draw the two limits: bytes per second left of the ridge, FLOP/s right of it."""
     flops, bandwidth = math.log10(limits.flops), math.log10(limits.bandwidth)
     ridge, first = flops - bandwidth, max(across.low, up.low - bandwidth)

@@ -11,16 +11,28 @@ from xml.etree.ElementTree import Element
 from tfkit.graph.expand import Graph
 from tfkit.graph.run import Run
 from tfkit.tools.common import charts
-from tfkit.tools.common.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, Scale, canvas, colour, curves, levels
+from tfkit.tools.common.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    ChartAxis,
+    Line,
+    canvas,
+    colour,
+    curves,
+    levels,
+)
 from tfkit.tools.common.page import Child, Section, bullets, remark, report_page, table, tag, terms, text_of
 from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.common.units import short
 from tfkit.tools.diff.differences import Difference, differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
-from tfkit.tools.sweep import tables
+from tfkit.tools.sweep import result_tables as tables
 from tfkit.tools.sweep.equal import word_of
-from tfkit.tools.sweep.result import Curve, Result, Results, Scaling, pairs
+from tfkit.tools.sweep.result import ArmResult, Curve, Results, Scaling, pairs
 from tfkit.training.loop import DIVERGED
 
 STYLE = """
@@ -85,7 +97,7 @@ METHOD = (
 SAME = "The band is ± {:g}, the margin: a variant is the same if its line is within the band."
 
 
-def _differences(results: Results, compared: Sequence[Result]) -> Iterator[Child]:
+def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[Child]:
     if compared:
         yield forest(results.arms, results.margin)
     yield table(*tables.differences(results))
@@ -174,12 +186,12 @@ def _environments(folders: Sequence[Path]) -> dict[str, str]:
 NAMES, ROW, GAPS = 200.0, 30.0, 220.0
 
 
-def seeds(arms: Sequence[Result]) -> Element:
+def seeds(arms: Sequence[ArmResult]) -> Element:
     """Draw the mean of each arm over the steps, in a band from its lowest to its highest seed."""
     return curves([Line(index, _points(arm)) for index, arm in enumerate(arms) if arm.curves])
 
 
-def gaps(arms: Sequence[Result]) -> Element | None:
+def gaps(arms: Sequence[ArmResult]) -> Element | None:
     """Draw the mean difference of each arm from its baseline over the steps, in a band that contains all pairs.
 
     None if no arm has two steps at which all its pairs were evaluated: runs may differ in length.
@@ -193,7 +205,7 @@ def gaps(arms: Sequence[Result]) -> Element | None:
     return curves([ground, *(line for _, line in lines)], words="differences over the steps", height=GAPS)
 
 
-def forest(arms: Sequence[Result], margin: float | None) -> Element:
+def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     """Draw the difference of each arm from its baseline, its interval and each pair; the margin is a band."""
     rows = [
         (index, arm, [curve.last - base.last for curve, base in curve_pairs])
@@ -202,7 +214,7 @@ def forest(arms: Sequence[Result], margin: float | None) -> Element:
     around = 0.0 if margin is None else margin
     ends = [-around, around, *(value for _, _, values in rows for value in values)]
     ends += [end for _, arm, _ in rows if arm.difference and arm.difference.interval for end in arm.difference.interval]
-    x = Scale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
+    x = ChartAxis(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
     bottom = len(rows) * ROW + 8
     picture = canvas(bottom + BOTTOM, "differences")
     if margin is not None:
@@ -227,8 +239,8 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     """Draw the loss of each seed over the size, on a log scale, and the law of each variant as a line."""
     sizes = sorted({size for variant in laws for size in variant.sizes})
     all_losses = [loss for variant in laws for row in variant.losses for loss in row]
-    x = Scale(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
-    y = Scale(min(all_losses), max(all_losses), HEIGHT - BOTTOM, 8.0)
+    x = ChartAxis(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
+    y = ChartAxis(min(all_losses), max(all_losses), HEIGHT - BOTTOM, 8.0)
     picture = canvas(HEIGHT, "scaling laws")
     levels(picture, y)
     for size in laws[0].sizes:
@@ -243,7 +255,7 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     return picture
 
 
-def _points(arm: Result) -> list[tuple[int, list[float]]]:
+def _points(arm: ArmResult) -> list[tuple[int, list[float]]]:
     """Return the values of all seeds at each step where every seed was evaluated."""
     return _common([dict(zip(curve.steps, curve.values, strict=True)) for curve in arm.curves])
 
@@ -265,7 +277,7 @@ def _common(curves: Sequence[Mapping[int, float]]) -> list[tuple[int, list[float
     ]
 
 
-def _compared(arms: Sequence[Result]) -> list[tuple[int, Result, list[tuple[Curve, Curve]]]]:
+def _compared(arms: Sequence[ArmResult]) -> list[tuple[int, ArmResult, list[tuple[Curve, Curve]]]]:
     """Return the arms that are compared to a baseline, each with its index among all arms and its pairs."""
     named = {arm.name: arm for arm in arms}
     return [(index, arm, pairs(arm, named[arm.base])) for index, arm in enumerate(arms) if arm.difference is not None]
