@@ -113,7 +113,7 @@ from tfkit.tools.compare.comparison import compare as compare
 from tfkit.tools.cost.cost import cost as cost
 from tfkit.tools.draw.picture import draw as draw
 from tfkit.tools.eject.write import eject as eject
-from tfkit.tools.eval_.evaluate import evaluate as evaluate
+from tfkit.tools.eval_.evaluation import evaluate as evaluate
 from tfkit.tools.explain.explain import explain as explain
 from tfkit.tools.export.export import export as export
 from tfkit.tools.export.formats import Format as Format

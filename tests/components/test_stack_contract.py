@@ -14,7 +14,7 @@ from torch import nn
 import tfkit
 from tfkit.building.first_loss import first_losses
 from tfkit.testing import check_model
-from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.scene import Tower
 from tfkit.tools.eject.check import check
 from tfkit.tools.show.layer_programs import programs_of

@@ -14,11 +14,27 @@ from torch import nn
 import tfkit
 from tests.run.training.runs import RUN, trained, write_run
 from tfkit.cli import main
-from tfkit.component import BlockConfig, FFNConfig, Make, Signal, Signals, Wire
+from tfkit.component import BlockConfig, Component, FFNConfig, Make, Signal, Signals, Wire
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
 from tfkit.run.checked_run import load_run
-from tfkit.run.contract import IGNORED, Batch, CallbackConfig, DataConfig, LossConfig, OptimizerConfig
+from tfkit.run.contract import (
+    IGNORED,
+    Batch,
+    Callback,
+    CallbackConfig,
+    DataConfig,
+    DecodedMetric,
+    LogitMetric,
+    LossConfig,
+    MetricConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrackerConfig,
+)
+from tfkit.run.run_spec import SplitConfig
+from tfkit.run.training.evaluate import evaluate
+from tfkit.tools.train.train import train_run
 
 BUILT_IN = tfkit.load_plugins(entry_points=False)
 HEAD = "tfkit: 1\nname: m\nd_model: 8\nvocab_size: 11\n"
@@ -333,6 +349,181 @@ def test_another_kind_of_a_run_that_fails(change: str, config: type[Any], cause:
     assert error.notes[0] == cause
     assert error.path.startswith(change.partition("=")[0])
     assert error.span
+
+
+# ---- kinds that fail while a run trains ----
+
+
+def _fails(*names: str) -> Any:
+    """Methods of these names, each of which fails if `where` is its name."""
+
+    def method(name: str) -> Any:
+        def call(self: Any, *values: Any, **options: Any) -> Any:
+            if self.where == name:
+                raise self.error
+            return {}
+
+        return call
+
+    return {name: method(name) for name in names}
+
+
+class Fails:
+    """An object of a plugin, one method of which fails."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self.where, self.error = where, error
+
+
+EVENTS = ("on_start", "on_step", "on_eval", "on_end", "state")
+FailingCallback = type("FailingCallback", (Fails, Callback), _fails(*EVENTS))
+FailingTracker = type("FailingTracker", (Fails,), _fails("log", "text", "close"))
+
+
+class FailingMetric(Fails, LogitMetric):
+    """A metric of logits."""
+
+    def values(self, logits: Any, targets: Any) -> Any:
+        if self.where == "values":
+            raise self.error
+        return torch.zeros(len(targets))
+
+    def sums(self, values: Any, targets: Any) -> Any:
+        if self.where == "sums":
+            raise self.error
+        return [0.0] if self.where != "+" else object()
+
+    def compute(self, sums: Any) -> float:
+        if self.where == "compute":
+            raise self.error
+        return 0.5
+
+
+class FailingDecodedMetric(Fails, DecodedMetric):
+    """A metric of decoded tokens."""
+
+    def values(self, model: Any, inputs: Any, targets: Any, *, seed: int, first: int) -> Any:
+        if self.where == "model":
+            model.get_submodule("head").register_forward_pre_hook(lambda *_: model.no_such_module)
+            return model(**inputs)
+        raise self.error
+
+
+class _Where(Component):
+    kind: Literal["odd"] = "odd"
+    where: str = ""
+    text: ClassVar[BaseException] = RuntimeError("no display")
+
+
+class LateCallback(_Where, CallbackConfig):
+    """A callback."""
+
+    def build(self) -> Any:
+        return FailingCallback(self.where, self.text)
+
+
+class LateTracker(_Where, TrackerConfig):
+    """A tracker."""
+
+    def build(self, folder: Path, step: int) -> Any:
+        if self.where == "build":
+            raise self.text
+        return FailingTracker(self.where, self.text)
+
+
+class LateMetric(_Where, MetricConfig):
+    """A metric."""
+
+    decoded: bool = False
+
+    def build(self, data: Any) -> Any:
+        if self.where == "build":
+            raise self.text
+        return (FailingDecodedMetric if self.decoded else FailingMetric)(self.where, self.text)
+
+
+class LateSchedule(_Where, ScheduleConfig):
+    """A schedule."""
+
+    def after(self, done: int, left: int) -> Any:
+        if self.where == "factor":
+            raise self.text
+        return None if self.where == "none" else 1.0
+
+    def check_steps(self, steps: int) -> None:
+        if self.where == "check_steps":
+            raise self.text
+
+
+EVAL = "eval={every: 4, splits: {val: {batches: 2}}, metrics: [loss, {kind: odd, where: WHERE}]}"
+DECODED = EVAL.replace("kind: odd", "kind: odd, decoded: true")
+CALLBACK, TRACKER = "callbacks=[spikes, {kind: odd, where: WHERE}]", "track=[{kind: odd, where: WHERE}]"
+NUMBERS = "eval={every: 4, splits: {val: {batches: 2}}, metrics: [loss]}"
+NO_DISPLAY = "RuntimeError: no display"
+
+
+SAMPLES = "callbacks={kind: samples, every: 4, prompt: '3', tokens: 5}"
+SCHEDULE = "schedule={kind: odd, where: WHERE}"
+
+
+def _train(folder: Path, config: type[Any], sets: list[str]) -> None:
+    run = load_run(write_run(folder), plugins(config), sets=sets)
+    train_run(run, folder / "out", plugins(config), command="")
+
+
+@pytest.mark.parametrize(
+    ("sets", "config", "path", "where", "method", "cause"),
+    [
+        *(([CALLBACK, NUMBERS], LateCallback, "callbacks.1", name, name, NO_DISPLAY) for name in EVENTS),
+        *(
+            ([EVAL], LateMetric, "eval.metrics.1", name, name, NO_DISPLAY)
+            for name in ("build", "values", "sums", "compute")
+        ),
+        ([EVAL], LateMetric, "eval.metrics.1", "+", "+", "TypeError: unsupported operand type(s) for +"),
+        ([DECODED], LateMetric, "eval.metrics.1", "values", "values", NO_DISPLAY),
+        *(([SCHEDULE], LateSchedule, "schedule", name, name, NO_DISPLAY) for name in ("factor", "check_steps")),
+        ([SCHEDULE], LateSchedule, "schedule", "none", "factor", "TypeError: float()"),
+        *(([TRACKER], LateTracker, "track.0", name, name, NO_DISPLAY) for name in ("build", "log", "close")),
+        ([TRACKER, SAMPLES], LateTracker, "track.0", "text", "text", NO_DISPLAY),
+    ],
+)
+def test_a_kind_that_fails_while_a_run_trains(
+    sets: list[str], config: type[Any], path: str, where: str, method: str, cause: str, tmp_path: Path
+) -> None:
+    with pytest.raises(tfkit.SpecError) as caught:
+        _train(tmp_path, config, [text.replace("WHERE", where) for text in sets])
+    (error,) = caught.value.diagnostics
+    assert error.message == f"{config.slot} kind `odd` failed in `{method}`"
+    assert error.notes[0].startswith(cause)
+    assert error.path == path
+    assert error.span
+    lines = () if cause.startswith("TypeError") else (f"{__file__}:",)  # tfkit itself calls `+` and `float`
+    assert all(note.startswith(line) for note, line in zip(error.notes[1:], lines, strict=True))
+    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+
+
+def test_an_error_of_the_model_is_not_that_of_a_metric(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path), plugins(LateMetric), sets=[DECODED.replace("WHERE", "model")])
+    with pytest.raises(AttributeError, match="no_such_module"):
+        trained(run)
+
+
+def test_a_metric_that_runs_out_of_memory_reads_fewer_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Where, "text", torch.OutOfMemoryError("CUDA out of memory"))
+    run = load_run(write_run(tmp_path), plugins(LateMetric), sets=[EVAL.replace("WHERE", "values")])
+    with pytest.raises(tfkit.SpecError, match="an evaluation with 6 sequences at once does not fit into the memory"):
+        trained(run)
+
+
+def test_a_metric_that_the_run_does_not_list_has_no_place(tmp_path: Path) -> None:
+    odd = plugins(LateMetric)
+    run = load_run(write_run(tmp_path), odd)
+    with pytest.raises(tfkit.SpecError) as caught:
+        evaluate(tfkit.build(run.graph), run, {"val": SplitConfig(batches=1)}, [LateMetric(where="sums")])
+    (error,) = caught.value.diagnostics
+    assert (error.message, error.span, error.path) == ("metric kind `odd` failed in `sums`", None, "")
 
 
 # ---- the command line ----

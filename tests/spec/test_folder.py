@@ -108,7 +108,7 @@ def test_a_folder_whose_spec_needs_a_plugin(folder: Path) -> None:
 
 
 def test_tools_in_python_use_the_weights_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfkit.tools.profile import measure
+    from tfkit.tools.profile import measurement
 
     tfkit.save(tfkit.build("small.yaml", seed=8), "other")
     assert tfkit.compare("out", "out").equal
@@ -124,8 +124,8 @@ def test_tools_in_python_use_the_weights_of_a_folder(folder: Path, monkeypatch: 
     def assemble_profile(model: torch.fx.GraphModule, *_: object) -> None:
         built.append(same(model, tfkit.build("out").state_dict()))
 
-    monkeypatch.setattr(measure, "assemble_profile", assemble_profile)
-    monkeypatch.setattr(measure, "_run", lambda *_: None)
+    monkeypatch.setattr(measurement, "assemble_profile", assemble_profile)
+    monkeypatch.setattr(measurement, "_run", lambda *_: None)
     tfkit.profile(graph, device="cpu", length=4)
     assert built == [True]
 
@@ -194,7 +194,7 @@ def test_two_folders_are_compared_with_their_own_weights(folder: Path, run: Run)
 
 @pytest.mark.slow
 def test_profile_reads_the_weights_of_a_folder(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfkit.tools.profile import measure
+    from tfkit.tools.profile import measurement
 
     read: list[object] = []
 
@@ -202,7 +202,7 @@ def test_profile_reads_the_weights_of_a_folder(folder: Path, run: Run, monkeypat
         read.append(path)
         return tfkit.build(graph)
 
-    monkeypatch.setattr(measure, "build_with_weights", build)
+    monkeypatch.setattr(measurement, "build_with_weights", build)
     arguments = ["--device", "cpu", "--steps", "2", "--warmup", "0", "--length", "4"]
     run("profile", "out", "small.yaml", "--mode", "prefill", *arguments, stderr=True)
     assert read == [Path("out"), None]

@@ -56,10 +56,15 @@ def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwar
 
 def name_layer(error: BaseException, model: nn.Module) -> None:
     """Note on an error which module of the model it comes from: `in decoder.layers.7.ffn`."""
+    if path := layer_of(error, model):
+        error.add_note(f"in {path}")
+
+
+def layer_of(error: BaseException, model: nn.Module) -> str | None:
+    """Return the path of the innermost module of a model that ran when an error was raised; None outside of all."""
     paths = {id(module): path for path, module in model.named_modules()}
     owners = [id(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__)]
-    if path := next((paths[owner] for owner in reversed(owners) if paths.get(owner)), None):
-        error.add_note(f"in {path}")
+    return next((paths[owner] for owner in reversed(owners) if paths.get(owner)), None)
 
 
 def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:

@@ -24,6 +24,7 @@ from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
 from tfkit.run.run_spec import MODEL, RunSpec, WeightsConfig
 from tfkit.spec.messages import fault_in, refused
+from tfkit.spec.provenance import Provenance
 from tfkit.spec.weight_files import content_of
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
@@ -73,6 +74,11 @@ class Run:
         """Positions that an update reads."""
         return self.config.batch.sequences * self.data.length
 
+    def factor(self, step: int) -> float:
+        """Return the factor of the learning rate at a step. Raise SpecError if the schedule fails."""
+        with self.guarded(self.config.schedule, "`factor`", "schedule"):
+            return float(self.config.schedule.factor(step, self.steps))
+
     @cached_property
     def meaning(self) -> RunMeaning:
         """The values that decide its numbers: its own, the model's, and the digests of the files that it reads."""
@@ -107,8 +113,8 @@ class Run:
         return SpecError(Diagnostic(message, self.file.place(path), ".".join(path), help=help))
 
     def guarded(self, config: Component, method: str, *path: str) -> AbstractContextManager[None]:
-        """Turn an exception of a method of a kind into its error at a place of the run."""
-        return guarded(fault_in(type(config), path, self.file.provenance), method)
+        """Turn an exception of a method of a kind into its error at a place of the run; without a path, at none."""
+        return guarded(fault_in(type(config), path, self.file.provenance if path else Provenance()), method)
 
     def refused(self, error: Invalid, *path: str) -> SpecError:
         """Build the error of a kind at a location in the run."""
@@ -129,10 +135,8 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
         graph = expand(file.model)
     run = Run(file, graph, count)
     _check_model(run)
-    try:
+    with run.guarded(run.config.schedule, "`check_steps`", "schedule"):
         run.config.schedule.check_steps(run.steps)
-    except Invalid as error:
-        raise run.refused(error, "schedule") from error
     return run
 
 

@@ -56,8 +56,7 @@ class Turns(Callback):
 def by_tfkit(run: Run, turns: Turns) -> None:
     """Run the loop of `tfkit train`."""
     from tfkit.run.training.loop import Trainer
-    from tfkit.tools.train.environment import bits_of
-    from tfkit.tools.train.record import RunFolder
+    from tfkit.tools.train.record import RunFolder, bits_of
 
     with tempfile.TemporaryDirectory() as folder:
         Trainer(run, RunFolder(Path(folder), run, bits_of(run, 1), {}), watchers=[turns]).train()

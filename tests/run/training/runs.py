@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tfkit
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.cost.counter import LiveMemory
+from tfkit.torch_private.tensors import tensors_in
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 TEXT = "".join(f"{number} sheep and {number * 7 % 13} goats went up the hill.\n" for number in range(150))
@@ -43,6 +46,22 @@ def write_run(folder: Path, text: str = RUN) -> Path:
 
 def small_run(folder: Path, *sets: str) -> Run:
     return load_run(write_run(folder), PLUGINS, sets=sets)
+
+
+class Live(TorchDispatchMode):
+    """The bytes of all tensors that are created within and still exist; tensors of `before` have no bytes."""
+
+    def __init__(self, before: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.memory = LiveMemory()
+        for tensor in before:
+            self.memory.number(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(out):
+            self.memory.add(tensor)
+        return out
 
 
 class Memory:

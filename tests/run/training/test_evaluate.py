@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import tfkit
 from tfkit.errors import SpecError
@@ -24,10 +23,8 @@ from tfkit.run.training.evaluate import evaluate, tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.processes import Processes
-from tfkit.tools.cost.counter import LiveMemory
-from tfkit.torch_private.tensors import tensors_in
 
-from .runs import Memory, small_run, trained
+from .runs import Live, Memory, small_run, trained
 
 METRICS = "[loss, bits_per_byte, accuracy, exact_match, constant_accuracy, constant_exact_match]"
 TEXT = ("data.split={train: 0.9, val: 0.013}",)
@@ -77,20 +74,6 @@ def test_metrics_do_not_depend_on_chunks_of_logits(tmp_path: Path, monkeypatch: 
 
 
 # ---- memory ----
-
-
-class Live(TorchDispatchMode):
-    """The bytes of all tensors that are created within and still exist."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = LiveMemory()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(out):
-            self.memory.add(tensor)
-        return out
 
 
 @pytest.mark.usefixtures("short_chunks")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tfkit.tools.draw.shapes import Disc, Group, Point, Rect, Way, Words
+from tfkit.tools.draw.canvas import Disc, Point, Rect, ShapeGroup, Way, Words
 from tfkit.tools.draw.svg import Picture
 
 Bounds = tuple[float, float, float, float]
@@ -30,7 +30,7 @@ def within(a: Bounds, b: Bounds) -> bool:
 
 def boxes(picture: Picture) -> dict[str, Bounds]:
     """The rectangle of each box, by its key."""
-    groups = [shape for shape in picture.shapes if isinstance(shape, Group)]
+    groups = [shape for shape in picture.shapes if isinstance(shape, ShapeGroup)]
     found = {}
     for group in groups:
         rects = [one for one in group.shapes if isinstance(one, Rect) and one.look.startswith("box r-")]
@@ -70,7 +70,7 @@ def _crossings(picture: Picture, words: list[Words]) -> Iterator[str]:
     keys = list(found)
     for number, key in enumerate(keys):
         yield from (f"{key} and {other}" for other in keys[:number] if overlap(found[key], found[other]))
-    grouped = [one for shape in picture.shapes if isinstance(shape, Group) for one in shape.shapes]
+    grouped = [one for shape in picture.shapes if isinstance(shape, ShapeGroup) for one in shape.shapes]
     bands = [bounds(shape) for shape in picture.flat() if isinstance(shape, Rect) and shape.look.startswith("band")]
     free = [one for one in words if one not in grouped and not any(within(one.box(), band) for band in bands)]
     for way in ways(picture):
@@ -94,7 +94,7 @@ class Reader:
     picture: Picture
 
     def __post_init__(self) -> None:
-        self.titles = {shape.key: shape.title for shape in self.picture.shapes if isinstance(shape, Group)}
+        self.titles = {shape.key: shape.title for shape in self.picture.shapes if isinstance(shape, ShapeGroup)}
         self.boxes = boxes(self.picture)
         self.ways = ways(self.picture)
         self.sums = [shape for shape in self.picture.flat() if isinstance(shape, Disc) and shape.look == "plus"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import tfkit
-from tfkit.tools.draw.boxes import MISSING
-from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.canvas import Rect, ShapeGroup, Words
+from tfkit.tools.draw.layout import MISSING
+from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.scene import differences
-from tfkit.tools.draw.shapes import Group, Rect, Words
 
 from .geometry import faults
 
@@ -43,7 +43,7 @@ def test_marks_are_seen() -> None:
     picture = draw(tfkit.load("gpt2"), tfkit.load("gpt2", sets=["decoder.ffn.d_ff=4096"]))
     assert list(faults(picture)) == []
     outlined = set()
-    for group in (shape for shape in picture.shapes if isinstance(shape, Group)):
+    for group in (shape for shape in picture.shapes if isinstance(shape, ShapeGroup)):
         if any(isinstance(one, Rect) and "differs" in one.look for one in group.shapes):
             outlined.add(group.key)
             bold = [run.text for one in group.shapes if isinstance(one, Words) for run in one.line if run.bold]

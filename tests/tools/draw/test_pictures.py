@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import tfkit
-from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.canvas import Words
+from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.picture import draw, picture_of
 from tfkit.tools.draw.scene import Added, Box, Chain, Tower
-from tfkit.tools.draw.shapes import Words
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.list_.gallery import shipped
 from tfkit.tools.params.count import count_params

@@ -10,9 +10,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import tfkit
-from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.canvas import FILLS, INKS, Theme, css
+from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.picture import draw, picture_of
-from tfkit.tools.draw.shapes import FILLS, INKS, Theme, css
 from tfkit.tools.draw.svg import SVG, to_html, to_png, to_svg, write
 
 HOSTILE = '<script>alert("x")</script> & <b>"quoted"</b> \' --> ]]>'

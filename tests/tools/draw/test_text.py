@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.tools.draw.shapes import FIRST, MIDDLE_DOT, UNKNOWN, Run, cut, flow, line_width, width_of, wrap
+from tfkit.tools.draw.canvas import FIRST, MIDDLE_DOT, UNKNOWN, TextRun, cut, flow, line_width, width_of, wrap
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -43,7 +43,7 @@ def test_wrap_breaks_between_words_and_cuts_what_is_too_long() -> None:
 
 def test_flow_keeps_lines_within_their_width() -> None:
     items = [
-        Run(f"{name} {number}", bold=number % 2 == 0) for number, name in enumerate(["alpha", "beta", "gamma"] * 9)
+        TextRun(f"{name} {number}", bold=number % 2 == 0) for number, name in enumerate(["alpha", "beta", "gamma"] * 9)
     ]
     lines = flow(items, 120, 11)
     assert all(line_width(line, 11) <= 120 for line in lines)

@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, Memory, Profile
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, MemoryUse, Profile
 
 SECTIONS = ("summary", "time", "components", "layers", "roofline", "floor", "memory", "kernels", "measured")
 VOID = ("meta", "br", "img", "link")
@@ -36,7 +36,7 @@ def made_up(name="made_up", **changes):
         part("optimizer", "optimizer", 7e-3, forward=1.0),
     )
     kernels = tuple(KernelTime(f"aten::op{n}", "ffn", "FFN", "forward", 2.0, (30 - n) * 1e-4) for n in range(25))
-    memory = Memory(50_000, 20_000, 10_000, 8_000, 10_000, 0, "decoder.layers.1.ffn", "backward")
+    memory = MemoryUse(50_000, 20_000, 10_000, 8_000, 10_000, 0, "decoder.layers.1.ffn", "backward")
     known = {
         "name": name,
         "device": "cpu",

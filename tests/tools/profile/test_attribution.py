@@ -14,8 +14,8 @@ from torch import Tensor
 import tfkit
 from tests.tools.profile.conftest import SPECS
 from tfkit.tools.cost.cost import cost
+from tfkit.tools.profile.profiled_step import named_ranges, shown
 from tfkit.tools.profile.result import Limits, Profile, rows
-from tfkit.tools.profile.steps import named_ranges, shown
 
 from ...sampling import slow, some
 

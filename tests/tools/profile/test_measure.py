@@ -14,12 +14,12 @@ import tfkit
 from tests.tools.profile.conftest import SPECS
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.cost.cost import UncountableError
-from tfkit.tools.profile import assemble, models
+from tfkit.tools.profile import measurement, models
 from tfkit.tools.profile.limits import limits_of
-from tfkit.tools.profile.measure import count_steps
+from tfkit.tools.profile.measurement import count_steps
 from tfkit.tools.profile.models import profile_models
+from tfkit.tools.profile.profiled_step import Settings
 from tfkit.tools.profile.result import Profile
-from tfkit.tools.profile.steps import Settings
 
 ENCODER = """\
 tfkit: 1
@@ -96,9 +96,9 @@ def test_a_model_that_cannot_be_counted(profile: Run, monkeypatch: pytest.Monkey
     def fails(*args: object, **kwargs: object) -> None:
         raise UncountableError(Diagnostic("it needs values"))
 
-    monkeypatch.setattr(assemble, "cost", fails)
+    monkeypatch.setattr(measurement, "cost", fails)
     result = profile("small", mode="prefill")
-    assert result.notes == (assemble.UNPREDICTED,)
+    assert result.notes == (measurement.UNPREDICTED,)
     assert all(part.floor is None for part in result.parts)
 
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from tfkit.tools.profile.report.page import report
+from tfkit.tools.profile.page import report
 
 from .report_page import SECTIONS, Page, having, made_up, part, words
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tfkit.tools.profile.report.page import report
+from tfkit.tools.profile.page import report
 from tfkit.tools.profile.result import KernelTime
 
 from .report_page import SECTIONS, Page, having, made_up, words

@@ -13,8 +13,8 @@ import pytest
 
 import tfkit
 from tfkit.tools.profile.models import profile_models
-from tfkit.tools.profile.report.trace import adapt_events, write_trace
-from tfkit.tools.profile.steps import named_parts
+from tfkit.tools.profile.profiled_step import named_parts
+from tfkit.tools.profile.torch_trace import adapt_events, write_trace
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("torch_tb_profiler", reason="TensorBoard is not installed: pip install torch-tb-profiler")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfkit.tools.profile.attribution import Owner, device_times, host_times, locate, memory_of, undisturbed
-from tfkit.tools.profile.trace import Stretch, Trace, parse_trace
+from tfkit.tools.profile.torch_trace import ProfilerTrace, Stretch, parse_trace
 
 MAIN, ENGINE = 1, 2
 PATHS = {"a", "b"}
@@ -42,7 +42,7 @@ def memory(time: float, size: int, address: int, device: int = 0) -> dict[str, A
     return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "tid": MAIN, "ts": time, "args": arguments}
 
 
-def on_device(trace: Trace) -> Any:
+def on_device(trace: ProfilerTrace) -> Any:
     return device_times(trace, locate(trace, PATHS))
 
 

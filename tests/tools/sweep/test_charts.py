@@ -8,9 +8,9 @@ import pytest
 
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.tools.common.pages import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
+from tfkit.tools.sweep.comparison import _compared
 from tfkit.tools.sweep.page import GAPS, NAMES, ROW, forest, gaps
-from tfkit.tools.sweep.result import Curve, Result
-from tfkit.tools.sweep.results import _compared
+from tfkit.tools.sweep.result import ArmResult, Curve
 
 LOSS = CompareConfig(on="val.loss")
 STEPS = (0, 50, 100)
@@ -42,7 +42,7 @@ def test_gaps_are_those_of_pairs() -> None:
     gelu[1] = Curve(1, "", (*STEPS[:2], 75, 100), (*GELU[1][:2], 9.0, GELU[1][2]), None)
     gelu.append(Curve(2, "", STEPS, (9.0, 9.0, 9.0), None))
     sides = {"relu": tuple(relu), "gelu": tuple(gelu)}
-    arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, one) for name, one in sides.items()}
+    arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, one) for name, one in sides.items()}
     chart = gaps(_compared(arms, LOSS))
     assert chart is not None
     level, mean = lines(chart, "polyline")
@@ -58,7 +58,7 @@ def test_runs_of_other_lengths_have_no_gaps() -> None:
     """Their last values differ all the same."""
     sides = {"relu": (0, 50, 100), "gelu": (0, 40, 80)}
     curve = {name: Curve(0, "", steps, (4.0, 2.0, 1.5), None) for name, steps in sides.items()}
-    arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, (curve[name],)) for name in sides}
+    arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, (curve[name],)) for name in sides}
     compared = _compared(arms, LOSS)
     assert compared[1].difference is not None
     assert gaps(compared) is None
@@ -67,7 +67,7 @@ def test_runs_of_other_lengths_have_no_gaps() -> None:
 def test_the_margin_is_a_band_around_nothing() -> None:
     sides = {"relu": (2.0, 2.1), "gelu": (1.9, 1.9)}
     curve = {name: [Curve(seed, "", (0,), (one,), None) for seed, one in enumerate(sides[name])] for name in sides}
-    arms = {name: Result(name, name, "relu", 1, 1, 1, 0.0, None, None, None, tuple(curve[name])) for name in sides}
+    arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, tuple(curve[name])) for name in sides}
     compared = _compared(arms, LOSS)
     (band,) = forest(compared, 3.0).findall("rect")
     low, wide = float(band.attrib["x"]), float(band.attrib["width"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.tools.sweep.tables import _in_lines
+from tfkit.tools.sweep.result_tables import _in_lines
 
 from .small import SWEEP, TUNE, drawn, result, sweep, write
 

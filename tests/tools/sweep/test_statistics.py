@@ -14,9 +14,8 @@ from scipy import stats
 
 from tfkit.errors import SpecError
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.sweep.remarks import _pairing, remarks
-from tfkit.tools.sweep.result import Curve, Result
-from tfkit.tools.sweep.results import _compared
+from tfkit.tools.sweep.comparison import _compared, _pairing, remarks
+from tfkit.tools.sweep.result import ArmResult, Curve
 from tfkit.tools.sweep.statistics import ALPHA, NEEDED_PAIRS, Paired, compare_pairs, enough, interval_of, max_t
 
 from ...sampling import chosen
@@ -226,14 +225,14 @@ LOSS = CompareConfig(on="val.loss")
 
 def experiment(
     random: np.random.Generator, pairs: int, variants: int, shift: float, margin: float | None = None
-) -> tuple[Result, ...]:
+) -> tuple[ArmResult, ...]:
     """The results of a sweep whose losses are drawn: a part of each belongs to its seed, as in real ones."""
     seeds, noise = random.normal(3, 1, pairs), random.normal(0, 0.4, (variants + 1, pairs))
     losses = {"base": seeds + noise[0], **{f"v{i}": seeds + noise[i] + shift for i in range(1, variants + 1)}}
     found = {}
     for name, values in losses.items():
         curves = tuple(Curve(seed, "", (8,), (float(one),), None) for seed, one in enumerate(values))
-        found[name] = Result(name, name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
+        found[name] = ArmResult(name, name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
     return _compared(found, LOSS.model_copy(update={"margin": margin}))
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.run.training.runs import PLUGINS
 from tfkit.run.checked_run import load_run
 from tfkit.tools.sweep import scaling
+from tfkit.tools.sweep import tuning as tuning_module
 from tfkit.tools.sweep.scaling import law_of
 
 from ...sampling import slow
@@ -96,10 +97,16 @@ def test_runs_that_were_named_while_defaults_counted_are_found(
 
 
 def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
-    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    new_folders: list[str],
+    finished: list[str],
 ) -> None:
     write(SWEEP + TUNE)
+    read, curve_of = list[Path](), tuning_module.curve_of
+    monkeypatch.setattr(tuning_module, "curve_of", lambda run, on: read.append(run.folder) or curve_of(run, on))
     found = result(capsys)
+    assert len(read) == len(set(map(str, read))) * 3 / 2 == 3 * 2  # `relu` and `again` share their runs
     assert len(new_folders) == 2 * 2  # the best value is that of the runs that are there
     assert [one["tuned"]["values"] for one in found["arms"]] == [{"optimizer.lr": 1e-2}] * 3
     assert (

@@ -13,7 +13,7 @@ import pytest
 import tfkit
 from tests.run.training.runs import PLUGINS, small_run
 from tfkit.cli import main
-from tfkit.tools.train.code import EXAMPLES, LOOP, code_of
+from tfkit.tools.common.run_code import EXAMPLES, LOOP, code_of
 
 from .plugin import OWN_RUN, edit, forget, write_plugin
 
@@ -141,6 +141,37 @@ def test_a_record_without_digests_agrees_with_all_code() -> None:
     edit("helper.py", "torch.relu(x)", "torch.tanh(x)")
     assert train() == 0
     assert "ffn own" in facts()["sessions"][1]["code"]
+
+
+USES = {
+    "eval": ["eval", "out"],
+    "eval of weights": ["eval", "small.yaml", "--weights", "out/step-8/model.safetensors"],
+    "generate": ["generate", "out", "--prompt", "3", "--max-new-tokens", "2"],
+    "generate from a checkpoint": ["generate", "out/step-8", "--prompt", "3", "--max-new-tokens", "2"],
+    "save": ["save", "out", "--layout", "tfkit", "-o", "saved"],
+}
+WARNING = """\
+warning: the code of the run in `out` has changed since it began
+   = module `own.helper`, used by ffn `own`
+
+"""
+
+
+@pytest.mark.parametrize("use", USES)
+def test_weights_of_other_code_are_used_with_a_warning(use: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train() == 0
+    edit("__init__.py", "% 12", "% 11")  # the code of a kind that is not in use
+    capsys.readouterr()
+    assert main(USES[use]) == 0
+    assert "warning" not in capsys.readouterr().err
+    edit("helper.py", "torch.relu(x)", "torch.tanh(x)")
+    assert main([*USES[use], *["--force"] * (use == "save")]) == 0
+    assert capsys.readouterr().err.startswith(WARNING)
+    Path("out/run.json").write_text("{", encoding="utf-8")
+    assert main([*USES[use], *["--force"] * (use == "save")]) == 0
+    assert (
+        "warning: changes of code since the training are unknown: cannot read `out/run.json`" in capsys.readouterr().err
+    )
 
 
 def test_trackers_are_not_code_of_a_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import tfkit
 from tests.run.kinds.small import small_run
 from tfkit.cli import main
 from tfkit.run.contract import IGNORED
-from tfkit.tools.train.floors import MOST, floors
+from tfkit.tools.train.plan import MOST, floors
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 

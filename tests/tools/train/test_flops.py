@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.run.training.runs import Memory, small_run, write_run
+from tests.run.training.runs import Live, Memory, small_run, write_run
 from tfkit.cli import main
 from tfkit.run.checked_run import load_run
 from tfkit.run.training.loop import Trainer
@@ -62,3 +62,19 @@ def test_a_folder_in_flops_is_evaluated(
     assert main(["train", "small.yaml", "-o", "out", "--set", "flops=1e7"]) == 0
     assert main(["eval", "out"]) == 0
     assert "val.loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("size", "above"), [(48, 0.01), (24, 0.01), (1, 0.15)])
+def test_the_memory_of_a_plan_is_that_of_a_step(size: int, above: float, tmp_path: Path) -> None:
+    sets = ("model.d_model=64", "batch={sequences: 48, length: 12}", f"machine.micro_batch={size}")
+    run = small_run(tmp_path, *sets)
+    trainer = Trainer(run, Memory())
+    trainer._update()  # the optimizer has states
+    trainer.optimizer.zero_grad()
+    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    before = [*trainer.model.parameters(), *trainer.model.buffers(), *states]
+    with Live(before) as step:
+        trainer._update()
+    measured = step.memory.peak + sum(tensor.nbytes for tensor in before)
+    assert measured <= plan(run).memory * 1.01
+    assert plan(run).memory <= measured * (1 + above)

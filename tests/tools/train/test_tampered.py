@@ -21,8 +21,9 @@ from tfkit.building.builder import build
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run
 from tfkit.spec.folder import LATEST, WEIGHTS
+from tfkit.tools.common.run_facts import FACTS
 from tfkit.tools.train import checkpoints
-from tfkit.tools.train.record import FACTS, METRICS, Follower, RunFolder
+from tfkit.tools.train.record import METRICS, Follower, RunFolder
 from tfkit.tools.train.train import train_run
 
 from .test_folder import contents
@@ -216,9 +217,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         run, other = (small_run(home, *SETS, f"seed={seed}") for seed in (3, 4))
-        train_run(run, Path("whole"), PLUGINS, command="test", quiet=True)
-        train_run(run, Path("part"), PLUGINS, command="test", quiet=True, until=5)
-        train_run(other, Path("other"), PLUGINS, command="test", quiet=True, until=5)
+        train_run(run, Path("whole"), PLUGINS, command="test")
+        train_run(run, Path("part"), PLUGINS, command="test", until=5)
+        train_run(other, Path("other"), PLUGINS, command="test", until=5)
         yield run
 
 
@@ -253,12 +254,12 @@ def test_a_tampered_folder(case: str, run: Run) -> None:
     folder = tampered("tampered", tamper)
     before = snapshot(folder)
     if expected == CONTINUES:
-        trained = train_run(run, folder, PLUGINS, command="test", quiet=True)
+        trained = train_run(run, folder, PLUGINS, command="test")
         assert trained.steps_made <= 2, "the run began again"
         assert end_of("tampered") == end_of("whole")
         return
     with pytest.raises(SpecError) as error:
-        train_run(run, folder, PLUGINS, command="test", quiet=True)
+        train_run(run, folder, PLUGINS, command="test")
     (diagnostic,) = error.value.diagnostics
     assert expected.replace("FOLDER", "tampered") in "\n".join((diagnostic.message, *diagnostic.notes))
     assert snapshot(folder) == before
@@ -301,7 +302,7 @@ def test_a_later_checkpoint_stays_until_the_next_one_is_written(run: Run) -> Non
     record.resume()
     record.close()
     assert (folder / NEWEST / WEIGHTS).exists()
-    trained = train_run(run, folder, PLUGINS, command="test", quiet=True)
+    trained = train_run(run, folder, PLUGINS, command="test")
     assert trained.steps_made == 2
     assert not (folder / NEWEST).exists()
     assert end_of("resumed") == end_of("whole")

@@ -14,10 +14,10 @@ import yaml
 import tfkit
 from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
+from tfkit.console.training_progress import TrainingProgress
 from tfkit.errors import SpecError
 from tfkit.run.contract import Training
 from tfkit.tools.train.history import history
-from tfkit.tools.train.progress import Watch
 from tfkit.tools.train.report import MOST_POINTS, _binned
 
 SETS = [
@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_numbers_of_an_evaluation_fit_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = {f"val.of_{number}.accuracy": 0.5 for number in range(7)}
-    Watch(1, quiet=False).on_eval(cast(Training, SimpleNamespace(step=4)), numbers)
+    TrainingProgress(1, quiet=False).on_eval(cast(Training, SimpleNamespace(step=4)), numbers)
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join("".join(lines).split()) == "step 4 " + " ".join(f"{name} 0.5000" for name in numbers)

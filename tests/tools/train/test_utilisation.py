@@ -8,7 +8,7 @@ import pytest
 
 from tests.run.training.runs import small_run
 from tfkit.tools.cost.devices import devices
-from tfkit.tools.train.utilisation import known_device, utilisation
+from tfkit.tools.train.plan import known_device, utilisation
 
 
 def test_causal_and_full(tmp_path: Path) -> None:

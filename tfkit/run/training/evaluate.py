@@ -6,9 +6,9 @@ and keeps one value for each position and metric.
 
 from __future__ import annotations
 
-import contextlib
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import evaluating
 from tfkit.building.model import called
-from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.checked_run import Run, inputs_for, mask_of
 from tfkit.run.contract import Batch, DecodedMetric, LogitMetric, Metric, MetricConfig
 from tfkit.run.run_spec import SplitConfig
+from tfkit.run.training.guarded import guarded
 from tfkit.run.training.loss import Loss
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.order import indices_to_evaluate
@@ -56,19 +57,19 @@ def evaluate(
     numbers: dict[str, float] = {}
     with evaluating(model), torch.no_grad():
         for split, part in splits.items():
-            with _refusing():
-                built = [metric.build(run.data) for metric in metrics]
+            built = [_BuiltMetric.of(model, run, metrics, index) for index in range(len(metrics))]
             evaluation = _Evaluation(model, run, built, processes)
             count, totals = 0, None
             for number, batch in enumerate(_batches(run, split, part)):
                 between()
                 count += batch.count
                 sums = micro_batch.fit(partial(evaluation.sums, batch, number), "an evaluation")
-                totals = sums if totals is None else list(map(operator.add, totals, sums))
+                totals = sums if totals is None else list(map(_BuiltMetric.add, built, totals, sums))
             if totals is None or not count:
                 raise _nothing_counts(split)
-            for config, metric, total in zip(metrics, built, processes.total(totals), strict=True):
-                numbers[f"{split}.{config.kind_name()}"] = float(metric.compute(total))
+            for measure, total in zip(built, processes.total(totals), strict=True):
+                with measure.guarded("compute"):
+                    numbers[f"{split}.{measure.config.kind_name()}"] = float(measure.metric.compute(total))
     return numbers
 
 
@@ -82,13 +83,46 @@ def computing(run: Run, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=run.config.precision == "bfloat16")
 
 
+@dataclass(frozen=True)
+class _BuiltMetric:
+    """A metric, and what an error in its code needs."""
+
+    model: fx.GraphModule
+    run: Run
+    config: MetricConfig
+    path: tuple[str, ...]
+    metric: Metric
+
+    @classmethod
+    def of(cls, model: fx.GraphModule, run: Run, metrics: Sequence[MetricConfig], index: int) -> _BuiltMetric:
+        """Build a metric; metrics that the run does not list have no path."""
+        listed = run.config.eval is not None and metrics is run.config.eval.metrics
+        config, path = metrics[index], ("eval", "metrics", str(index)) if listed else ()
+        with guarded(run, model, config, "`build`", *path):
+            return cls(model, run, config, path, config.build(run.data))
+
+    def guarded(self, method: str) -> AbstractContextManager[None]:
+        """Turn an exception in a method of the metric into its error."""
+        return guarded(self.run, self.model, self.config, f"`{method}`", *self.path)
+
+    def add(self, sums: Any, further: Any) -> Any:
+        """Add the sums of two batches."""
+        with self.guarded("+"):
+            return sums + further
+
+    def sums(self, values: Tensor, targets: Tensor) -> Any:
+        """Return the sums over some examples."""
+        with self.guarded("sums"):
+            return self.metric.sums(values.cpu(), targets)
+
+
 class _Evaluation:
     """Sums of metrics over the rows of this process."""
 
-    def __init__(self, model: fx.GraphModule, run: Run, metrics: Sequence[Metric], processes: Processes) -> None:
+    def __init__(self, model: fx.GraphModule, run: Run, metrics: Sequence[_BuiltMetric], processes: Processes) -> None:
         self._model, self._run, self._metrics, self._processes = model, run, metrics, processes
         self._device = next(model.parameters()).device
-        self._of_logits = [metric for metric in metrics if isinstance(metric, LogitMetric)]
+        self._of_logits = [(built, built.metric) for built in metrics if isinstance(built.metric, LogitMetric)]
         try:
             self._loss = Loss(model) if self._of_logits else None
         except ValueError:  # the head needs all positions together
@@ -101,17 +135,18 @@ class _Evaluation:
         first = share * self._processes.rank
         rows = batch.rows(first, first + share)
         targets = torch.from_numpy(rows.targets)
-        with computing(self._run, self._device), _refusing():
+        with computing(self._run, self._device):
             parts = [self._from_logits(rows.rows(i, i + size), batch) for i in range(0, share, size)]
             of_logits = iter([torch.cat(values) for values in zip(*parts, strict=True)])
             sums = []
-            for metric in self._metrics:
+            for built in self._metrics:
                 values = targets
-                if isinstance(metric, LogitMetric):
+                if isinstance(built.metric, LogitMetric):
                     values = next(of_logits)
-                elif isinstance(metric, DecodedMetric):
-                    values = self._decoded(metric, batch, number, size)[first : first + share]
-                sums.append(metric.sums(values.cpu(), targets))
+                elif isinstance(built.metric, DecodedMetric):
+                    with built.guarded("values"):
+                        values = self._decoded(built.metric, batch, number, size)[first : first + share]
+                sums.append(built.sums(values, targets))
             return sums
 
     def _from_logits(self, rows: Batch, batch: Batch) -> list[Tensor]:
@@ -129,10 +164,14 @@ class _Evaluation:
 
     def _of_chunks(self, chunks: Iterable[Tensor], targets: Tensor) -> list[list[Tensor]]:
         """Return the values of each metric of logits, [n], for each chunk of logits."""
-        values, start = [], 0
+        values: list[list[Tensor]] = []
+        start = 0
         for logits in chunks:
             end = start + len(logits)
-            values.append([metric.values(logits, targets[start:end]) for metric in self._of_logits])
+            values.append([])
+            for built, metric in self._of_logits:
+                with built.guarded("values"):
+                    values[-1].append(metric.values(logits, targets[start:end]))
             start = end
         return values
 
@@ -143,15 +182,6 @@ class _Evaluation:
             inputs, targets = tensors(batch.rows(start, start + size), self._model, self._device)
             values.append(metric.values(self._model, inputs, targets, seed=number, first=start))
         return torch.cat(values)
-
-
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """Raise the errors of metrics as errors of the run."""
-    try:
-        yield
-    except Invalid as error:
-        raise SpecError(Diagnostic(error.message, notes=error.notes, help=error.help)) from error
 
 
 def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +27,7 @@ from tfkit.run.contract import Batch, Callback, Data
 from tfkit.run.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
 from tfkit.run.training.evaluate import computing, evaluate, tensors
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
+from tfkit.run.training.guarded import guarded
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, mix
@@ -131,7 +133,7 @@ class Trainer:
     def _train(self) -> str:
         for name, text in self.notes.items() if self.step == 0 else ():
             self.text(name, text)
-        self._tell(lambda observer: observer.on_start(self))
+        self._tell("on_start")
         try:
             while not self.ended:
                 self._check_end()
@@ -140,7 +142,7 @@ class Trainer:
         except _AskedToEndError:
             pass
         self._save()
-        self._tell(lambda observer: observer.on_end(self))
+        self._tell("on_end")
         return self.ended or INTERRUPTED
 
     def _go_on(self) -> None:
@@ -160,7 +162,7 @@ class Trainer:
     def _update(self) -> None:
         """Make one step."""
         step = self.step + 1
-        factor = self.config.schedule.factor(step, self.steps)
+        factor = self.run.factor(step)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         loss = self._gradients(self.batch(step), step)
@@ -172,7 +174,7 @@ class Trainer:
         self.optimizer.step()
         self.step = step
         numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
-        self._report(numbers, lambda observer, line: observer.on_step(self, line))
+        self._report("on_step", numbers)
 
     def batch(self, step: int) -> Batch:
         """Return the examples of a step that this process trains on."""
@@ -236,7 +238,7 @@ class Trainer:
             between=self._check_end,
             processes=self._processes,
         )
-        self._report(numbers, lambda observer, line: observer.on_eval(self, line))
+        self._report("on_eval", numbers)
 
     def _check_end(self) -> None:
         """Raise if the process is to end: before an evaluation, which would then be made twice."""
@@ -252,8 +254,12 @@ class Trainer:
         model = self._processes.whole_model(self.model)
         state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
         if model is not None:
-            states = tuple(callback.state() for callback in self._callbacks)
+            states = tuple(map(self._state, range(len(self._callbacks))))
             self.record.save(Checkpoint(self.step, model, state, states, self.ended, self.skipped))
+
+    def _state(self, number: int) -> dict[str, Any]:
+        with self._guarded(number, "state"):
+            return self._callbacks[number].state()
 
     def _restore(self) -> None:
         """Continue from the latest checkpoint. Nothing is removed from the record until everything is restored."""
@@ -304,22 +310,24 @@ class Trainer:
         """End the run after this step."""
         self.ended = reason
 
-    def _report(self, numbers: dict[str, float], event: Callable[[Callback, Mapping[str, float]], None]) -> None:
+    def _report(self, event: str, numbers: dict[str, float]) -> None:
         """Show numbers to all observers, and write them with the numbers that the observers add."""
-        self._line, view = numbers, MappingProxyType(numbers)
+        self._line = numbers
         try:
-            self._tell(lambda observer: event(observer, view))
+            self._tell(event, MappingProxyType(numbers))
         finally:
             self._line = None
             self.record.log(self.step, numbers)
 
-    def _tell(self, event: Callable[[Callback], None]) -> None:
+    def _tell(self, event: str, *numbers: Mapping[str, float]) -> None:
         """Call a method of all observers; if one of them stops the run, it ends in all processes."""
         for number, callback in enumerate(self._callbacks):
-            try:
-                event(callback)
-            except Invalid as error:
-                raise self.run.refused(error, "callbacks", str(number)) from error
+            with self._guarded(number, event):
+                getattr(callback, event)(self, *numbers)
         for watcher in self._watchers:  # after the callbacks, to show what they log
-            event(watcher)
+            getattr(watcher, event)(self, *numbers)
         self.ended = self._processes.agreed(self.ended)
+
+    def _guarded(self, number: int, method: str) -> AbstractContextManager[None]:
+        config = self.config.callbacks[number]
+        return guarded(self.run, self.model, config, f"`{method}`", "callbacks", str(number))

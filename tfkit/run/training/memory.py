@@ -26,6 +26,11 @@ def peak(device: torch.device) -> int:
     return used if sys.platform == "darwin" else used * 1024
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if torch raised an error because memory ran out."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in OF_THE_CPU)
+
+
 class MicroBatch:
     """Number of sequences that a process computes at once: less than all of a batch, so that they fit into memory.
 
@@ -52,7 +57,7 @@ class MicroBatch:
             self._note(f"{self.size:,}, since more do not fit into memory")
 
     def _smaller(self, error: RuntimeError, what: str) -> int:
-        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in OF_THE_CPU):
+        if not is_out_of_memory(error):
             raise error
         if self.size > 1 and self._run.config.machine.micro_batch == "auto":
             return -(-self.size // 2)

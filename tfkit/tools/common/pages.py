@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from statistics import fmean
+from typing import TypeAlias
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 Child = Element | str | None
+Section: TypeAlias = tuple[str, str, Sequence[Child]]
+"""The id of a section, its heading and its contents."""
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Element:
@@ -48,6 +51,17 @@ def page(title: str, *body: Child, style: str = "") -> str:
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 
+def report_page(
+    name: str, of: str, lines: Iterable[str | None], sections: Iterable[Section], *, style: str = ""
+) -> str:
+    """Build the page of a report: its name, sentences below the name, and its sections.
+
+    `of` is the type of the report, for the title of the window: `sweep`.
+    """
+    header = tag("header", tag("h1", name), *(tag("p", line, class_="setting") for line in lines if line))
+    return page(f"{name}: {of}", header, tag("main", *(section(*content) for content in sections)), style=style)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
     """Build a table whose first `text` columns are words and whose remaining columns are numbers."""
     body = tag("tbody")
@@ -58,8 +72,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1
 
 
 def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
-    """Build a section of a page under a heading; None without content."""
-    return tag("section", tag("h2", words), *content, id=name) if content else None
+    """Build a section of a page under a heading, if it has words; None without content."""
+    return tag("section", tag("h2", words) if words else None, *content, id=name) if content else None
 
 
 def terms(values: Mapping[str, object]) -> Element:
@@ -73,6 +87,21 @@ def text_of(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {item}" for name, item in value.items())
     return "" if value is None else str(value)
+
+
+def bullets(texts: Iterable[str]) -> Element:
+    """Build a list of notes."""
+    return tag("ul", *(tag("li", text) for text in texts), class_="notes")
+
+
+def legend(labels: Iterable[tuple[str, str]]) -> Element:
+    """Build a legend: for each class of a colour, its label."""
+    return tag("ul", *(tag("li", swatch(colour), label) for colour, label in labels), class_="legend")
+
+
+def swatch(colour: str) -> Element:
+    """Build a small square in the colour of a class."""
+    return tag("i", class_=f"swatch {colour}")
 
 
 def remark(text: str) -> Element:
@@ -126,8 +155,13 @@ def colour(index: int) -> str:
     return f"c-{COLOURS[index % len(COLOURS)]}"
 
 
+def line_legend(names: Iterable[str]) -> Element:
+    """Build the legend of lines, in their order."""
+    return legend((colour(index), name) for index, name in enumerate(names))
+
+
 @dataclass(frozen=True)
-class AxisScale:
+class ChartAxis:
     """From values to places between two ends."""
 
     low: float
@@ -160,9 +194,9 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
 
     The range of values ignores the first tenth of the steps, so a line may begin outside the chart.
     """
-    x = AxisScale(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
+    x = ChartAxis(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
     late = [value for line in lines for step, values in line.points if step >= EARLY * x.high for value in values]
-    y = AxisScale(min(late), max(late), height - BOTTOM, 8.0)
+    y = ChartAxis(min(late), max(late), height - BOTTOM, 8.0)
     chart = canvas(height, words)
     wide, tall = WIDTH - LEFT, height - BOTTOM + 4
     inside = tag("svg", viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}", x=LEFT, y=0, width=wide, height=tall)  # cuts lines off
@@ -182,7 +216,7 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
     return chart
 
 
-def levels(chart: Element, y: AxisScale) -> None:
+def levels(chart: Element, y: ChartAxis) -> None:
     """Add lines at round values to a chart."""
     for value in y.ticks():
         chart.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))

@@ -2,7 +2,7 @@
 
 Data flows one way: graph -> scene -> shapes -> file.
 
-    model.py, stack.py     a graph as a scene (`scene.py`): boxes, notes and wires without coordinates
-    picture.py             coordinates of columns and wires; `layers.py` and `boxes.py` place the contents of nodes
-    svg.py                 the shapes (`shapes.py`) as SVG, PNG or a page
+    model_scene.py, stack_scene.py   a graph as a scene (`scene.py`): boxes, notes and wires without coordinates
+    picture.py                       coordinates of columns and wires; `layout.py` places the contents of nodes
+    svg.py                           the shapes on a canvas (`canvas.py`) as SVG, PNG or a page
 """

@@ -13,7 +13,7 @@ from tfkit.console.output import print_json, retitled, show
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
-    from tfkit.tools.draw.shapes import Theme
+    from tfkit.tools.draw.canvas import Theme
 
 ENDINGS = (".svg", ".png", ".html")
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from tfkit.arguments import checked
 from tfkit.graph.expand import AnySpec, as_graph
-from tfkit.tools.draw.boxes import SMALL
-from tfkit.tools.draw.layers import extent, place_node
-from tfkit.tools.draw.model import scene_of
+from tfkit.tools.draw.canvas import Canvas, Differences, Disc, Point, Rect, TextRun, Words, cut, flow, wrap
+from tfkit.tools.draw.layout import SMALL, extent, place_node
+from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.scene import Scene, Wire, differences
-from tfkit.tools.draw.shapes import Canvas, Differences, Disc, Point, Rect, Run, Words, cut, flow, wrap
 from tfkit.tools.draw.svg import Picture
 
 EXIT = 10.0
@@ -197,11 +196,11 @@ def _leave(canvas: Canvas, cx: float, top: float, text: str) -> float:
 
 def title_of(scene: Scene, width: float, differing: frozenset[str]) -> list[Words]:
     """Name, description, sizes and source, in lines from y = 0 downwards."""
-    facts = flow([Run(note.text, note.key in differing) for note in scene.facts], width, WORDS)
-    described = [(Run(line),) for line in wrap(scene.description, width, WORDS)]
-    source = [(Run(line),) for line in wrap(scene.source, width, SMALL)]
-    total = (Run(f"{scene.total:,} parameters", bold=True),)
-    lines = [Words(0, 0, (Run(cut(scene.name, width, NAME, bold=True), bold=True),), NAME, "bold")]
+    facts = flow([TextRun(note.text, note.key in differing) for note in scene.facts], width, WORDS)
+    described = [(TextRun(line),) for line in wrap(scene.description, width, WORDS)]
+    source = [(TextRun(line),) for line in wrap(scene.source, width, SMALL)]
+    total = (TextRun(f"{scene.total:,} parameters", bold=True),)
+    lines = [Words(0, 0, (TextRun(cut(scene.name, width, NAME, bold=True), bold=True),), NAME, "bold")]
     lines += [Words(0, 0, line, WORDS, "muted") for line in described]
     lines += [Words(0, 0, total, WORDS, "" if "total" in differing else "bold")]
     lines += [Words(0, 0, line, WORDS) for line in facts]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tfkit.tools.draw.shapes import Differences
+from tfkit.tools.draw.canvas import Differences
 
 COUNT = "parameters"
 """The key of the number of parameters among the differences."""
@@ -108,7 +108,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layer:
+class DrawnLayer:
     """Equal layers of a stack."""
 
     key: str
@@ -130,7 +130,7 @@ class Tower:
     key: str
     name: str
     notes: tuple[Note, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[DrawnLayer, ...]
     order: tuple[int, ...]
     closing: Box | None
     parameters: int

@@ -16,7 +16,7 @@ from tfkit.arguments import AnyPath, checked
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.pages import tag
-from tfkit.tools.draw.shapes import FONTS, INKS, Group, Point, Rect, Shape, Theme, Way, Words, css
+from tfkit.tools.draw.canvas import FONTS, INKS, Point, Rect, Shape, ShapeGroup, Theme, Way, Words, css
 
 ROUND = 6.0
 """Radius of the corners of a line."""
@@ -42,7 +42,7 @@ class Picture:
         pending = list(reversed(self.shapes))
         while pending:
             shape = pending.pop()
-            if isinstance(shape, Group):
+            if isinstance(shape, ShapeGroup):
                 pending += reversed(shape.shapes)
             else:
                 yield shape
@@ -69,7 +69,7 @@ def inline(picture: Picture) -> ET.Element:
 
 
 def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
-    if isinstance(shape, Group):
+    if isinstance(shape, ShapeGroup):
         inside = [element for part in shape.shapes for element in _elements(part, tips=tips)]
         if tips and shape.tip:
             tip = "\n".join(f"{name}\t{value}" for name, value in shape.tip)

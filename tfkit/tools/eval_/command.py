@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tfkit.console.commands import Reader, command
+from tfkit.console.commands import Reader, command, warn
 from tfkit.console.options import allow_change_option, json_option, weights_option
 from tfkit.console.output import print_json, show, stages, table
 
@@ -40,8 +40,9 @@ def eval_(
     json: bool,
 ) -> None:
     from tfkit.run.checked_run import load_run
+    from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.cost.of_run import flops_of_step
-    from tfkit.tools.eval_.evaluate import evaluate_run, weights_of
+    from tfkit.tools.eval_.evaluation import evaluate_run, weights_of
 
     if weights is not None and len(runs) > 1:
         raise click.UsageError("--weights are those of one run")
@@ -49,6 +50,7 @@ def eval_(
     for name in runs:
         run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)
         path = weights_of(name, weights)
+        warn(warnings_about(path, run.graph.spec.model, run.config.data, run.config.eval))
         with stages() as stage:
             stage(f"evaluating {name}")
             results[name] = evaluate_run(run, path, reader.plugins, split, metric, allow_change=allow_change)

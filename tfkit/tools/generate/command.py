@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console import options
-from tfkit.console.commands import Reader, command
+from tfkit.console.commands import Reader, command, warn
 from tfkit.console.options import complete_spec
 from tfkit.console.output import print_json, stages
 from tfkit.errors import Diagnostic, SpecError, quoted
@@ -132,12 +132,14 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
     from tfkit.building.builder import build
     from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.common.memory_needs import check_memory
+    from tfkit.tools.common.run_code import warnings_about
 
     device = options.device_of(request.device)
     if device.type == "meta":
         raise click.UsageError("on the meta device there are no values to compute with")
     dtype = getattr(torch, request.dtype) if request.dtype else None
     if request.weights is not None:
+        warn(warnings_about(request.weights, graph.spec.model))
         stage(f"reading {request.weights}")
         return build_with_weights(graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change)
     click.echo("warning: without --weights the model is random, and so is its text", err=True)

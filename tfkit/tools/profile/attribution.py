@@ -16,8 +16,8 @@ from math import inf
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tfkit.tools.profile.steps import BACKWARD, OWN, STEP
-from tfkit.tools.profile.trace import Allocation, Event, Launch, Span, Stretch, Trace
+from tfkit.tools.profile.profiled_step import BACKWARD, OWN, STEP
+from tfkit.tools.profile.torch_trace import Allocation, Event, HostSpan, Launch, ProfilerTrace, Stretch
 
 Phase: TypeAlias = Literal["forward", "backward"]
 NODE = "autograd::engine::evaluate_function: "
@@ -59,7 +59,7 @@ class Times:
     idle: float = 0.0
 
 
-def steps_of(trace: Trace) -> list[Event]:
+def steps_of(trace: ProfilerTrace) -> list[Event]:
     """Return the range of each step."""
     return [row for row in trace.host if row.name == STEP]
 
@@ -70,7 +70,7 @@ def undisturbed(steps: Sequence[Stretch]) -> list[int]:
     return [index for index, step in enumerate(steps) if step.seconds <= middle]
 
 
-def locate(trace: Trace, paths: Collection[str]) -> list[Located]:
+def locate(trace: ProfilerTrace, paths: Collection[str]) -> list[Located]:
     """Assign the host's work within the steps to its owners, in the order of time."""
     steps, names = steps_of(trace), {*paths, *OWN}
     starts = [step.start for step in steps]
@@ -83,7 +83,7 @@ def locate(trace: Trace, paths: Collection[str]) -> list[Located]:
             continue
         thread = threads[row.thread]
         thread.advance(row.start)
-        if isinstance(row, Span):
+        if isinstance(row, HostSpan):
             located.append(Located(row, _owner(row, thread, names, makers), step, []))
             thread.begin(located[-1])
         else:
@@ -136,7 +136,7 @@ class _Thread:
             self.reached = end
 
 
-def _owner(span: Span, thread: _Thread, names: Collection[str], makers: dict[int | None, str | None]) -> Owner:
+def _owner(span: HostSpan, thread: _Thread, names: Collection[str], makers: dict[int | None, str | None]) -> Owner:
     around = thread.owner
     if span.name.startswith(NODE):
         if not span.name.endswith(ACCUMULATE):
@@ -157,7 +157,7 @@ def host_times(located: Sequence[Located]) -> Times:
     """Compute the times of the owners on the CPU."""
     times = Times()
     for event in located:
-        if not isinstance(event.row, Span):
+        if not isinstance(event.row, HostSpan):
             continue
         seconds = sum(stretch.seconds for stretch in event.exclusive)
         times.exclusive[event.owner] += seconds
@@ -170,7 +170,7 @@ def host_times(located: Sequence[Located]) -> Times:
     return times
 
 
-def device_times(trace: Trace, located: Sequence[Located]) -> Times:
+def device_times(trace: ProfilerTrace, located: Sequence[Located]) -> Times:
     """Compute the times of the owners on an accelerator. Every moment of the steps belongs to one owner.
 
     While a kernel runs, the owner is the one that launched it. While none runs, the next one was launched too late: the
@@ -251,7 +251,7 @@ def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device
 
 
 def _counts(event: Located, on_device: bool) -> bool:
-    return isinstance(event.row, Span) or (isinstance(event.row, Allocation) and event.row.on_device == on_device)
+    return isinstance(event.row, HostSpan) or (isinstance(event.row, Allocation) and event.row.on_device == on_device)
 
 
 def _living(rows: Sequence[Located]) -> Counter[str | None]:

@@ -87,7 +87,7 @@ def profile(
     import torch
 
     from tfkit.tools.profile.models import profile_models, to_dict
-    from tfkit.tools.profile.tables import show_profiles
+    from tfkit.tools.profile.profile_tables import show_profiles
 
     chosen, kind = _device(device), getattr(torch, dtype)
     with progress() as on_progress:

@@ -24,9 +24,9 @@ from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.tools.common.atomic_files import names_in, written_folder
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.profile.limits import limits_of
-from tfkit.tools.profile.measure import count_steps, measure
+from tfkit.tools.profile.measurement import count_steps, measure
+from tfkit.tools.profile.profiled_step import Settings
 from tfkit.tools.profile.result import Profile, rows
-from tfkit.tools.profile.steps import Settings
 
 LENGTH = 128
 Steps: TypeAlias = Annotated[int, Limit(least=2)]
@@ -168,7 +168,7 @@ def folders_of(names: Sequence[str]) -> list[str]:
 
 def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Path) -> None:
     """Write the data, the report, and for each profile the scalars for TensorBoard next to its trace."""
-    from tfkit.tools.profile.report.page import report
+    from tfkit.tools.profile.page import report
 
     for profile, name in zip(profiles, names, strict=True):
         _write_scalars(profile, target / name)

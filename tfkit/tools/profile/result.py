@@ -95,7 +95,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Bytes in use on the device."""
 
     peak: int
@@ -139,7 +139,7 @@ class Profile:
     """The time between the parts: parts and this add up to the mean of `steps`."""
     idle: float
     """The time that the accelerator waits in one step; 0 on the CPU."""
-    memory: Memory
+    memory: MemoryUse
     limits: Limits
     notes: tuple[str, ...]
     """Notes for the reader: measurements that were not possible, rows that are not told apart."""

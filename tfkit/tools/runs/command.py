@@ -55,8 +55,8 @@ def runs(
 ) -> None:
     from tfkit.console.output import print_json
     from tfkit.tools.common.atomic_files import write_file
-    from tfkit.tools.runs.compare import compare_runs
-    from tfkit.tools.sweep.tables import show_results
+    from tfkit.tools.runs.variants import compare_runs
+    from tfkit.tools.sweep.result_tables import show_results
 
     if form is not None and json:
         raise click.UsageError("give one of --markdown, --latex and --json")

@@ -1,15 +1,173 @@
-"""Variants: runs whose settings are equal except for the seed, named after the values that distinguish them."""
+"""Comparison of the runs in folders: grouped into variants, and paired by seed.
+
+Runs whose settings are equal except for the seed are a variant, named after the values that distinguish it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from tfkit.run.checked_run import Run
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import Run, check_run
+from tfkit.run.contract import Data
+from tfkit.run.read_run import RunText, resolve_run
 from tfkit.run.run_meaning import Value
-from tfkit.tools.sweep.arms import SweepRun
-from tfkit.tools.sweep.equal import NONE, word_of
+from tfkit.run.sweep_spec import CompareConfig
+from tfkit.spec.folder import RUN
+from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.diff import Difference
+from tfkit.tools.sweep.arms import SweepRun, check_margin, check_number, collected
+from tfkit.tools.sweep.comparison import Side, compare, ended_early, mixed_code
+from tfkit.tools.sweep.equal import NONE, SIZES, unequal, unlike, word_of
+from tfkit.tools.sweep.page import differing, page
+from tfkit.tools.sweep.result import Curve, Results, curve_of
+from tfkit.tools.sweep.work import is_complete
+from tfkit.tools.train.plan import plan
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """The results of runs.
+
+    Attributes:
+        results: the results, as for a sweep.
+        differing: the values in which each variant differs from the baseline, by its name.
+        runs: the first run of each variant by its name.
+    """
+
+    results: Results
+    differing: dict[str, list[Difference]]
+    runs: dict[str, Run]
+
+    def page(self) -> str:
+        """Return the page of the results."""
+        lines = [f"baseline: {self.results.arms[0].name}"]
+        return page(self.results, self.runs, of="comparison", lines=lines, origin={})
+
+
+def compare_runs(
+    folders: Sequence[Path], plugins: Plugins, *, comparison: CompareConfig, baseline: Path | None, so_far: bool
+) -> RunComparison:
+    """Compare the runs of folders.
+
+    Args:
+        folders: the folder of each run.
+        plugins: the plugins.
+        comparison: the metric to compare, and its direction.
+        baseline: a folder, whose variant all variants are compared to; by default the first.
+        so_far: also take unfinished runs, and compare all runs at the last step where every run was evaluated.
+
+    Raises:
+        SpecError: a folder has no run, two folders have the same run, or runs are evaluated on different data.
+    """
+    on = comparison.on
+    runs = read_runs(folders, plugins, on)
+    all_variants = variants(_from_baseline(runs, folders[0] if baseline is None else baseline))
+    check_different(all_variants)
+    check_margin(comparison, len(all_variants))
+    base, *remaining = all_variants
+    collected(partial(check_alike, variant, base, on) for variant in remaining)
+    unfinished = [sweep_run for sweep_run in runs if not is_complete(sweep_run)]
+    left_out = set() if so_far else {sweep_run.folder for sweep_run in unfinished}
+    sides = [_side(variant, base, on, left_out) for variant in all_variants]
+    notes = [*_unequal(sides), *mixed_code(runs)]
+    if not so_far:
+        notes += [f"{quoted(str(sweep_run.folder))} is left out: it is not finished" for sweep_run in unfinished]
+        notes += [note for side in sides for note in ended_early(side.name, side.curves, side.size.steps)]
+    elif unfinished:
+        step = _common_step(sides)
+        sides = [replace(side, curves=[_until(curve, step) for curve in side.curves]) for side in sides]
+        names = ", ".join(quoted(str(sweep_run.folder)) for sweep_run in unfinished)
+        notes.append(f"not finished: {names}; all numbers are those of step {step:,}, the last that all runs have")
+    arms, more = compare(sides, comparison)
+    results = Results(
+        f"{on} of {len(runs)} runs", on, comparison.lower, comparison.margin, arms, (), (), (*more, *notes), {}
+    )
+    differences = {variant.name: differing(base.run, variant.run) for variant in remaining}
+    return RunComparison(results, differences, {variant.name: variant.run for variant in all_variants})
+
+
+def _from_baseline(runs: Sequence[SweepRun], folder: Path) -> list[SweepRun]:
+    """Return the runs, with the run of `folder` first; raise SpecError if it is not among them."""
+    if all(sweep_run.folder != folder for sweep_run in runs):
+        message = f"the baseline {quoted(str(folder))} must be one of the compared folders"
+        raise SpecError(Diagnostic(message, help="add it to the list of folders"))
+    return sorted(runs, key=lambda sweep_run: sweep_run.folder != folder)
+
+
+def _side(variant: Variant, base: Variant, on: str, left_out: Collection[Path]) -> Side:
+    curves = [curve_of(sweep_run, on) for sweep_run in variant.runs if sweep_run.folder not in left_out]
+    return Side(variant.name, variant.name, base.name, plan(variant.run), curves)
+
+
+def _unequal(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield remarks about variants that train on more or fewer tokens than the baseline."""
+    words, of = SIZES["tokens"]
+    sizes = {side.name: of(side.size) for side in sides}
+    for side in sides:
+        if sizes[side.name] != sizes[side.base]:
+            yield unequal(side.name, sizes[side.name], words, side.base, sizes[side.base])
+
+
+def _common_step(sides: Sequence[Side]) -> int:
+    """Return the last step that all runs were evaluated at, but for those that diverged; raise SpecError if none is."""
+    steps = [set(curve.steps) for side in sides for curve in side.curves if not curve.diverged]
+    common = set.intersection(*steps) if steps else set()
+    if not common:
+        raise SpecError(Diagnostic("there is no step that all runs were evaluated at"))
+    return max(common)
+
+
+def _until(curve: Curve, step: int) -> Curve:
+    if curve.diverged:
+        return curve
+    count = curve.steps.index(step) + 1
+    return replace(curve, steps=curve.steps[:count], values=curve.values[:count])
+
+
+def read_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> list[SweepRun]:
+    """Read the runs of folders; raise SpecError with the errors of all of them.
+
+    Every run must report the metric `on`.
+    """
+    data: dict[str, Data] = {}
+    return collected(partial(_run, folder, plugins, data, on) for folder in folders)
+
+
+def _run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> SweepRun:
+    if not os.path.isfile(folder / RUN):
+        inside = folder / "runs"
+        help = f"name its runs: {inside}/*" if os.path.isdir(inside) else "name folders that `tfkit train` wrote"
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} is not the folder of a run", help=help))
+    run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, loaded=data), count=flops_of_step)
+    check_number(f"the run in {quoted(str(folder))}", run, on)
+    return SweepRun(run, folder)
+
+
+def check_different(variants: Sequence[Variant]) -> None:
+    """Raise SpecError if two folders contain the same run."""
+    for variant in variants:
+        seeds: dict[int, Path] = {}
+        for sweep_run in variant.runs:
+            earlier = seeds.setdefault(sweep_run.seed, sweep_run.folder)
+            if earlier is not sweep_run.folder:
+                both = f"{quoted(str(earlier))} and {quoted(str(sweep_run.folder))}"
+                raise SpecError(Diagnostic(f"{both} have one run, of seed {sweep_run.seed}", help="name one of them"))
+
+
+def check_alike(variant: Variant, base: Variant, on: str) -> None:
+    """Raise SpecError if two variants are not evaluated on the same data in the same way."""
+    notes = unlike(base.run, variant.run, on)
+    if notes:
+        folders = " and ".join(quoted(str(side.runs[0].folder)) for side in (base, variant))
+        raise SpecError(Diagnostic(f"{folders} are evaluated differently", notes=tuple(notes)))
+
 
 SEED = "seed"
 KINDS = ("kind", "block")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tfkit.console.commands import Reader, command
+from tfkit.console.commands import Reader, command, warn
 from tfkit.console.options import (
     allow_change_option,
     complete_spec,
@@ -66,10 +66,12 @@ def save(
     import torch
 
     from tfkit.tools.common.loading_weights import build_with_weights
+    from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
     check_folder(output, force=force, tokenizer_from=weights)
+    warn(warnings_about(weights, graph.spec.model))
     with stages() as stage:
         stage(f"reading {weights}")
         kind = getattr(torch, dtype) if dtype else None

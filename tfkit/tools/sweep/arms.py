@@ -24,11 +24,11 @@ from tfkit.spec.merge import Change, change_of
 from tfkit.spec.messages import expression_span, unknown_name
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
+from tfkit.tools.common.run_code import Code, code_of
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.sizes import Family
 from tfkit.tools.solve.solve import Budget, parameters_of, sizes_of
-from tfkit.tools.train.code import Code, code_of
 from tfkit.tools.train.record import named_by_meaning
 
 T = TypeVar("T")

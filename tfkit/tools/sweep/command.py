@@ -91,7 +91,7 @@ def sweep(
 def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
     """Train the missing runs, and compare all runs."""
     from tfkit.console.output import progress
-    from tfkit.tools.sweep.remarks import seeds_text
+    from tfkit.tools.sweep.comparison import seeds_text
 
     outline = sweep.outline()
     if outline.missing and outline.needed is not None and outline.seeds < outline.needed:
@@ -113,7 +113,7 @@ def _options(reader: Reader, *, allow_change: bool) -> list[str]:
 
 
 def _show(results: Results, form: str | None, page: Path) -> None:
-    from tfkit.tools.sweep.tables import show_results
+    from tfkit.tools.sweep.result_tables import show_results
 
     show_results(results, form)
     if form is None:
@@ -123,7 +123,7 @@ def _show(results: Results, form: str | None, page: Path) -> None:
 def _show_outline(outline: Outline) -> None:
     from tfkit.console.output import show, table
     from tfkit.tools.common.units import bytes_text, flops_text, short, time_text
-    from tfkit.tools.sweep.remarks import seeds_text
+    from tfkit.tools.sweep.comparison import seeds_text
 
     head = ["", "parameters", "runs", "there", "steps", "FLOPs", "memory", "time"]
     rows = [

@@ -11,36 +11,37 @@ from xml.etree.ElementTree import Element
 from tfkit.graph.expand import Graph
 from tfkit.run.checked_run import Run
 from tfkit.run.training.loop import DIVERGED
+from tfkit.tools.common import pages
 from tfkit.tools.common.pages import (
     BOTTOM,
-    CHART_STYLE,
     HEIGHT,
     LEFT,
     RIGHT,
     WIDTH,
-    AxisScale,
+    ChartAxis,
     Child,
     Line,
+    Section,
+    bullets,
     canvas,
     colour,
     curves,
     levels,
     remark,
-    section,
+    report_page,
     table,
     tag,
     terms,
     text_of,
 )
-from tfkit.tools.common.pages import page as document
+from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.common.units import short
 from tfkit.tools.diff import Difference, differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
-from tfkit.tools.sweep import tables
+from tfkit.tools.sweep import result_tables as tables
 from tfkit.tools.sweep.equal import word_of
-from tfkit.tools.sweep.result import Curve, Result, Results, Scaling, pairs
-from tfkit.tools.train.record import read_facts
+from tfkit.tools.sweep.result import ArmResult, Curve, Results, Scaling, pairs
 
 STYLE = """
 .seed { fill: var(--c); fill-opacity: 0.5; } .margin { fill: var(--track); }
@@ -62,7 +63,7 @@ def page(
     """
     trained = [arm for arm in results.arms if arm.curves]
     compared = [arm for arm in trained if arm.difference]
-    sections: list[tuple[str, str, Sequence[Child]]] = [
+    sections: list[Section] = [
         (
             "differences",
             f"{results.on}: differences" if compared else results.on,
@@ -79,9 +80,7 @@ def page(
         ("models", "Models", list(_models(results, runs))),
         ("origin", "Where it comes from", list(_origin(results, origin))),
     ]
-    body = [section(*content) for content in sections]
-    header = tag("header", tag("h1", results.name), *(tag("p", line, class_="setting") for line in lines if line))
-    return document(f"{results.name}: {of}", header, tag("main", *body), style=CHART_STYLE + STYLE)
+    return report_page(results.name, of, lines, sections, style=pages.CHART_STYLE + STYLE)
 
 
 COSTS = (
@@ -106,34 +105,29 @@ METHOD = (
 SAME = "The band is ± {:g}, the margin: a variant is the same if its line is within the band."
 
 
-def _differences(results: Results, compared: Sequence[Result]) -> Iterator[Child]:
+def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[Child]:
     if compared:
         yield forest(results.arms, results.margin)
     yield table(*tables.differences(results))
-    yield tag("ul", *(tag("li", note) for note in results.notes), class_="notes")
+    yield bullets(results.notes)
     if compared:
         yield remark(METHOD if results.margin is None else f"{METHOD} {SAME.format(results.margin)}")
 
 
 def _curves(results: Results) -> Iterator[Child]:
     yield seeds(results.arms)
-    yield _legend([arm.name for arm in results.arms])
+    yield pages.line_legend([arm.name for arm in results.arms])
     picture = gaps(results.arms)
     if picture is not None:
         yield tag("h3", "Differences over the steps")
         yield picture
 
 
-def _legend(names: Sequence[str]) -> Element:
-    entries = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
-    return tag("ul", *entries, class_="legend")
-
-
 def _laws(results: Results) -> Iterator[Child]:
     """Yield a picture of the law of each variant, and a table of its numbers."""
     if results.laws:
         yield scaling(results.laws)
-        yield _legend([f"{law.name}, over {law.words}" for law in results.laws])
+        yield pages.line_legend([f"{law.name}, over {law.words}" for law in results.laws])
         yield table(*tables.laws(results), text=2)
         yield remark(LAWS)
 
@@ -184,7 +178,7 @@ def _origin(results: Results, origin: Mapping[str, str]) -> Iterator[Child]:
     ]
     yield table(["arm", "seed", "folder", results.on], rows, text=3)
     yield terms({**origin, **_environments([Path(curve.folder) for _, curve in curves])})
-    yield tag("ul", *(tag("li", f"{folder}: {text}") for folder, text in results.errors.items()), class_="notes")
+    yield bullets(f"{folder}: {text}" for folder, text in results.errors.items())
 
 
 def _environments(folders: Sequence[Path]) -> dict[str, str]:
@@ -200,12 +194,12 @@ def _environments(folders: Sequence[Path]) -> dict[str, str]:
 NAMES, ROW, GAPS = 200.0, 30.0, 220.0
 
 
-def seeds(arms: Sequence[Result]) -> Element:
+def seeds(arms: Sequence[ArmResult]) -> Element:
     """Draw the mean of each arm over the steps, in a band from its lowest to its highest seed."""
     return curves([Line(index, _points(arm)) for index, arm in enumerate(arms) if arm.curves])
 
 
-def gaps(arms: Sequence[Result]) -> Element | None:
+def gaps(arms: Sequence[ArmResult]) -> Element | None:
     """Draw the mean difference of each arm from its baseline over the steps, in a band that contains all pairs.
 
     None if no arm has two steps at which all its pairs were evaluated: runs may differ in length.
@@ -219,7 +213,7 @@ def gaps(arms: Sequence[Result]) -> Element | None:
     return curves([ground, *(line for _, line in lines)], words="differences over the steps", height=GAPS)
 
 
-def forest(arms: Sequence[Result], margin: float | None) -> Element:
+def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     """Draw the difference of each arm from its baseline, its interval and each pair; the margin is a band."""
     rows = [
         (index, arm, [curve.last - base.last for curve, base in curve_pairs])
@@ -228,7 +222,7 @@ def forest(arms: Sequence[Result], margin: float | None) -> Element:
     around = 0.0 if margin is None else margin
     ends = [-around, around, *(value for _, _, values in rows for value in values)]
     ends += [end for _, arm, _ in rows if arm.difference and arm.difference.interval for end in arm.difference.interval]
-    x = AxisScale(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
+    x = ChartAxis(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
     bottom = len(rows) * ROW + 8
     picture = canvas(bottom + BOTTOM, "differences")
     if margin is not None:
@@ -253,8 +247,8 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     """Draw the loss of each seed over the size, on a log scale, and the law of each variant as a line."""
     sizes = sorted({size for variant in laws for size in variant.sizes})
     all_losses = [loss for variant in laws for row in variant.losses for loss in row]
-    x = AxisScale(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
-    y = AxisScale(min(all_losses), max(all_losses), HEIGHT - BOTTOM, 8.0)
+    x = ChartAxis(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
+    y = ChartAxis(min(all_losses), max(all_losses), HEIGHT - BOTTOM, 8.0)
     picture = canvas(HEIGHT, "scaling laws")
     levels(picture, y)
     for size in laws[0].sizes:
@@ -269,7 +263,7 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     return picture
 
 
-def _points(arm: Result) -> list[tuple[int, list[float]]]:
+def _points(arm: ArmResult) -> list[tuple[int, list[float]]]:
     """Return the values of all seeds at each step where every seed was evaluated."""
     return _common([dict(zip(curve.steps, curve.values, strict=True)) for curve in arm.curves])
 
@@ -291,7 +285,7 @@ def _common(curves: Sequence[Mapping[int, float]]) -> list[tuple[int, list[float
     ]
 
 
-def _compared(arms: Sequence[Result]) -> list[tuple[int, Result, list[tuple[Curve, Curve]]]]:
+def _compared(arms: Sequence[ArmResult]) -> list[tuple[int, ArmResult, list[tuple[Curve, Curve]]]]:
     """Return the arms that are compared to a baseline, each with its index among all arms and its pairs."""
     named = {arm.name: arm for arm in arms}
     return [(index, arm, pairs(arm, named[arm.base])) for index, arm in enumerate(arms) if arm.difference is not None]

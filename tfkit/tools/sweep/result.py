@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfkit.run.training.loop import DIVERGED
+from tfkit.tools.common.run_facts import Facts, read_facts
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.statistics import Interval, Paired
 from tfkit.tools.train.history import lines
-from tfkit.tools.train.record import Facts, read_facts
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Result:
+class ArmResult:
     """An arm: its size, its runs, and its difference from its baseline.
 
     Attributes:
@@ -133,7 +133,7 @@ class Result:
         return len(self.curves) + len(self.diverged)
 
 
-def pairs(arm: Result, base: Result) -> list[tuple[Curve, Curve]]:
+def pairs(arm: ArmResult, base: ArmResult) -> list[tuple[Curve, Curve]]:
     """Return the curves of an arm and of its baseline, for each seed that both have."""
     base_curves = {curve.seed: curve for curve in base.curves}
     return [(curve, base_curves[curve.seed]) for curve in arm.curves if curve.seed in base_curves]
@@ -150,7 +150,7 @@ class Results:
     on: str
     lower: bool
     margin: float | None
-    arms: tuple[Result, ...]
+    arms: tuple[ArmResult, ...]
     trials: tuple[TrialResult, ...]
     laws: tuple[Scaling, ...]
     notes: tuple[str, ...]

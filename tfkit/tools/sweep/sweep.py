@@ -15,10 +15,9 @@ from tfkit.run.read_sweep import read_sweep
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.sweep.arms import NOTHING, Arms, Choice, SweepRun, check_margin, check_number, collected
+from tfkit.tools.sweep.comparison import plan_remarks, results
 from tfkit.tools.sweep.equal import check_equal, sizes
-from tfkit.tools.sweep.remarks import plan_remarks
 from tfkit.tools.sweep.result import Results, Tuned, speed_of
-from tfkit.tools.sweep.results import results
 from tfkit.tools.sweep.scaling import check_laws
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS
 from tfkit.tools.sweep.tuning import Search, Tuning
@@ -30,7 +29,7 @@ OnProgress = Callable[[str, tuple[int, int], tuple[int, int]], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class OutlineRow:
     """The runs of an arm, or its trials.
 
     Attributes:
@@ -75,7 +74,7 @@ class Outline:
     missing: int
     seeds: int
     needed: int | None
-    rows: tuple[Row, ...]
+    rows: tuple[OutlineRow, ...]
 
 
 class Sweep:
@@ -138,7 +137,8 @@ class Sweep:
 
         Runs whose values are not tuned yet count with the values of the first trial.
         """
-        chosen, choices, rows, all_runs, unknown = self._chosen(), self._choices(), list[Row](), list[SweepRun](), 0
+        chosen, choices, unknown = self._chosen(), self._choices(), 0
+        rows, all_runs = list[OutlineRow](), list[SweepRun]()
         for arm in self.arms.arms:
             size, tuning = self._sizes[arm.name], self._tunings.get(arm.name)
             trials = [sweep_run for trial in tuning.trials for sweep_run in trial.runs] if tuning else []
@@ -263,11 +263,11 @@ def _train(
 
 def _row(
     name: str, runs: Sequence[SweepRun], size: Plan, complete: Mapping[Path, SweepRun], *, n_runs: int | None = None
-) -> Row:
+) -> OutlineRow:
     """Return the row of an arm with `runs`, or with `n_runs` if more will follow; `complete` includes trials."""
     n_runs = n_runs or len(runs)
     steps = runs[0].run.steps * n_runs
-    return Row(
+    return OutlineRow(
         name=name,
         parameters=size.parameters,
         runs=n_runs,

@@ -36,6 +36,8 @@ class Tuning:
 
     def __init__(self, arms: Arms, arm: Arm, trials: Sequence[Trial], count: int) -> None:
         self.arms, self.arm, self.trials, self.count = arms, arm, list(trials), count
+        self._final: dict[str, tuple[float | None, int]] = {}
+        """The outcomes of trained trials by their values: the curves of a trial are read once."""
 
     @classmethod
     def of(cls, arms: Arms, arm: Arm) -> Self:
@@ -53,7 +55,7 @@ class Tuning:
 
     def best(self) -> tuple[Choice, Tuned] | None:
         """Return the choice with the best mean; None before all trials are complete, or if none has a mean."""
-        best = self._best(self._means())
+        best = self._best([mean for mean, _ in self._outcomes()])
         if best is None:
             return None
         edge = tuple(path for path, value in best.choice.values.items() if self._at_edge(path, value))
@@ -61,35 +63,38 @@ class Tuning:
 
     def results(self) -> list[TrialResult]:
         """Return the results of all trials."""
-        means, on = self._means(), self.arms.config.compare.on
-        best = self._best(means)
+        outcomes = self._outcomes()
+        best = self._best([mean for mean, _ in outcomes])
         return [
             TrialResult(
                 self.arm.name,
                 trial.choice.values,
                 trial.choice.words(),
-                on,
+                self.arms.config.compare.on,
                 mean,
                 trial is best,
                 len(trial.runs),
-                self.diverged(trial),
+                diverged,
             )
-            for trial, mean in zip(self.trials, means, strict=True)
+            for trial, (mean, diverged) in zip(self.trials, outcomes, strict=True)
         ]
 
-    def mean(self, trial: Trial) -> float | None:
-        """Return the mean of a trial over its seeds; None before its runs are complete, or if it is not finite."""
-        if not is_trained(trial):
-            return None
-        mean = fmean(curve_of(sweep_run, self.arms.config.compare.on).last for sweep_run in trial.runs)
-        return mean if math.isfinite(mean) else None
+    def outcome(self, trial: Trial) -> tuple[float | None, int]:
+        """Return the mean of a trial over its seeds, and the number of its runs that diverged.
 
-    def diverged(self, trial: Trial) -> int:
-        """Return the number of runs of a trial that diverged."""
-        curves = (
-            curve_of(sweep_run, self.arms.config.compare.on) for sweep_run in trial.runs if is_complete(sweep_run)
-        )
-        return sum(curve.diverged for curve in curves)
+        The mean is None before all runs are complete, or if it is not finite.
+        """
+        key = repr(trial.choice.values)
+        if key in self._final:
+            return self._final[key]
+        complete = [sweep_run for sweep_run in trial.runs if is_complete(sweep_run)]
+        curves = [curve_of(sweep_run, self.arms.config.compare.on) for sweep_run in complete]
+        diverged = sum(curve.diverged for curve in curves)
+        if len(curves) < len(trial.runs):
+            return None, diverged
+        mean = fmean(curve.last for curve in curves)
+        self._final[key] = mean if math.isfinite(mean) else None, diverged
+        return self._final[key]
 
     def rank(self, mean: float | None) -> float:
         """Return a number that is lower for a better mean; infinite for None."""
@@ -97,8 +102,8 @@ class Tuning:
             return math.inf
         return mean if self.arms.config.compare.lower else -mean
 
-    def _means(self) -> list[float | None]:
-        return [self.mean(trial) for trial in self.trials]
+    def _outcomes(self) -> list[tuple[float | None, int]]:
+        return [self.outcome(trial) for trial in self.trials]
 
     def _best(self, means: Sequence[float | None]) -> Trial | None:
         """Return the trial with the best mean; None before all trials are complete, or if none has a mean."""
@@ -176,8 +181,9 @@ class Search(Tuning):
     def _report(self) -> None:
         """Report the result of the last trial to the study: infinite if a run diverged."""
         trial = self.trials[-1]
-        rank = self.rank(self.mean(trial))
-        if math.isfinite(rank) or self.diverged(trial):
+        mean, diverged = self.outcome(trial)
+        rank = self.rank(mean)
+        if math.isfinite(rank) or diverged:
             self._study.tell(self._suggested, rank)
         else:
             self._study.tell(self._suggested, state=_optuna().trial.TrialState.FAIL)

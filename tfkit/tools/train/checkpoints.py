@@ -12,9 +12,9 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor, fx
 
@@ -25,8 +25,9 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Restored
 from tfkit.spec.folder import LATEST, WEIGHTS, checkpoints_in
-from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+from tfkit.spec.header import shown
 from tfkit.spec.weight_files import content_of
+from tfkit.tools.common.run_facts import read_json
 from tfkit.tools.save.save import write_model
 
 STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
@@ -34,7 +35,6 @@ FORMAT = 1
 MAX_NAMES = 6
 """Names that an error lists."""
 Count = Annotated[int, Field(ge=0)]
-T = TypeVar("T")
 
 
 class State(BaseModel):
@@ -127,31 +127,6 @@ def unusable(folder: Path, error: SpecError) -> SpecError:
     if older:
         help = f"write the name of another checkpoint to {shown(folder.parent / LATEST)}: {', '.join(older)}"
     return SpecError(Diagnostic(message, notes=first.notes, help=help))
-
-
-def read_json(path: Path, schema: TypeAdapter[T]) -> T:
-    """Read a JSON object that tfkit wrote; raises SpecError if it cannot be read or does not fit the schema."""
-    with open_regular(path) as file:
-        try:
-            return schema.validate_python(parse_object(file.read(), max_values=None))
-        except OSError as error:
-            raise unreadable(path, error) from error
-        except Malformed as error:
-            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
-        except ValidationError as error:
-            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {cause_of(error)}")) from error
-
-
-def cause_of(error: ValidationError) -> str:
-    """Describe the first error of a schema."""
-    first = error.errors(include_url=False)[0]
-    name = quoted(".".join(map(str, first["loc"]))) if first["loc"] else "it"
-    if first["type"] == "missing":
-        return f"{name} is missing"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{name} is unknown to this version of tfkit"
-    text = first["msg"].replace("Input should", "must").removeprefix("Value error, ")
-    return f"{name} {text}; got {quoted(repr(first['input']))}"
 
 
 def _read_state(folder: Path, run: Run) -> State:

@@ -85,8 +85,7 @@ def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
 
 def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
     from tfkit.console.output import print_json
-    from tfkit.tools.train.floors import floors
-    from tfkit.tools.train.plan import plan
+    from tfkit.tools.train.plan import floors, plan
 
     planned, least = plan(run), floors(run, plugins)
     print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
@@ -105,8 +104,9 @@ def _train(
     """Train in this process, with any other processes of the launch."""
     run = _loaded(reader, name, quiet=launched is not None and launched.rank > 0)
 
+    from tfkit.console.training_progress import TrainingProgress
     from tfkit.run.training.processes import Processes
-    from tfkit.tools.train.code import code_of, digest_of
+    from tfkit.tools.common.run_code import code_of, digest_of
     from tfkit.tools.train.train import folder_of, follow_run, train_run
 
     folder, processes = output or folder_of(name, run), launched or Processes()
@@ -124,7 +124,7 @@ def _train(
         command=command,
         until=stop_after,
         allow_change=allow_change,
-        quiet=json,
+        progress=TrainingProgress(run.tokens_of_step, quiet=json),
         processes=processes,
     )
     _show(trained, run, json=json)
@@ -133,7 +133,7 @@ def _train(
 def _show(trained: Trained, run: Run, *, json: bool) -> None:
     """Print the result: as a table, or as JSON."""
     from tfkit.console.output import print_json, show, table
-    from tfkit.tools.train.utilisation import known_device, utilisation
+    from tfkit.tools.train.plan import known_device, utilisation
 
     numbers, speed = trained.history.latest, trained.tokens_per_second
     mfu = utilisation(run, speed, known_device(run)) if speed else None

@@ -1,16 +1,24 @@
-"""A run before it runs: its length, its cost, and the learning rate on its way."""
+"""A run before it runs: its length, its cost, its learning rates, and the scores of constant answers.
+
+The utilisation of a device is the fraction of its matrix products per second that a run used
+(https://arxiv.org/abs/2204.02311, appendix B).
+"""
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from functools import reduce
 
+import numpy as np
 import torch
 
+from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
+from tfkit.run.contract import IGNORED, Batch, MetricConfig
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import Cost, cost
-from tfkit.tools.cost.devices import Device
-from tfkit.tools.train.utilisation import known_device
+from tfkit.tools.cost.devices import Device, device_of_driver
 
 POINTS = 5
 
@@ -28,7 +36,8 @@ class Plan:
         passes: passes over the training split, each position once.
         flops: of all steps, forward and backward.
         flops_of_evaluations: of all evaluations: a forward pass of every example that they read.
-        memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more.
+        memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more. If a step has
+            several micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
         seconds: the least time of all steps on the device; None where its limits are not known.
         rates: the learning rate at five steps.
     """
@@ -66,9 +75,9 @@ def plan(run: Run, device: Device | None = None) -> Plan:
         passes=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
         flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
-        memory=costs.peak,
+        memory=costs.peak + (costs.memory.gradients if parts > 1 else 0),
         seconds=_seconds(run, parts, costs, device or known_device(run)),
-        rates=tuple((step, config.optimizer.lr * config.schedule.factor(step, run.steps)) for step in _points(run)),
+        rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _points(run)),
     )
 
 
@@ -107,3 +116,70 @@ def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> floa
     if precision != "float32":
         costs = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
     return run.steps * parts * costs.floor(device).seconds
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """FLOPs of the model, without any that are computed again, over those that the device could have made.
+
+    Attributes:
+        causal: without the pairs of query and key that a mask hides.
+        full: with them.
+    """
+
+    causal: float
+    full: float
+
+
+def known_device(run: Run) -> Device | None:
+    """Return the device of a run; None if its limits are not known."""
+    name = run.config.machine.device
+    if not name.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    device = device_of_driver(torch.cuda.get_device_name(name))
+    return device if device is not None and run.config.precision in device.tera_flops else None
+
+
+def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Utilisation | None:
+    """Return the utilisation of a device at that speed; None if the device is not known."""
+    if device is None:
+        return None
+    precision = run.config.precision
+    total = cost(run.graph, batch=1, length=run.data.length, dtype=precision).total
+    examples = tokens_per_second / run.data.length
+    share = examples / device.flops(precision)
+    full = total.flops_forward + total.flops_backward
+    return Utilisation(causal=(total.visible_forward + total.visible_backward) * share, full=full * share)
+
+
+CONSTANTS = ("constant_accuracy", "constant_exact_match")
+MOST, AT_ONCE = 10_000, 500
+"""Examples that are read of a split, and together."""
+
+
+def floors(run: Run, plugins: Plugins) -> dict[str, float]:
+    """Return the floors of each split whose examples are questions with answers, as `test.constant_accuracy`."""
+    values: dict[str, float] = {}
+    kinds = plugins.registry.kinds("metric")
+    for split in run.data.splits:
+        examples = run.data.examples(split, "sequential")
+        numbers = np.arange(min(len(examples), MOST))
+        if split == "train" or not _has_answers(examples.batch(numbers[:AT_ONCE])):
+            continue
+        for name in CONSTANTS:
+            config = kinds[name].config()
+            assert isinstance(config, MetricConfig)
+            metric = config.build(run.data)
+            starts = range(0, len(numbers), AT_ONCE)
+            batches = (torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).targets) for start in starts)
+            sums = reduce(operator.add, (metric.sums(targets, targets) for targets in batches))
+            values[f"{split}.{name}"] = metric.compute(sums)
+    return values
+
+
+def _has_answers(batch: Batch) -> bool:
+    """Return True if every example ends with an answer, and all answers start at the same position."""
+    counted = batch.targets != IGNORED
+    start = int(counted[0].argmax())
+    asked = start > 0 or len(batch.inputs) > 1
+    return asked and bool(counted[:, start:].all()) and not bool(counted[:, :start].any())

@@ -11,71 +11,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
+import numpy
+import torch
 from safetensors import SafetensorError
 from torch import fx
 
-from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
-from tfkit.run.checked_run import CONTENT, Run
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.plugin.discover import BUILT_IN, own_version
+from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tracker
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, checkpoints_in, latest_checkpoint
 from tfkit.spec.header import open_regular, shown
 from tfkit.tools.common.atomic_files import held, sweep, write_file, writing, written_folder
-from tfkit.tools.train.checkpoints import read_checkpoint, read_json, unusable, write_checkpoint
+from tfkit.tools.common.run_facts import FACTS, Facts, facts_of
+from tfkit.tools.train.checkpoints import read_checkpoint, unusable, write_checkpoint
 
-FACTS, METRICS, LOCK = "run.json", "metrics.jsonl", "lock"
+METRICS, LOCK = "metrics.jsonl", "lock"
 CHUNK = 2**20
-MOST_DIFFERENCES = 12
-
-
-class Session(BaseModel):
-    """The entry of a process that trained. A killed process has no time, memory and step.
-
-    Attributes:
-        environment: versions and commit of the process.
-        code: digests of the code by kind and module, if they differ from the process before.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    command: str
-    began: str
-    ended: str | None
-    seconds: float | None = None
-    memory: int | None = None
-    step: int | None = None
-    environment: dict[str, Any] = {}
-    code: dict[str, dict[str, str]] = {}
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    Session.model_validate(values)
-    return values
-
-
-@dataclass
-class Facts:
-    """The contents of `run.json`."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    digest: str
-    meaning: Mapping[str, Any]
-    bits: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    """The environment of the newest process; each session has its own."""
-    sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
-    ended: str | None = None
-    """The reason why no step follows."""
 
 
 class RunFolder:
@@ -108,7 +71,7 @@ class RunFolder:
         return Facts(self._run.digest, self._run.meaning.values, bits, environment, facts.sessions, facts.ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
-        """Note a new process; `code` is the result of `tfkit.tools.train.code.session_code`."""
+        """Note a new process; `code` is the result of `tfkit.tools.common.run_code.session_code`."""
         session = {"command": command, "began": time, "ended": None, "environment": self.facts.environment, **code}
         self.facts.sessions.append(session)
         self._write_facts()
@@ -146,20 +109,21 @@ class RunFolder:
             os.truncate(path, position)
             self._metrics = path.open("ab")
         for number, config in enumerate(self._run.config.track):
-            try:
+            with self._run.guarded(config, "`build`", "track", str(number)):
                 self._trackers.append(config.build(self.folder, step))
-            except Invalid as error:
-                raise self._run.refused(error, "track", str(number)) from error
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
-        for tracker in self._trackers:
-            tracker.log(step, numbers)
+        self._tell("log", step, numbers)
 
     def text(self, step: int, name: str, text: str) -> None:
         self._line({"step": step, name: text})
-        for tracker in self._trackers:
-            tracker.text(step, name, text)
+        self._tell("text", step, name, text)
+
+    def _tell(self, method: str, *values: Any) -> None:
+        for number, tracker in enumerate(self._trackers):
+            with self._run.guarded(self._run.config.track[number], f"`{method}`", "track", str(number)):
+                getattr(tracker, method)(*values)
 
     def _line(self, values: Mapping[str, Any]) -> None:
         assert self._metrics is not None
@@ -191,11 +155,10 @@ class RunFolder:
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
         if self._metrics is not None:
             with writing(self.folder / METRICS):
                 self._metrics.close()
+        self._tell("close")
 
 
 class Follower:
@@ -259,30 +222,6 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
     return digest
 
 
-_FACTS = TypeAdapter(Facts)
-
-
-def read_facts(folder: Path) -> Facts | None:
-    """Read `run.json`; None if there is none. Raises SpecError if it cannot be read."""
-    path = folder / FACTS
-    if not os.path.lexists(path):
-        return None
-    facts = read_json(path, _FACTS)
-    if facts.ended is not None and (not facts.sessions or facts.sessions[-1].get("step") is None):
-        message = f"cannot read {shown(path)}: `ended` is {quoted(facts.ended)}, and the last session has no `step`"
-        raise SpecError(Diagnostic(message))
-    return facts
-
-
-def facts_of(folder: Path, run: Run) -> Facts | None:
-    """Read `run.json`; return None if there is none. Raise SpecError if the folder belongs to another run."""
-    facts = read_facts(folder)
-    differences = run.meaning.differences(facts.meaning) if facts else []
-    if facts and differences:
-        raise _another(folder, differences, facts.meaning, run.meaning.values)
-    return facts
-
-
 def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
     """Return the folder named by the run's digest, or by its former digest if that folder exists."""
     former = name(run.meaning.former_digest)
@@ -320,16 +259,53 @@ def _check_folder(folder: Path) -> None:
         raise SpecError(Diagnostic(message, help="name a new folder with -o"))
 
 
-def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
-    """Return the error of a folder with a run of another meaning, with the differences."""
-    message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
-    if CONTENT in names:
-        names.remove(CONTENT)
-        message = f"the data of the run in {quoted(str(folder))} has changed since it began"
-    notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MOST_DIFFERENCES]]
-    notes += [f"... ({len(names)} in all)"] if len(names) > MOST_DIFFERENCES else []
-    return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
+def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
+    """Return the values, other than the meaning, on which the last digits of a run depend.
+
+    Equal values guarantee equal bits.
+    """
+    machine = run.config.machine
+    return {
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "device": _device(machine.device),
+        "threads": machine.threads,
+        "micro_batch": machine.micro_batch,
+        "compile": machine.compile,
+        "processes": processes,
+        "shard": machine.shard,
+    }
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name]) if name in values else "not there"
+def environment(plugins: Plugins) -> dict[str, Any]:
+    """Return the versions in use, and the commit of the current folder."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "tfkit": own_version(),
+        "plugins": {plugin.name: plugin.version for plugin in plugins.loaded if plugin.origin != BUILT_IN},
+        "git": _commit(Path()),
+    }
+
+
+def _device(name: str) -> str:
+    if name.startswith("cuda"):
+        try:
+            return torch.cuda.get_device_name(name)
+        except (AssertionError, RuntimeError):  # there is none: the trainer says so
+            return name
+    return f"{name}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _commit(folder: Path) -> str | None:
+    """Return the commit of a folder, with `+changes` if files differ from it; None outside of git."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import render_run
-from tfkit.tools.common.pages import CHART_STYLE, HEIGHT, Child, Line, colour, curves, page, remark, section, tag, terms
+from tfkit.tools.common import pages
+from tfkit.tools.common.pages import Child, Line, Section, bullets, curves, remark, report_page, tag, terms
+from tfkit.tools.common.run_facts import Facts
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.history import History, Points
-from tfkit.tools.train.record import Facts
 
 MOST_POINTS, LAST_TEXTS = 300, 20
 RATE, NORM = "lr", "grad_norm"
@@ -25,7 +26,7 @@ pre.text { white-space: pre-wrap; border-left: 3px solid var(--line); padding-le
 def report(run: Run, facts: Facts, numbers: History) -> str:
     """Render a self-contained page: it loads nothing, runs no script, and follows light and dark."""
     config, last = run.config, facts.sessions[-1]
-    sections: list[tuple[str, str, Sequence[Child]]] = [
+    sections: list[Section] = [
         ("numbers", "Numbers", list(_numbers(numbers))),
         ("texts", "Texts", list(_texts(numbers))),
         ("model", "Model", [tag("div", inline(draw(run.graph)), class_="picture")]),
@@ -33,9 +34,7 @@ def report(run: Run, facts: Facts, numbers: History) -> str:
         ("origin", "Where it comes from", list(_origin(run, facts))),
     ]
     lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest(numbers)]
-    header = tag("header", tag("h1", config.name), *(tag("p", line, class_="setting") for line in lines if line))
-    body = tag("main", *(section(*parts) for parts in sections))
-    return page(f"{config.name}: run", header, body, style=CHART_STYLE + STYLE)
+    return report_page(config.name, "run", lines, sections, style=pages.CHART_STYLE + STYLE)
 
 
 def _latest(numbers: History) -> str:
@@ -50,10 +49,9 @@ def _numbers(recorded: History) -> Iterator[Child]:
         names = by_kind.get(kind, [])
         lines = [Line(index, _binned(recorded.curves[name])) for index, name in enumerate(names)]
         if any(len(line.points) > 1 for line in lines):
-            legend = [tag("li", tag("i", class_=f"swatch {colour(index)}"), name) for index, name in enumerate(names)]
             yield tag("h3", kind)
-            yield curves(lines, words=f"{kind} over the steps", height=HEIGHT if kind == "loss" else 180.0)
-            yield tag("ul", *legend, class_="legend") if len(names) > 1 else None
+            yield curves(lines, words=f"{kind} over the steps", height=pages.HEIGHT if kind == "loss" else 180.0)
+            yield pages.line_legend(names) if len(names) > 1 else None
     if any(len(points) > MOST_POINTS for points in recorded.curves.values()):
         yield remark("Lines are means of neighbouring steps, in a band from the least to the largest of them.")
 
@@ -80,7 +78,7 @@ def _texts(recorded: History) -> Iterator[Child]:
 def _origin(run: Run, facts: Facts) -> Iterator[Child]:
     """Yield the environment, and each process that trained."""
     yield terms({"run": run.file.file, "meaning": facts.digest, **facts.environment, **facts.bits})
-    yield tag("ul", *(tag("li", _session(entry)) for entry in facts.sessions), class_="notes")
+    yield bullets(map(_session, facts.sessions))
 
 
 def _session(entry: dict[str, object]) -> str:

@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-import click
-
 from tfkit.arguments import AnyPath, Positive, Sets, checked
 from tfkit.console.signals import asked_to_end
+from tfkit.console.training_progress import TrainingProgress
 from tfkit.errors import Diagnostic, SpecError, SpecWarning, quoted
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, load_run
@@ -24,12 +23,10 @@ from tfkit.run.training.processes import Processes
 from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.run_code import changes, check_code, code_of, session_code
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.train.code import changes, check_code, code_of, session_code
-from tfkit.tools.train.environment import bits_of, environment
 from tfkit.tools.train.history import History, history
-from tfkit.tools.train.progress import Watch
-from tfkit.tools.train.record import Follower, RunFolder, locked, named_by_meaning
+from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, locked, named_by_meaning
 from tfkit.tools.train.report import report
 
 REPORT = "report.html"
@@ -91,8 +88,9 @@ def train(
     for note in loaded.file.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=3)
     folder = Path(output) if output is not None else folder_of(run, loaded)
+    progress = TrainingProgress(loaded.tokens_of_step, quiet=quiet)
     return train_run(
-        loaded, folder, plugins, until=stop_after, allow_change=allow_change, quiet=quiet, command="tfkit.train"
+        loaded, folder, plugins, until=stop_after, allow_change=allow_change, progress=progress, command="tfkit.train"
     )
 
 
@@ -111,10 +109,11 @@ def train_run(
     command: str,
     until: int | None = None,
     allow_change: bool = False,
-    quiet: bool = False,
+    progress: TrainingProgress | None = None,
     processes: Processes | None = None,
 ) -> Trained:
     """Train in this process, with any other processes of the launch, and write the folder, including `command`."""
+    progress = progress or TrainingProgress(run.tokens_of_step, quiet=True)
     processes = processes or Processes()
     with locked(folder):
         record = RunFolder(folder, run, bits_of(run, processes.count), environment(plugins))
@@ -123,15 +122,17 @@ def train_run(
             check_code([(folder, record.facts, code)], help=CHANGED)
         if processes.agreed(record.facts.ended):
             return _ended(record, run)
-        _warn(record, changes(record.facts, folder, code))
-        watch = Watch(run.tokens_of_step, quiet=quiet)
+        for note in record.notes:
+            progress.warn(f"the last digits may differ from before: {note}")
+        for note in changes(record.facts, folder, code):
+            progress.warn(f"the run continues with other code: {note}")
         begin = time.perf_counter()
         with asked_to_end() as asked:
-            trainer = Trainer(run, record, watchers=[watch], until=until, asked_to_end=asked, processes=processes)
+            trainer = Trainer(run, record, watchers=[progress], until=until, asked_to_end=asked, processes=processes)
             time_of_start = datetime.now(UTC).isoformat(timespec="seconds")
             record.begin(command, time_of_start, session_code(record.facts, folder, code))
-            for name, text in trainer.notes.items() if not quiet else ():
-                click.echo(f"{name}: {text}", err=True)
+            for name, text in trainer.notes.items():
+                progress.note(f"{name}: {text}")
             how = "failed"
             try:
                 how = trainer.train()
@@ -139,23 +140,16 @@ def train_run(
                 how = DIVERGED
                 raise
             finally:
-                watch.stop()
+                progress.stop()
                 finished = trainer.ended is not None and how != "failed"
                 seconds, used = time.perf_counter() - begin, memory.peak(trainer.device)
                 record.end(how, seconds, used, trainer.step, finished=finished)
                 if how == DIVERGED:
                     _report(record, run)
-        return _ended(record, run, watch)
+        return _ended(record, run, progress)
 
 
-def _warn(record: RunFolder, changed: list[str]) -> None:
-    """Print the differences from the process before."""
-    texts = [f"the last digits may differ from before: {note}" for note in record.notes]
-    for text in (*texts, *(f"the run continues with other code: {note}" for note in changed)):
-        click.echo(f"warning: {text}", err=True)
-
-
-def _ended(record: RunFolder, run: Run, watch: Watch | None = None) -> Trained:
+def _ended(record: RunFolder, run: Run, progress: TrainingProgress | None = None) -> Trained:
     """Write the report of a run and return its result; raise SpecError if the run diverged in an earlier process."""
     last, numbers = record.facts.sessions[-1], _report(record, run)
     if record.facts.ended == DIVERGED:
@@ -163,7 +157,7 @@ def _ended(record: RunFolder, run: Run, watch: Watch | None = None) -> Trained:
         message = f"the run in {quoted(str(record.folder))} diverged after step {last['step']:,}"
         help = "change the run; or name a new folder with -o to train it again"
         raise SpecError(Diagnostic(message, notes=tuple(causes[-1:]), help=help))
-    steps, speed = (watch.last - watch.first, watch.tokens_per_second) if watch else (0, None)
+    steps, speed = (progress.last - progress.first, progress.tokens_per_second) if progress else (0, None)
     return Trained(record.folder, last["step"], last["ended"], numbers, steps, speed)
 
 

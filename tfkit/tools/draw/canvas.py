@@ -107,14 +107,14 @@ UNKNOWN = 1050
 
 
 @dataclass(frozen=True)
-class Run:
+class TextRun:
     """A piece of a line in one weight."""
 
     text: str
     bold: bool = False
 
 
-Line = tuple[Run, ...]
+Line = tuple[TextRun, ...]
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
@@ -130,20 +130,20 @@ def width_of(text: str, size: float, *, bold: bool = False) -> float:
     return total * size / 1000
 
 
-def line_width(line: Iterable[Run], size: float) -> float:
+def line_width(line: Iterable[TextRun], size: float) -> float:
     """Return the width of a line of runs."""
     return sum(width_of(run.text, size, bold=run.bold) for run in line)
 
 
-def flow(items: Sequence[Run], width: float, size: float) -> list[Line]:
+def flow(items: Sequence[TextRun], width: float, size: float) -> list[Line]:
     """Arrange short texts in lines of at most `width`, separated by dots.
 
     A text that is wider than a line is broken between its words; a word that is wider is cut.
     """
-    lines: list[list[Run]] = []
+    lines: list[list[TextRun]] = []
     for item in items:
         for index, piece in enumerate(wrap(item.text, width, size, bold=item.bold)):
-            run, gap = Run(piece, item.bold), Run(" · ")
+            run, gap = TextRun(piece, item.bold), TextRun(" · ")
             if index == 0 and lines and line_width([*lines[-1], gap, run], size) <= width:
                 lines[-1] += [gap, run]
             else:
@@ -233,7 +233,7 @@ class Disc:
 
 
 @dataclass(frozen=True)
-class Group:
+class ShapeGroup:
     """The shapes of one box, and its tip."""
 
     key: str
@@ -242,7 +242,7 @@ class Group:
     shapes: tuple[Shape, ...]
 
 
-Shape = Rect | Words | Way | Disc | Group
+Shape = Rect | Words | Way | Disc | ShapeGroup
 
 
 @dataclass
@@ -266,7 +266,7 @@ class Canvas:
 
     def text(self, x: float, y: float, text: str, size: float, look: str = "", anchor: Anchor = "start") -> None:
         """Draw a text in one weight, bold if `look` contains it."""
-        self.front.append(Words(x, y, (Run(text, "bold" in look.split()),), size, look, anchor))
+        self.front.append(Words(x, y, (TextRun(text, "bold" in look.split()),), size, look, anchor))
 
     def way(self, *points: Point, look: str = "line", arrow: bool = False, start: str = "", end: str = "") -> None:
         """Draw a line along points."""
@@ -277,5 +277,5 @@ class Canvas:
         """Group the shapes that are drawn within."""
         outer, self.front = self.front, []
         yield
-        outer.append(Group(key, title, tip, tuple(self.front)))
+        outer.append(ShapeGroup(key, title, tip, tuple(self.front)))
         self.front = outer

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfkit import component
+from tfkit.building.builder import build
 from tfkit.component import (
     AttentionConfig,
     Call,
@@ -27,12 +28,40 @@ from tfkit.component import (
     marker,
 )
 from tfkit.errors import ranges
-from tfkit.graph.expand import Node
+from tfkit.graph.expand import Graph, Node
 from tfkit.plugin.registry import first_paragraph
-from tfkit.tools.common.ownership import LABELS
-from tfkit.tools.draw.parameter_counts import ParameterCounts
-from tfkit.tools.draw.scene import Box, Chip, Layer, Mark, Note, Segment, Tower
+from tfkit.tools.common.ownership import LABELS, owners_of
+from tfkit.tools.draw.scene import Box, Chip, DrawnLayer, Mark, Note, Segment, Tower
+from tfkit.tools.params.count import count_params
 from tfkit.tools.show.resolved_values import number, text_of
+
+
+class ParameterCounts:
+    """Counts the parameters of a model: all of them, and those not in any box yet."""
+
+    def __init__(self, graph: Graph) -> None:
+        counted = count_params(graph, by="module")
+        model = build(graph, device="meta")
+        self.total = counted.total
+        self.components: Mapping[str, Component] = model.meta["components"]
+        self._left = {row.name: row.parameters for row in counted.rows}
+        self._names = tuple(self._left)
+        self._labels = {path: part.label for path, part in owners_of(model).items()}
+
+    def take(self, path: str) -> int:
+        """Return the parameters of a module and of everything in it, and remove them from the counts."""
+        inside = [name for name in self._left if name == path or name.startswith(f"{path}.")]
+        return sum(self._left.pop(name) for name in inside)
+
+    def label(self, path: str) -> str:
+        """Return the name of a module's component: the class of a norm, else its slot."""
+        return self._labels.get(path, "")
+
+    def children(self, path: str) -> list[str]:
+        """Return the names of the modules with weights directly inside a module, in order."""
+        inside = [name[len(path) + 1 :] for name in self._names if name.startswith(f"{path}.")]
+        return list(dict.fromkeys(name.partition(".")[0] for name in inside))
+
 
 LONGEST_VALUE = 40
 """Longest value, in characters, that is shown in a picture."""
@@ -165,7 +194,7 @@ def tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower
     return replace(drawn, parameters=inside + rest)
 
 
-def _told_apart(layers: list[Layer], drawers: list[_Layers]) -> Iterator[Layer]:
+def _told_apart(layers: list[DrawnLayer], drawers: list[_Layers]) -> Iterator[DrawnLayer]:
     """Yield the layers. A layer that looks like an earlier one gets a note with the values in which they differ."""
     for index, (layer, drawer) in enumerate(zip(layers, drawers, strict=True)):
         twin = next((other for other, drawn in enumerate(layers[:index]) if _looks(drawn) == _looks(layer)), None)
@@ -175,7 +204,7 @@ def _told_apart(layers: list[Layer], drawers: list[_Layers]) -> Iterator[Layer]:
         yield replace(layer, notes=(*layer.notes, *notes))
 
 
-def _looks(layer: Layer) -> list[object]:
+def _looks(layer: DrawnLayer) -> list[object]:
     return [(box.title, box.notes, [chip.text for chip in box.chips]) for box in layer.boxes()]
 
 
@@ -211,14 +240,14 @@ class _Layers:
         """The first of them."""
         return self.stack.layers[self.indices[0]]
 
-    def draw(self, *, alone: bool) -> Layer:
+    def draw(self, *, alone: bool) -> DrawnLayer:
         segments = tuple(self._segments())
         each = sum(box.parameters for segment in segments for box in segment.boxes())
         where = ranges(self.indices)
         shown = not alone and len(where) <= LONGEST_LIST
         notes = (Note("layers", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if shown else ()
         name = self.node.name if alone else self.layer.name
-        return Layer(self.key, name, len(self.indices) * self.stack.repeats, notes, each, segments)
+        return DrawnLayer(self.key, name, len(self.indices) * self.stack.repeats, notes, each, segments)
 
     def values_unlike(self, other: _Layers) -> dict[str, str]:
         """Return the values of this layer that differ in another layer, by their path in the layer."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from tfkit.tools.common import pages
 from tfkit.tools.common.pages import Child, table, tag
 from tfkit.tools.common.units import bytes_text, scaled
 from tfkit.tools.profile.result import Profile
@@ -90,7 +91,7 @@ def colour(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Segment:
+class BarSegment:
     """A segment of a bar: `text` and `share` are in it if it is wide enough, `hint` appears under the pointer."""
 
     name: str
@@ -100,7 +101,7 @@ class Segment:
     hint: str
 
 
-def labelled(label: str, segments: Iterable[Segment], whole: float, right: str, *, look: str = "bar") -> Element:
+def labelled(label: str, segments: Iterable[BarSegment], whole: float, right: str, *, look: str = "bar") -> Element:
     """Draw a stacked bar whose full width stands for `whole`, with its name before it and its sum after it."""
     bar = tag("div", class_=look)
     for segment in segments:
@@ -116,13 +117,12 @@ def labelled(label: str, segments: Iterable[Segment], whole: float, right: str, 
 
 def legend(labels: Mapping[str, str]) -> Element:
     """Draw a legend: the label of each colour."""
-    entries = [tag("li", swatch(name), label) for name, label in labels.items()]
-    return tag("ul", *entries, class_="legend")
+    return pages.legend((colour(name), label) for name, label in labels.items())
 
 
 def swatch(name: str) -> Element:
     """Draw a small square in the colour of a name."""
-    return tag("i", class_=f"swatch {colour(name)}")
+    return pages.swatch(colour(name))
 
 
 def heading(name: str, several: bool) -> Element | None:

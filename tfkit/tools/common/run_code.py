@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,10 +24,10 @@ from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, TrackerConfig
 from tfkit.run.reach import reached
-from tfkit.run.training.loop import Trainer
 from tfkit.spec.folder import latest_checkpoint
+from tfkit.spec.header import shown
 from tfkit.spec.parts import parts
-from tfkit.tools.train.record import Facts
+from tfkit.tools.common.run_facts import FACTS, Facts, read_facts
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]
 """The digest of each module that a kind depends on, by the slot and the name of the kind: `ffn swiglu`."""
@@ -35,15 +36,23 @@ LOOP, EXAMPLES = "training loop", "examples"
 SAMPLE = 4
 """Examples of each split that are compared."""
 MOST_KINDS = 4
+CHANGED = "the code of the run in {} has changed since it began"
 
 
 def code_of(run: Run) -> Code:
     """Return the digests of the kinds that a run uses, of the training loop, and of some examples."""
-    configs = (part for root in (run.config, run.graph.spec.model) for _, part in parts((), root))
+    from tfkit.run.training.loop import Trainer  # not for commands that load a trained model
+
+    code = kinds_of(run.config, run.graph.spec.model)
+    return {**code, LOOP: dict(reached(Trainer)), EXAMPLES: _examples(run)}
+
+
+def kinds_of(*roots: object) -> dict[str, Mapping[str, str]]:
+    """Return the digests of the kinds in configs, except trackers."""
+    configs = (part for root in roots for _, part in parts((), root))
     used = (config for config in configs if isinstance(config, Component) and not isinstance(config, TrackerConfig))
     kinds = {f"{config.slot} {config.kind_name()}": type(config) for config in used}
-    code = {name: dict(reached(kind)) for name, kind in sorted(kinds.items())}
-    return {**code, LOOP: dict(reached(Trainer)), EXAMPLES: _examples(run)}
+    return {name: dict(reached(kind)) for name, kind in sorted(kinds.items())}
 
 
 def digest_of(code: Code) -> str:
@@ -74,11 +83,25 @@ def check_code(runs: Iterable[tuple[Path, Facts, Code]], *, help: str) -> None:
         return
     notes = list(dict.fromkeys(note for notes in changed.values() for note in notes))
     if len(changed) == 1:
-        message = f"the code of the run in {quoted(str(*changed))} has changed since it began"
+        message = CHANGED.format(quoted(str(*changed)))
     else:
         message = f"the code of {len(changed)} runs has changed since they began"
         notes.append(f"runs: {listing(map(str, changed))}")
     raise SpecError(Diagnostic(message, notes=tuple(notes), help=help))
+
+
+def warnings_about(weights: Path, *roots: object) -> list[Diagnostic]:
+    """Return a warning if weights are in the folder of a run that was trained by other code of the kinds in configs."""
+    folder = next((path for path in (weights, *weights.parents[:2]) if os.path.isfile(path / FACTS)), None)
+    if folder is None:
+        return []
+    try:
+        facts = read_facts(folder)
+        notes = changes(facts, folder, kinds_of(*roots)) if facts else []
+    except SpecError as error:  # the weights do not depend on the file
+        message = f"changes of code since the training are unknown: {error.diagnostics[0].message}"
+        return [Diagnostic(message)]
+    return [Diagnostic(CHANGED.format(shown(folder)), notes=tuple(notes))] if notes else []
 
 
 def changes(facts: Facts, folder: Path, code: Code) -> list[str]:

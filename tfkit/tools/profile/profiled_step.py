@@ -25,7 +25,7 @@ from tfkit.tools.common.modes import Mode
 from tfkit.tools.common.ownership import Ownership, owners_of
 from tfkit.tools.cost.watch_step import frames_of
 from tfkit.tools.profile.limits import synchronize
-from tfkit.tools.profile.result import STEP_ROWS, Memory
+from tfkit.tools.profile.result import STEP_ROWS, MemoryUse
 from tfkit.torch_private.profiler import QuickRange
 
 Range: TypeAlias = Callable[[str], Any]
@@ -94,7 +94,7 @@ class Settings:
     allow_change: bool
 
 
-class Step:
+class ProfiledStep:
     """One step of a model, which can be repeated: every one does the same work.
 
     Args:
@@ -126,7 +126,7 @@ class Step:
             self._run(range)
             synchronize(self._device)
 
-    def held(self) -> Memory:
+    def held(self) -> MemoryUse:
         """Return the bytes on the device between two steps, which are the peak if a step adds nothing."""
         states = self._optimizer.state.values() if self._optimizer is not None else ()
         weights = size_of(self._model)
@@ -136,7 +136,7 @@ class Step:
         total = weights + optimizer + gradients + cache + _bytes(self._inputs.values())
         if self._device.type == "cuda":
             total = torch.cuda.memory_allocated(self._device)
-        return Memory(total, total, weights, optimizer, gradients, cache)
+        return MemoryUse(total, total, weights, optimizer, gradients, cache)
 
     def _training(self, compile: bool) -> Callable[[Range], None]:
         loss, optimizer = _loss(self._model, self._inputs), adamw(self._model, LEARNING_RATE)

@@ -1,4 +1,4 @@
-"""The run as its user sees it: a bar on a terminal, a line for each evaluation."""
+"""The progress of a run: a bar on a terminal, a line for each evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOP = ("loss", "lr", "grad_norm")
 """Numbers of every step; callbacks log the others."""
 
 
-class Watch(Callback):
+class TrainingProgress(Callback):
     """Counts the time of steps, without the time of evaluations and checkpoints; shows progress unless `quiet`."""
 
     def __init__(self, tokens_of_step: int, *, quiet: bool) -> None:
@@ -47,8 +47,8 @@ class Watch(Callback):
             self._bar = _bar()
             self._task = self._bar.add_task("", total=training.steps, completed=training.step, rate="", loss="")
             self._bar.start()
-        if not self._quiet and training.step:
-            self._say(f"continued after step {training.step:,}")
+        if training.step:
+            self.note(f"continued after step {training.step:,}")
         self._since = time.perf_counter()
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
@@ -65,11 +65,9 @@ class Watch(Callback):
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
         self._since = time.perf_counter()
         self.numbers |= numbers
-        if not self._quiet:
-            for line in _lines(
-                f"step {training.step:>7,}", [f"{name} {number:.4f}" for name, number in numbers.items()]
-            ):
-                self._say(line)
+        texts = [f"{name} {number:.4f}" for name, number in numbers.items()]
+        for line in _lines(f"step {training.step:>7,}", texts):
+            self.note(line)
 
     def on_end(self, training: Training) -> None:
         self.stop()
@@ -80,7 +78,17 @@ class Watch(Callback):
             self._bar.stop()
             self._bar = None
 
-    def _say(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self.say(f"warning: {text}")
+
+    def note(self, text: str) -> None:
+        """Print a text, unless quiet."""
+        if not self._quiet:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print a text, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(text)
         else:

@@ -1,14 +1,184 @@
-"""Nodes on the canvas: a stack as a tower of layers, whose sublayers have norms and residual paths; else boxes."""
+"""Nodes on the canvas: a stack as a tower of layers, whose sublayers have norms and residual paths; else boxes.
+
+A box has its title and parameters, notes below, then chips and the boxes inside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tfkit.tools.common.units import short
-from tfkit.tools.draw.boxes import SMALL, TITLE, Content, count_of, natural_width, place_box, runs
-from tfkit.tools.draw.scene import Added, Box, Chain, Layer, Mark, Node, Note, Segment, Tower
-from tfkit.tools.draw.shapes import Canvas, Disc, Rect, Run, Words, flow, width_of
+from tfkit.tools.draw.canvas import (
+    Canvas,
+    Disc,
+    Line,
+    Rect,
+    TextRun,
+    Words,
+    cut,
+    flow,
+    line_width,
+    role,
+    width_of,
+    wrap,
+)
+from tfkit.tools.draw.scene import COUNT, MISSING, Added, Box, Chain, Chip, DrawnLayer, Mark, Node, Note, Segment, Tower
+
+TITLE, SMALL, CHIP = 12.5, 11.0, 10.5
+"""Sizes of fonts."""
+PAD, ROW, CHIP_ROW = 10.0, 14.5, 13.0
+"""Space at the sides of a box, and heights of lines."""
+THIN = 24.0
+"""Height of a box with only a title."""
+PART, PART_GAP = 34.0, 5.0
+"""Height of a box inside a box, and the space between two."""
+
+
+def count_of(box: Box) -> str:
+    """Format the parameter count of a box."""
+    count = short(box.parameters) if box.parameters else ""
+    return " + ".join(text for text in ("tied" if box.tied else "", count) if text)
+
+
+def runs(notes: Iterable[Note], differing: frozenset[str]) -> list[TextRun]:
+    """Format notes as runs of text, with differences in bold."""
+    return [TextRun(note.text, note.key in differing) for note in notes]
+
+
+def natural_width(box: Box) -> float:
+    """Return a width that fits the title and the longest word of the notes."""
+    title = width_of(box.title, TITLE, bold=True) + 12 + width_of(count_of(box), SMALL, bold=True)
+    notes = [width_of(note.text, SMALL, bold=True) for note in box.notes]
+    return 2 * PAD + max([title, *(width for width in notes if width < 200)])
+
+
+@dataclass(frozen=True)
+class Content:
+    """The contents of a box, in lines of at most its width."""
+
+    box: Box
+    width: float
+    notes: list[Line]
+    chips: list[list[tuple[Chip, list[str], float]]]
+    differing: frozenset[str]
+
+    @classmethod
+    def of(cls, canvas: Canvas, box: Box, width: float) -> Content:
+        """Break the texts of a box into lines."""
+        differing = canvas.differing(box.key)
+        inside = width - 2 * PAD
+        return cls(
+            box, width, flow(runs(box.notes, differing), inside, SMALL), _rows(box.chips, inside, differing), differing
+        )
+
+    @property
+    def height(self) -> float:
+        """Height of the box."""
+        if not (self.notes or self.chips or self.box.parts):
+            return THIN
+        chips = sum(_row_height(row) + 4 for row in self.chips)
+        return (
+            27
+            + ROW * len(self.notes)
+            + chips
+            + (PART + 4) * len(_part_rows(self.box.parts, self.width - 2 * PAD))
+            - (4 if self.box.parts else 1)
+        )
+
+
+def place_box(canvas: Canvas, content: Content, cx: float, bottom: float) -> float:
+    """Put a box above `bottom`, centred; returns its top."""
+    box, width = content.box, content.width
+    left, top = cx - width / 2, bottom - content.height
+    canvas.anchors[box.key] = (left, top, left + width, bottom)
+    outline = " differs" if content.differing else ""
+    with canvas.group(box.key, box.title, box.tip):
+        if box.parts:
+            for shift in (6, 3):
+                canvas.front.append(Rect(left + shift, top - shift, width, content.height, 5, f"box {role(box.role)}"))
+        canvas.front.append(Rect(left, top, width, content.height, 5, f"box {role(box.role)}{outline}"))
+        look = "bold accent" if content.differing & {"title", MISSING} else "bold"
+        canvas.text(left + PAD, top + 16.5, box.title, TITLE, look)
+        count = count_of(box)
+        if count:
+            look = "bold accent" if COUNT in content.differing else "muted"
+            canvas.text(left + width - PAD, top + 16.5, count, SMALL, look, "end")
+        y = top + 27
+        for line in content.notes:
+            canvas.front.append(Words(left + PAD, y + 4.5, line, SMALL))
+            y += ROW
+        y = _place_chips(canvas, content, left + PAD, y)
+        if box.parts:
+            for row in _part_rows(box.parts, width - 2 * PAD):
+                _place_parts(canvas, row, left + PAD, y, width - 2 * PAD)
+                y += PART + 4
+    return top
+
+
+def _place_chips(canvas: Canvas, content: Content, left: float, y: float) -> float:
+    for row in content.chips:
+        x = left
+        for chip, lines, width in row:
+            bold = "bold accent" if chip.key in content.differing else ""
+            height = CHIP_ROW * len(lines) + 4
+            canvas.front.append(Rect(x, y - 3, width, height, 8, f"chip {role(chip.role)}"))
+            for index, line in enumerate(lines):
+                canvas.text(x + 8, y + 8.5 + CHIP_ROW * index, line, CHIP, bold)
+            x += width + 5
+        y += _row_height(row) + 4
+    return y
+
+
+def _place_parts(canvas: Canvas, parts: Sequence[Box], left: float, y: float, width: float) -> None:
+    """Place the inner boxes in a row. Each gets the width that it needs and a share of the remaining space."""
+    needs = [_need(part) for part in parts]
+    spare = (width - sum(needs) - PART_GAP * (len(parts) - 1)) / len(parts)
+    x = left
+    for part, need in zip(parts, needs, strict=True):
+        wide = need + spare
+        canvas.front.append(Rect(x, y - 3, wide, PART, 4, "box part"))
+        inside = cut(part.title, wide - 6, CHIP, bold=True)
+        canvas.text(x + wide / 2, y + 10.5, inside, CHIP, "bold", "middle")
+        canvas.text(x + wide / 2, y + 24.5, cut(count_of(part), wide - 6, CHIP), CHIP, "muted", "middle")
+        x += wide + PART_GAP
+
+
+def _need(part: Box) -> float:
+    return max(width_of(part.title, CHIP, bold=True), width_of(count_of(part), CHIP)) + 10
+
+
+def _part_rows(parts: Sequence[Box], width: float) -> list[list[Box]]:
+    """Distribute inner boxes over rows, as many per row as fit."""
+    rows: list[list[Box]] = []
+    for part in parts:
+        if rows and sum(_need(box) + PART_GAP for box in rows[-1]) + _need(part) <= width:
+            rows[-1].append(part)
+        else:
+            rows.append([part])
+    return rows
+
+
+def _rows(chips: Sequence[Chip], width: float, differing: frozenset[str]) -> list[list[tuple[Chip, list[str], float]]]:
+    """Distribute chips over rows; each chip comes with its lines and its width."""
+    rows: list[list[tuple[Chip, list[str], float]]] = []
+    used = width
+    for chip in chips:
+        bold = chip.key in differing
+        text = f"{chip.text} · {short(chip.parameters)}" if chip.parameters else chip.text
+        lines = wrap(text, width - 16, CHIP, bold=bold)
+        wide = 16 + max(line_width((TextRun(line, bold),), CHIP) for line in lines)
+        if used + 5 + wide > width:
+            rows.append([])
+            used = -5
+        rows[-1].append((chip, lines, wide))
+        used += 5 + wide
+    return rows
+
+
+def _row_height(row: Sequence[tuple[Chip, list[str], float]]) -> float:
+    return max(CHIP_ROW * len(lines) + 4 for _, lines, _ in row)
+
 
 WIDTH = 250.0
 """Width of a box alone."""
@@ -34,7 +204,7 @@ def branch_widths(segment: Segment) -> list[float]:
     return [max([180.0, *(natural_width(box) for box in branch)]) for branch in boxes]
 
 
-def inner_width(layers: Iterable[Layer]) -> float:
+def inner_width(layers: Iterable[DrawnLayer]) -> float:
     """Return the total width of the boxes of layers, side by side if they are parallel."""
     widths = [WIDTH]
     for layer in layers:
@@ -44,7 +214,7 @@ def inner_width(layers: Iterable[Layer]) -> float:
     return max(widths)
 
 
-def side_width(layers: Iterable[Layer]) -> float:
+def side_width(layers: Iterable[DrawnLayer]) -> float:
     """Return the distance from the boxes of layers to the sides of their frames."""
     factors = [segment.factor for layer in layers for segment in layer.segments if segment.factor is not None]
     return SIDE + max([0.0, *map(natural_width, factors)])
@@ -59,7 +229,7 @@ class LayerPlacer:
     inner: float
     side: float
 
-    def place(self, layer: Layer, bottom: float, header: Header) -> float:
+    def place(self, layer: DrawnLayer, bottom: float, header: StackHeader) -> float:
         """Place a layer with its frame above `bottom`; returns its top."""
         y = bottom
         for segment in layer.segments:
@@ -148,7 +318,7 @@ def place_above(canvas: Canvas, item: Box | Mark, cx: float, bottom: float, widt
 
 
 @dataclass(frozen=True)
-class Header:
+class StackHeader:
     """The head of a frame: a name, the number of repetitions, and a few notes."""
 
     name: str
@@ -160,7 +330,7 @@ class Header:
 
     def place(self, canvas: Canvas, left: float, bottom: float, width: float) -> float:
         """Place it above `bottom`; returns its top."""
-        pieces = [*runs(self.notes, self.differing), *map(Run, self.parameters)]
+        pieces = [*runs(self.notes, self.differing), *map(TextRun, self.parameters)]
         lines = flow(pieces, width - 24, SMALL)
         height = 27 + 14.5 * len(lines)
         top = bottom - height
@@ -178,11 +348,11 @@ class Header:
 
 
 def header_of(
-    layer: Layer, differing: frozenset[str], notes: tuple[Note, ...] = (), swatch: int | None = None
-) -> Header:
+    layer: DrawnLayer, differing: frozenset[str], notes: tuple[Note, ...] = (), swatch: int | None = None
+) -> StackHeader:
     """Return the header of a layer's frame."""
     each = (f"{short(layer.parameters)} a layer",) if layer.times > 1 else ()
-    return Header(layer.name, f"× {layer.times}", (*notes, *layer.notes), each, differing, swatch)
+    return StackHeader(layer.name, f"× {layer.times}", (*notes, *layer.notes), each, differing, swatch)
 
 
 BESIDE = 22.0
@@ -241,7 +411,7 @@ def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
     half = placer.inner / 2 + placer.side + MARGIN
     left = cx - half - STRIP - 4
     times = f"× {sum(layer.times for layer in tower.layers)}"
-    header = Header(tower.name, times, (*tower.notes, *total), (), canvas.differing(tower.key))
+    header = StackHeader(tower.name, times, (*tower.notes, *total), (), canvas.differing(tower.key))
     top = header.place(canvas, left, y - MARGIN, cx + half - left)
     canvas.way((cx, y), (cx, top))
     canvas.back.insert(0, Rect(left, top, cx + half - left, bottom - top, 10, "frame outer"))

@@ -9,7 +9,7 @@ import click
 from tfkit.console.output import show, table
 from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.common.units import bytes_text, flops_text, short
-from tfkit.tools.sweep.result import Result, Results, Scaling, TrialResult
+from tfkit.tools.sweep.result import ArmResult, Results, Scaling, TrialResult
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS, Interval
 
 NONE = "-"
@@ -68,7 +68,7 @@ def _trial_mean(trial: TrialResult) -> str:
     return NONE if trial.mean is None else f"{trial.mean:.4f}"
 
 
-def _difference(arm: Result, *, lower: bool) -> list[str]:
+def _difference(arm: ArmResult, *, lower: bool) -> list[str]:
     mean, verdict = NONE if arm.mean is None else f"{arm.mean:.4f}", verdict_text(arm, lower=lower)
     difference = arm.difference
     if difference is None:
@@ -78,7 +78,7 @@ def _difference(arm: Result, *, lower: bool) -> list[str]:
     return [arm.name, mean, str(difference.pairs), f"{difference.mean:+.4f}", interval, p, verdict]
 
 
-def verdict_text(arm: Result, *, lower: bool) -> str:
+def verdict_text(arm: ArmResult, *, lower: bool) -> str:
     """Return `better`, `diverged 1/6`, or `3 of 3 better` if a verdict needs more seeds; nothing for the baseline."""
     if arm.verdict == DIVERGED:
         return f"{DIVERGED} {len(arm.diverged)}/{arm.runs}"
@@ -91,7 +91,7 @@ def verdict_text(arm: Result, *, lower: bool) -> str:
     return f"{counts[word]} of {arm.difference.pairs} {word}"
 
 
-def _cost(arm: Result) -> list[str]:
+def _cost(arm: ArmResult) -> list[str]:
     speed = NONE if arm.speed is None else f"{arm.speed:,.0f}"
     difference, reached = arm.difference, NONE
     if arm.reached is not None:

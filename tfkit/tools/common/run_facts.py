@@ -1,0 +1,125 @@
+"""The contents of `run.json` in the folder of a run: what the run means, and how each of its processes ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.run.checked_run import CONTENT, Run
+from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+
+FACTS = "run.json"
+MOST_DIFFERENCES = 12
+T = TypeVar("T")
+
+
+class Session(BaseModel):
+    """The entry of a process that trained. A killed process has no time, memory and step.
+
+    Attributes:
+        environment: versions and commit of the process.
+        code: digests of the code by kind and module, if they differ from the process before.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    command: str
+    began: str
+    ended: str | None
+    seconds: float | None = None
+    memory: int | None = None
+    step: int | None = None
+    environment: dict[str, Any] = {}
+    code: dict[str, dict[str, str]] = {}
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    Session.model_validate(values)
+    return values
+
+
+@dataclass
+class Facts:
+    """The contents of `run.json`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    digest: str
+    meaning: Mapping[str, Any]
+    bits: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    """The environment of the newest process; each session has its own."""
+    sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
+    ended: str | None = None
+    """The reason why no step follows."""
+
+
+_FACTS = TypeAdapter(Facts)
+
+
+def read_facts(folder: Path) -> Facts | None:
+    """Read `run.json`; None if there is none. Raises SpecError if it cannot be read."""
+    path = folder / FACTS
+    if not os.path.lexists(path):
+        return None
+    facts = read_json(path, _FACTS)
+    if facts.ended is not None and (not facts.sessions or facts.sessions[-1].get("step") is None):
+        message = f"cannot read {shown(path)}: `ended` is {quoted(facts.ended)}, and the last session has no `step`"
+        raise SpecError(Diagnostic(message))
+    return facts
+
+
+def facts_of(folder: Path, run: Run) -> Facts | None:
+    """Read `run.json`; return None if there is none. Raise SpecError if the folder belongs to another run."""
+    facts = read_facts(folder)
+    differences = run.meaning.differences(facts.meaning) if facts else []
+    if facts and differences:
+        raise _another(folder, differences, facts.meaning, run.meaning.values)
+    return facts
+
+
+def read_json(path: Path, schema: TypeAdapter[T]) -> T:
+    """Read a JSON object that tfkit wrote; raises SpecError if it cannot be read or does not fit the schema."""
+    with open_regular(path) as file:
+        try:
+            return schema.validate_python(parse_object(file.read(), max_values=None))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except Malformed as error:
+            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
+        except ValidationError as error:
+            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {cause_of(error)}")) from error
+
+
+def cause_of(error: ValidationError) -> str:
+    """Describe the first error of a schema."""
+    first = error.errors(include_url=False)[0]
+    name = quoted(".".join(map(str, first["loc"]))) if first["loc"] else "it"
+    if first["type"] == "missing":
+        return f"{name} is missing"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{name} is unknown to this version of tfkit"
+    text = first["msg"].replace("Input should", "must").removeprefix("Value error, ")
+    return f"{name} {text}; got {quoted(repr(first['input']))}"
+
+
+def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
+    """Return the error of a folder with a run of another meaning, with the differences."""
+    message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
+    if CONTENT in names:
+        names.remove(CONTENT)
+        message = f"the data of the run in {quoted(str(folder))} has changed since it began"
+    notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MOST_DIFFERENCES]]
+    notes += [f"... ({len(names)} in all)"] if len(names) > MOST_DIFFERENCES else []
+    return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "not there"

@@ -1,0 +1,302 @@
+"""The report of a profile: one HTML file with all pictures in it, which opens without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import pstdev
+from typing import NamedTuple
+from xml.etree.ElementTree import Element
+
+import torch
+
+from tfkit.tools.common.pages import Child, Section, bullets, remark, report_page, table, tag, terms
+from tfkit.tools.profile.bars import (
+    BarSegment,
+    amount_text,
+    by_model,
+    heading,
+    labelled,
+    legend,
+    memory_text,
+    ratio_text,
+    share_text,
+    side_by_side,
+    swatch,
+    time_text,
+)
+from tfkit.tools.profile.pictures import REST, UPDATE, floors, layer_strips, roofline, time_bars
+from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows
+
+
+def report(profiles: Sequence[Profile]) -> str:
+    """Render a page about one profile, or about several side by side with their ratios to the first.
+
+    The page is self-contained: it loads nothing, runs no script, follows light and dark, and prints. Everything from a
+    spec is in it as text. Raises ValueError without a profile.
+    """
+    if not profiles:
+        raise ValueError("a report needs at least one profile")
+    sections: list[Section] = [
+        ("summary", "", summary(profiles)),
+        ("time", "Where the time goes", time_bars(profiles)),
+        ("components", "Components, layers and modules", component_tables(profiles)),
+        ("layers", "Layer by layer", layer_strips(profiles)),
+        ("roofline", "Against the limits of the device", roofline(profiles)),
+        ("floor", "Measured and predicted", floors(profiles)),
+        ("memory", "Memory", memory(profiles)),
+        ("kernels", "The longest operators and kernels", kernels(profiles)),
+        ("measured", "How it was measured", measured(profiles)),
+    ]
+    name = " and ".join(profile.name for profile in profiles)
+    return report_page(name, "profile", dict.fromkeys(map(setting, profiles)), sections)
+
+
+class Figure(NamedTuple):
+    """A number of a step, as a text with a note, and its share of a limit if there is one."""
+
+    name: str
+    text: str
+    note: str
+    value: float | None
+    share: float | None = None
+
+
+def setting(profile: Profile) -> str:
+    """Format the settings of the run in one line: mode, sizes, dtype and device."""
+    compiled = ["compiled"] if profile.compiled else []
+    shape = f"{profile.batch:,} × {profile.length:,} tokens"
+    return " · ".join([profile.mode, shape, profile.dtype, *compiled, profile.device_name])
+
+
+def summary(profiles: Sequence[Profile]) -> list[Child]:
+    """Return tiles for one model, or a table with ratios for several."""
+    figures = [_figures(profile) for profile in profiles]
+    if len(profiles) == 1:
+        return [tag("div", *map(_tile, figures[0]), class_="tiles")]
+    lines = zip(*figures, strict=True)
+    cells = (
+        (line[0].name, [(tag("span", figure.text, tag("small", figure.note)), figure.value) for figure in line])
+        for line in lines
+    )
+    return [side_by_side("", profiles, cells)]
+
+
+def _figures(profile: Profile) -> tuple[Figure, ...]:
+    flops = sum(part.flops or 0 for part in profile.parts)
+    rate = flops / profile.plain_step if flops else None
+    limit = profile.limits.flops
+    share = rate / limit if rate else None
+    spread = f"± {time_text(pstdev(profile.plain_steps))}, {len(profile.plain_steps)} steps"
+    tokens = profile.tokens / profile.plain_step
+    parameters = f"{amount_text(profile.parameters, '')} parameters"
+    within = f"{100 * share:.1f}% of {amount_text(limit, 'FLOP/s')}" if share else "no limit to compare with"
+    overhead = profile.step / profile.plain_step
+    held = f"{memory_text(profile.memory.weights)} are weights"
+    return (
+        Figure("step", time_text(profile.plain_step), spread, profile.plain_step),
+        Figure("throughput", f"{amount_text(tokens, '')} tokens/s", parameters, tokens),
+        Figure("achieved", amount_text(rate, "FLOP/s"), within, rate, share),
+        Figure("peak memory", memory_text(profile.memory.peak), held, profile.memory.peak),
+        Figure("attributed", share_text(profile.attributed, 1), "of the step has a name", profile.attributed),
+        Figure("profiler", ratio_text(profile.step, profile.plain_step), "of the step without it", overhead),
+    )
+
+
+def _tile(figure: Figure) -> Element:
+    style = f"width:{100 * min(1.0, figure.share or 0):.1f}%"
+    return tag(
+        "div",
+        tag("div", figure.name, class_="what"),
+        tag("div", figure.text, class_="figure"),
+        tag("div", tag("i", style=style), class_="gauge") if figure.share else None,
+        tag("div", figure.note),
+        class_="tile",
+    )
+
+
+def measured(profiles: Sequence[Profile]) -> list[Child]:
+    """Describe the method of the measurement, its notes, and the other files written."""
+    return by_model(profiles, _measured)
+
+
+def _measured(profile: Profile) -> list[Child]:
+    limits = profile.limits
+    peaks = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}"
+    facts = {
+        "model": f"{profile.name}, {profile.parameters:,} parameters",
+        "run": setting(profile),
+        "device": f"{profile.device_name} ({profile.device})",
+        "steps": f"{len(profile.steps)} under the profiler, {len(profile.plain_steps)} without it",
+        "limits": f"{peaks} ({limits.source})",
+        "torch": torch.__version__,
+    }
+    return [terms(facts), bullets(profile.notes)]
+
+
+COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s", "bytes/s", "at the peak")
+
+
+def component_tables(profiles: Sequence[Profile]) -> list[Child]:
+    """Return a comparison of two models, if there are two, and for each model a table whose rows open."""
+    compared: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
+    words = "All times are those of a step under the profiler, which is slower than one without it."
+    return [*compared, *by_model(profiles, _tree), remark(f"{words} A row opens to its layers and modules.")]
+
+
+def _tree(profile: Profile) -> list[Child]:
+    tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
+    tree.extend(_branch(profile, row) for row in rows(profile))
+    rest = (REST, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
+    tree.append(_row("rest", *rest, *[""] * 6))
+    tree.append(_total(profile))
+    return [tag("div", tree, class_="scroll")]
+
+
+def _branch(profile: Profile, row: ComponentTime) -> Element:
+    """Build the row of a component, with its layers below it and the modules of each; a leaf if there are none."""
+    component = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
+    layers = [_layer(component, layer) for layer in rows(component, "layer")]
+    alone = len(component.parts) == 1 and component.parts[0].path == row.path
+    return _line(profile, row, row.label, [] if alone else layers, name=row.component)
+
+
+def _layer(profile: Profile, row: ComponentTime) -> Element:
+    parts = [part for part in profile.parts if part.layer == row.layer]
+    if len(parts) == 1:
+        return _line(profile, parts[0], parts[0].path, [])
+    return _line(profile, row, row.path, [_line(profile, part, part.path, []) for part in parts])
+
+
+def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
+    """Build a row that opens to the rows inside it."""
+    backward = time_text(part.backward) if part.backward else ""
+    cells = (
+        label,
+        time_text(part.time),
+        share_text(part.time, profile.step),
+        time_text(part.forward) if part.component not in UPDATE else "",
+        backward,
+        amount_text(part.flops, ""),
+        amount_text(part.flops_per_second, ""),
+        amount_text(part.bytes_per_second, "B"),
+        memory_text(part.at_peak) if part.at_peak else "",
+    )
+    row = _row(name, *cells, share=part.time / profile.step)
+    return tag("details", tag("summary", row), *inside) if inside else row
+
+
+def _row(name: str, *cells: str, share: float = 0.0) -> Element:
+    """Build a row; a component has its colour before it, and a bar for its share of the step."""
+    children = [tag("span", cell) for cell in cells]
+    if name:
+        children[0] = tag("span", swatch(name), cells[0])
+        children[2].append(
+            tag("i", class_=f"meter c-{'rest' if name == 'rest' else 'share'}", style=f"width:{100 * share:.1f}%")
+        )
+    return tag("div", *children, class_="row")
+
+
+def _total(profile: Profile) -> Element:
+    components = rows(profile)
+    forward = sum(row.forward for row in components if row.component not in UPDATE)
+    backward = sum(row.backward for row in components)
+    flops = sum(row.flops or 0 for row in components) or None
+    rate = flops / profile.step if flops else None
+    held = sum(row.at_peak for row in components)
+    times = (time_text(profile.step), share_text(1, 1), time_text(forward), time_text(backward) if backward else "")
+    rates = (amount_text(flops, ""), amount_text(rate, ""), "", memory_text(held or None))
+    return tag("div", *(tag("span", cell) for cell in ("step", *times, *rates)), class_="row total")
+
+
+def _comparison(profiles: Sequence[Profile]) -> Element:
+    """Tabulate the time by component of each profile, and its ratio to the first."""
+    of = [{row.component: row.time for row in rows(profile)} for profile in profiles]
+    lines: list[tuple[Child, list[float | None]]] = [
+        (tag("span", swatch(name), label), [times.get(name) for times in of])
+        for name, label in labels_of(profiles).items()
+    ]
+    lines.append((tag("span", swatch("rest"), REST), [profile.unattributed for profile in profiles]))
+    lines.append(("step", [profile.step for profile in profiles]))
+    return side_by_side(
+        "component", profiles, ((name, [(time_text(time), time) for time in times]) for name, times in lines)
+    )
+
+
+KERNELS = 20
+"""The number of kernels shown."""
+OTHERS = "inputs and others"
+
+
+def memory(profiles: Sequence[Profile]) -> list[Child]:
+    """Draw the memory in use at the peak on one scale, with a table by component."""
+    of = [_at_peak(profile) for profile in profiles]
+    largest = max(sum(piece.value for piece in pieces) for pieces in of)
+    children: list[Child] = []
+    for profile, pieces in zip(profiles, of, strict=True):
+        children += [heading(profile.name, len(profiles) > 1), _moment(profile)]
+        children.append(labelled("at the peak", pieces, largest, memory_text(profile.memory.peak)))
+    names = {piece.name: piece.text for pieces in of for piece in pieces if piece.value > 0}
+    return [*children, legend(names), *by_model(profiles, _by_component)]
+
+
+def _moment(profile: Profile) -> Child:
+    held = profile.memory
+    where = tag("p", "The peak of ", tag("b", memory_text(held.peak)), class_="moment")
+    if held.part:
+        where.extend([tag("span", f" comes in the {held.phase} of "), tag("code", held.part)])
+    where.append(tag("span", f". Before the step, {memory_text(held.at_start)} are in use."))
+    return where
+
+
+def _at_peak(profile: Profile) -> list[BarSegment]:
+    """Return the bytes that persist between steps, the bytes of each component including gradients, and the rest."""
+    held = profile.memory
+    pieces = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
+    pieces.append(("cache", "cache", held.cache))
+    pieces += [(row.component, row.label, row.at_peak) for row in rows(profile)]
+    pieces.append(("rest", OTHERS, max(0, held.peak - sum(size for _, _, size in pieces))))
+    return [
+        BarSegment(name, size, label, share_text(size, held.peak), f"{label}: {memory_text(size)}")
+        for name, label, size in pieces
+    ]
+
+
+def _by_component(profile: Profile) -> list[Child]:
+    """Tabulate the bytes of each component: in use at the peak, allocated in a step, and the maximum while it runs."""
+    lines: list[list[Child]] = [
+        [
+            tag("span", swatch(row.component), row.label),
+            memory_text(row.at_peak or None),
+            share_text(row.at_peak or None, profile.memory.peak),
+            memory_text(row.allocated or None),
+            memory_text(row.highest or None),
+        ]
+        for row in rows(profile)
+    ]
+    head = ["component", "in use at the peak", "share", "allocated in a step", "most in use while it runs"]
+    return [table(head, lines)]
+
+
+def kernels(profiles: Sequence[Profile]) -> list[Child]:
+    """Tabulate the longest operators or kernels of each profile, with the component that launched them."""
+    return by_model(profiles, _kernels)
+
+
+def _kernels(profile: Profile) -> Iterator[Child]:
+    lines: list[list[Child]] = [
+        [
+            tag("code", kernel.name, title=kernel.name),
+            tag("span", swatch(kernel.component), kernel.label),
+            kernel.phase,
+            amount_text(kernel.calls, ""),
+            time_text(kernel.time),
+            share_text(kernel.time, profile.step),
+        ]
+        for kernel in profile.kernels[:KERNELS]
+    ]
+    kind = "operator" if profile.device == "cpu" else "kernel"
+    head = [kind, "launched by", "phase", "calls", "time", "share"]
+    yield table(head, lines, text=3)
+    if rest := profile.kernels[KERNELS:]:
+        yield remark(f"{len(rest):,} more take {time_text(sum(kernel.time for kernel in rest))} together.")

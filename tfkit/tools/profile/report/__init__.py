@@ -1,1 +1,0 @@
-"""The report of a profile: one page that needs no network."""
