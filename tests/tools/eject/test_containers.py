@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject.alone import Alone
-from tfkit.tools.eject.check import check
+from tfkit.tools.eject.check import Alone, check
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 
@@ -331,7 +330,7 @@ def test_a_parameter_that_would_be_trained_is_found(tmp_path: Path, alone: Alone
         (
             "self.net = nn.utils.parametrizations.weight_norm(nn.Linear(d, d))",
             "return self.net(x)",
-            "under no name of its own",
+            "no public class of this name",
         ),
         ("self.net = nn.TransformerDecoder(Own(d), 1, Own(d))", "return self.net.norm(x)", "not torch's own"),
     ],

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject.alone import Alone
-from tfkit.tools.eject.check import check
-from tfkit.tools.eject.functions import in_docs
+from tfkit.tools.eject.check import Alone, check
 from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.text import in_docs
 from tfkit.tools.eject.write import eject
 
 from ...sampling import some

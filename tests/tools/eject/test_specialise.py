@@ -143,7 +143,24 @@ class Plus(Settings):
         return x[: n - self.zero]
 
 
+class Undecided(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        first, rest = x.unbind()
+        shape = (*x.shape, 1)
+        if isinstance(self.linear, nn.Linear) and 0 < self.size < 9:
+            first = {"a": first}["a"] + rest.view(*shape[:2])
+        if self.rate > 0.1 and f"{self.size} of {x.dim()}" == f"{self.one}":
+            raise ValueError(f"{self.no} is {self.one:02d}")
+        return first
+
+
 LEFT = {
+    Undecided: (
+        "first, rest = x.unbind()\nshape = (*x.shape, 1)\n"
+        "if isinstance(self.linear, nn.Linear) and 0 < self.size < 9:\n"
+        "    first = {'a': first}['a'] + rest.view(*shape[:2])\n"
+        "if f'{self.size} of {x.dim()}' == '1':\n    raise ValueError('False is 01')\nreturn first"
+    ),
     Branches: "return x + 1 + 5",
     Numbers: "return x * self.size + self.rate",
     Parts: "return self.linear(x) * self.weight",
@@ -218,7 +235,7 @@ def test_of_a_named_tuple_only_what_is_not_constant_is_left() -> None:
     module = Makes()
     specialiser = Specialiser(module)
     specialiser.run()
-    assert specialiser.alone(State) == "mask"
+    assert specialiser.records.alone(State) == "mask"
     body = specialiser.functions[module.child, "forward"].body
     assert "table" not in "\n".join(map(ast.unparse, body))
 
@@ -263,6 +280,14 @@ class Lambda(Settings):
         return (lambda y: 2 * y)(x)
 
 
+class Starred(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add(*x.unbind())
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
 class Unknown(Settings):
     def forward(self, x: Tensor) -> Tensor:
         return x + nowhere  # type: ignore[name-defined]  # noqa: F821
@@ -270,7 +295,12 @@ class Unknown(Settings):
 
 @pytest.mark.parametrize(
     ("cls", "why"),
-    [(While, "a `while`"), (Lambda, "a `lambda`"), (Unknown, "nothing says what `nowhere` is")],
+    [
+        (While, "a `while`"),
+        (Lambda, "a `lambda`"),
+        (Starred, "a `*` or a `**` in the call of a module or of a function"),
+        (Unknown, "nothing says what `nowhere` is"),
+    ],
 )
 def test_what_cannot_be_written_out_names_its_class(cls: type[nn.Module], why: str) -> None:
     with pytest.raises(SpecError) as caught:
