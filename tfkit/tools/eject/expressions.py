@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ from tfkit.tools.eject.values import (
     truth,
 )
 
+Node = TypeVar("Node", bound=ast.AST)
 Written = tuple[Value, ast.expr]
 """The value of an expression, as far as it is known, and its text as a tree."""
 
@@ -77,7 +78,11 @@ class Expressions:
 
     def _any(self, node: ast.expr) -> Written:
         """Return an expression of which only its parts are known, and that it is not None."""
-        return SOME, type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
+        return SOME, self.rewritten(node)
+
+    def rewritten(self, node: Node) -> Node:
+        """Return an expression or a statement as it is written, with its parts evaluated."""
+        return type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
 
     def _part(self, part: Any) -> Any:
         if isinstance(part, list):

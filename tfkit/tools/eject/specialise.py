@@ -245,13 +245,11 @@ class Function(Expressions):
         if isinstance(step, ast.Break | ast.Continue):
             self.exits.append(dict(self.env))
             return [step]
-        if isinstance(step, ast.Raise):
-            return [ast.Raise(step.exc and self.written(step.exc))]
-        if not isinstance(step, ast.Expr | ast.Pass):
-            raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
-        if isinstance(step, ast.Pass) or isinstance(step.value, ast.Constant):
+        if isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)):
             return []
-        return [ast.Expr(self.written(step.value))]
+        if isinstance(step, ast.Expr | ast.Raise):
+            return [self.rewritten(step)]
+        raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
 
     def _target(self, target: ast.expr) -> ast.expr:
         """Return the target of an assignment; the value before an index is read."""
@@ -259,7 +257,7 @@ class Function(Expressions):
             return ast.Tuple([self._target(element) for element in target.elts])
         if isinstance(target, ast.Name):
             return ast.Name(target.id)
-        return self._any(target)[1]
+        return self.rewritten(target)
 
     def _if(self, step: ast.If) -> list[ast.stmt]:
         value, test = self.eval(step.test)
