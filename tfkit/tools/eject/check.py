@@ -59,7 +59,7 @@ class Alone:
         with suppress(BrokenPipeError):
             self._process.communicate()
 
-    def wrong(self, text: str, facts: Given, folder: Path) -> str | None:
+    def error_in(self, text: str, facts: Given, folder: Path) -> str | None:
         """Describe an error in a file; None if there is none. `folder` is empty, and takes files for the process."""
         (folder / CODE).write_text(text, encoding="utf-8")
         torch.save(facts, folder / GIVEN)
@@ -82,7 +82,7 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
     Args:
         graph: the model.
         text: the file.
-        alone: the process, if several files share one; unless given, one is started for this file.
+        alone: the process, if several files share it; by default, the check starts a new process.
 
     Raises:
         SpecError: they differ, because a component does something that its code does not say; or the file needs more
@@ -98,13 +98,13 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
         count = sum(parameter.numel() for parameter in model.parameters())
         free = free_memory(torch.device("cpu"))
         runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
-        facts = _given(graph, runs)
-        if error := process.wrong(text, facts, Path(folder)):
+        facts = _facts_of(graph, runs)
+        if error := process.error_in(text, facts, Path(folder)):
             raise _error(error)
     return Proof(len(facts["shapes"]), count, runs)
 
 
-def _given(graph: Graph, runs: bool) -> Given:
+def _facts_of(graph: Graph, runs: bool) -> Given:
     """Return the tensors that the file must have, and the values that it must compute."""
     model = build(replace(graph, weights=None), device="cpu" if runs else "meta").eval()
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}

@@ -194,10 +194,12 @@ class Classes:
     def _of_child(self, name: str, child: nn.Module) -> Statement:
         """Return the expression that makes a child."""
         if child in self.of:
-            arguments = self.of[child].given(child)
+            arguments = self.of[child].texts_of(child)
             expression = self.of[child].call(dict.fromkeys(arguments, "{}"))
-        elif type(child) in CONTAINERS or isinstance(child, OF_PARAMETERS):
-            return Statement("{}", {name: self._made(child)})
+        elif type(child) in CONTAINERS:
+            return Statement("{}", {name: self._container(child)})
+        elif isinstance(child, OF_PARAMETERS):
+            return Statement("{}", {name: self._parameters(child)})
         else:
             arguments = self._arguments(child)
             expression = made_by_torch(child, dict.fromkeys(arguments, "{}"))
@@ -216,11 +218,8 @@ class Classes:
 
     def _made(self, module: nn.Module) -> str:
         """Return the expression that makes a module."""
-        if module in self.of:
-            return self.of[module].call(self.of[module].given(module))
-        if type(module) in CONTAINERS:
-            return self._container(module)
-        return self._parameters(module) if isinstance(module, OF_PARAMETERS) else self._text(module)
+        statement = self._of_child("", module)
+        return statement.text.format(*statement.values.values())
 
     def _container(self, module: nn.Module) -> str:
         """Return the expression that makes a list, a mapping or a sequence of modules."""

@@ -186,7 +186,7 @@ class Class:
     values: dict[nn.Module, dict[str, str]] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
 
-    def given(self, module: nn.Module) -> dict[str, str]:
+    def texts_of(self, module: nn.Module) -> dict[str, str]:
         """Return the texts of the arguments that make a module of this class."""
         return {name: self.values[module][slot] for slot, name in self.arguments.items()}
 
@@ -217,7 +217,7 @@ class Class:
         lines = [*self._lines(), *self.filling]
         if not lines:
             return []
-        arguments = list(map(self.given, self.values))
+        arguments = list(map(self.texts_of, self.values))
         typed = [f"{name}: {_argument_type([texts[name] for texts in arguments], config)}" for name in arguments[0]]
         head = ", ".join(["self", *([f"{CONFIG}: Config"] if self.takes_config else []), *typed])
         steps = textwrap.indent("\n".join(["super().__init__()", *lines]), INDENT)
