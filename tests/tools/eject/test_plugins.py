@@ -218,7 +218,12 @@ CONSTANTS = """
 from math import sqrt as root
 from torch import relu
 
-KINDS = (nn.Linear, nn.Embedding)
+
+class Other(nn.Module):
+    pass
+
+
+KINDS, OURS = (nn.Linear, nn.Embedding), (Other, nn.Linear)
 SIZES, NONE, FAR = [2, 3], [None, torch.float32], (float("-inf"), slice(1, 2), torch.relu)
 """
 
@@ -226,7 +231,7 @@ SIZES, NONE, FAR = [2, 3], [None, torch.float32], (float("-inf"), slice(1, 2), t
 def test_constants_of_any_type(alone: Alone, tmp_path: Path) -> None:
     body = """
     hidden = relu(self.up(x)) * root(4.0)
-    if isinstance(self.up, KINDS) and x.dim() in SIZES:
+    if isinstance(self.up, KINDS) and not isinstance(self, OURS) and x.dim() in SIZES:
         hidden = FAR[2](hidden).clamp(min=FAR[0])[..., : hidden.size(-1)]
     if NONE[0] is not None:
         hidden = hidden + 1.0
@@ -235,7 +240,8 @@ def test_constants_of_any_type(alone: Alone, tmp_path: Path) -> None:
     graph = graph_with(body, tmp_path, init="self.limit = float('inf')", forward=f"{CONSTANTS}\n\nclass Odd")
     text = eject(graph)
     assert check(graph, text, alone).ran
-    assert "if isinstance(self.up, KINDS)" in text
+    assert "if x.dim() in SIZES:" in text
+    assert "OURS" not in text
 
 
 @pytest.mark.parametrize(

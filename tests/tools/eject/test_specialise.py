@@ -151,7 +151,7 @@ class Undecided(Settings):
     def forward(self, x: Tensor) -> Tensor:
         first, rest = x.unbind()
         shape = (*x.shape, 1)
-        if isinstance(self.linear, nn.Linear) and 0 < self.size < 9:
+        if 0 < self.size < 9:
             first = {"a": first}["a"] + rest.view(*shape[:2])
         if self.rate > 0.1 and f"{self.size} of {x.dim()}" == f"{self.one}":
             raise ValueError(f"{self.no} is {self.one:02d}") from None
@@ -161,7 +161,7 @@ class Undecided(Settings):
 LEFT = {
     Undecided: (
         "first, rest = x.unbind()\nshape = (*x.shape, 1)\n"
-        "if isinstance(self.linear, nn.Linear) and 0 < self.size < 9:\n"
+        "if 0 < self.size < 9:\n"
         "    first = {'a': first}['a'] + rest.view(*shape[:2])\n"
         "if f'{self.size} of {x.dim()}' == '1':\n    raise ValueError('False is 01') from None\nreturn first"
     ),
