@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject.alone import Alone
-from tfkit.tools.eject.check import check
-from tfkit.tools.eject.functions import in_docs
+from tfkit.tools.eject.check import Alone, check
 from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.text import in_docs
 from tfkit.tools.eject.write import eject
 
 from ...sampling import some
@@ -29,11 +28,15 @@ LINT = [
     "--line-length=120",
     "--target-version=py311",
 ]
-QUICK = {
-    "deepseek_v3",
-    "gemma3_1b",
-    "t5_small",
-}
+QUICK = {"deepseek_v3", "gemma3_1b", "t5_small"}
+WITHOUT_TFKIT = """
+import sys
+sys.path.append(sys.argv[1])  # the packages, but no editable install: `-S` reads no .pth files
+import importlib.util, runpy
+assert importlib.util.find_spec("tfkit") is None
+runpy.run_path(sys.argv[2], run_name="__main__")
+assert "tfkit" not in sys.modules
+"""
 
 
 @pytest.mark.parametrize("name", covering(*QUICK))
@@ -54,13 +57,16 @@ def test_an_ejected_spec_is_the_model(alone: Alone, name: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_gpt2_is_short_and_runs_alone(tmp_path: Path) -> None:
+def test_gpt2_is_short_and_runs_without_tfkit(tmp_path: Path) -> None:
     text = eject(tfkit.load("gpt2"))
     assert len(text.splitlines()) < 215
     file = tmp_path / "gpt2.py"
     file.write_text(text, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-I", str(file)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("124,439,808 parameters")
+    packages = str(Path(torch.__file__).parents[1])
+    command = [sys.executable, "-I", "-S", "-c", WITHOUT_TFKIT, packages, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "124,439,808 parameters, output.shape=torch.Size([1, 16, 50257])\n"
 
 
 def test_shapes_stand_in_comments() -> None:

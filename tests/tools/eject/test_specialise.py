@@ -27,12 +27,16 @@ class Settings(nn.Module):
         self.layers = nn.ModuleList([nn.ReLU(), nn.Tanh()])
 
 
+def specialised(module: nn.Module) -> Specialiser:
+    specialiser = Specialiser(module)
+    specialiser.run()
+    return specialiser
+
+
 def left_of(cls: type[nn.Module]) -> str:
     """The forward of a module, once everything that its attributes decide is decided."""
     module = cls()
-    specialiser = Specialiser(module)
-    specialiser.run()
-    body = specialiser.functions[module, "forward"].body
+    body = specialised(module).functions[module, "forward"].body
     return "\n".join(ast.unparse(ast.fix_missing_locations(step)) for step in body)
 
 
@@ -143,7 +147,24 @@ class Plus(Settings):
         return x[: n - self.zero]
 
 
+class Undecided(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        first, rest = x.unbind()
+        shape = (*x.shape, 1)
+        if 0 < self.size < 9:
+            first = {"a": first}["a"] + rest.view(*shape[:2])
+        if self.rate > 0.1 and f"{self.size} of {x.dim()}" == f"{self.one}":
+            raise ValueError(f"{self.no} is {self.one:02d}") from None
+        return first
+
+
 LEFT = {
+    Undecided: (
+        "first, rest = x.unbind()\nshape = (*x.shape, 1)\n"
+        "if 0 < self.size < 9:\n"
+        "    first = {'a': first}['a'] + rest.view(*shape[:2])\n"
+        "if f'{self.size} of {x.dim()}' == '1':\n    raise ValueError('False is 01') from None\nreturn first"
+    ),
     Branches: "return x + 1 + 5",
     Numbers: "return x * self.size + self.rate",
     Parts: "return self.linear(x) * self.weight",
@@ -167,8 +188,7 @@ def test_what_is_decided_falls_away(cls: type[nn.Module]) -> None:
 
 def test_an_argument_that_is_the_same_constant_everywhere_is_none() -> None:
     module = Called()
-    specialiser = Specialiser(module)
-    specialiser.run()
+    specialiser = specialised(module)
     scaled = specialiser.functions[module, "scaled"]
     assert scaled.parameters == ["x"]
     assert [ast.unparse(step) for step in scaled.body] == ["return x * 2.0"]
@@ -184,9 +204,7 @@ class Twice(Settings):
 
 def test_one_that_differs_between_calls_stays() -> None:
     module = Twice()
-    specialiser = Specialiser(module)
-    specialiser.run()
-    assert specialiser.functions[module, "scaled"].parameters == ["x", "by"]
+    assert specialised(module).functions[module, "scaled"].parameters == ["x", "by"]
     assert left_of(Twice) == "return self.scaled(x, 2.0) + self.scaled(x, 3.0)"
 
 
@@ -216,9 +234,8 @@ class Makes(Settings):
 
 def test_of_a_named_tuple_only_what_is_not_constant_is_left() -> None:
     module = Makes()
-    specialiser = Specialiser(module)
-    specialiser.run()
-    assert specialiser.alone(State) == "mask"
+    specialiser = specialised(module)
+    assert specialiser.records.alone(State) == "mask"
     body = specialiser.functions[module.child, "forward"].body
     assert "table" not in "\n".join(map(ast.unparse, body))
 
@@ -245,8 +262,7 @@ class Scaled(nn.Module):
 
 def test_modules_that_differ_have_a_forward_each() -> None:
     module = Alike()
-    specialiser = Specialiser(module)
-    specialiser.run()
+    specialiser = specialised(module)
     texts = [ast.unparse(specialiser.functions[layer, "forward"].body[0]) for layer in module.layers]
     assert texts == ["return 2 * x", "return x"]
 
@@ -263,6 +279,14 @@ class Lambda(Settings):
         return (lambda y: 2 * y)(x)
 
 
+class Starred(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add(*x.unbind())
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
 class Unknown(Settings):
     def forward(self, x: Tensor) -> Tensor:
         return x + nowhere  # type: ignore[name-defined]  # noqa: F821
@@ -270,7 +294,12 @@ class Unknown(Settings):
 
 @pytest.mark.parametrize(
     ("cls", "why"),
-    [(While, "a `while`"), (Lambda, "a `lambda`"), (Unknown, "nothing says what `nowhere` is")],
+    [
+        (While, "a `while`"),
+        (Lambda, "a `lambda`"),
+        (Starred, "a `*` or a `**` in the call of a module or of a function"),
+        (Unknown, "nothing says what `nowhere` is"),
+    ],
 )
 def test_what_cannot_be_written_out_names_its_class(cls: type[nn.Module], why: str) -> None:
     with pytest.raises(SpecError) as caught:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +19,8 @@ from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import as_tensors, whole_cases
-from tfkit.tools.eject.alone import Alone
-from tfkit.tools.eject.runner import Given
+from tfkit.tools.eject import runner
+from tfkit.tools.eject.runner import CODE, GIVEN, Given
 
 LARGEST = 2**30
 """Largest number of parameters for which both are run: a larger model takes minutes."""
@@ -34,40 +36,75 @@ class Proof:
     """True if both computed the same from the same tokens; False if the model is too large to run."""
 
 
+class Alone:
+    """Runs ejected files, one after the other, until its `with` block ends.
+
+    The process imports torch while the caller goes on; a caller with many files passes one `Alone` to each `check`.
+    """
+
+    def __enter__(self) -> Alone:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", runner.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        self._say([place for place in sys.path if place])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # torch would take a second to exit
+        with suppress(BrokenPipeError):
+            self._process.communicate()
+
+    def error_in(self, text: str, facts: Given, folder: Path) -> str | None:
+        """Describe an error in a file; None if there is none. `folder` is empty, and takes files for the process."""
+        (folder / CODE).write_text(text, encoding="utf-8")
+        torch.save(facts, folder / GIVEN)
+        self._say(str(folder))
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            return f"the process that ran it ended with status {self._process.wait()}"
+        error: str | None = json.loads(line)
+        return error
+
+    def _say(self, what: object) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the process has ended, and there will be no answer
+            print(json.dumps(what), file=self._process.stdin, flush=True)
+
+
 def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
     """Run an ejected file in a process without tfkit, and compare it with the model that is built.
 
     Args:
         graph: the model.
         text: the file.
-        alone: the process, if several files share one; unless given, one is started for this file.
+        alone: the process, if several files share it; by default, the check starts a new process.
 
     Raises:
         SpecError: they differ, because a component does something that its code does not say; or the file needs more
             than torch.
     """
-    if packages := sorted(_imported(text) - {"torch", *sys.stdlib_module_names}):
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    if packages := sorted({name.partition(".")[0] for name in names} - {"torch", *sys.stdlib_module_names}):
         raise _error(f"it imports {listing(packages)}, and a file needs nothing but torch")
     with Alone() if alone is None else nullcontext(alone) as process, TemporaryDirectory() as folder:
         model = build(graph, device="meta")
         count = sum(parameter.numel() for parameter in model.parameters())
         free = free_memory(torch.device("cpu"))
         runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
-        facts = _given(graph, runs)
-        if error := process.wrong(text, facts, Path(folder)):
+        facts = _facts_of(graph, runs)
+        if error := process.error_in(text, facts, Path(folder)):
             raise _error(error)
     return Proof(len(facts["shapes"]), count, runs)
 
 
-def _imported(text: str) -> set[str]:
-    """Return the packages that a file imports."""
-    nodes = list(ast.walk(ast.parse(text)))
-    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    return {name.partition(".")[0] for name in names}
-
-
-def _given(graph: Graph, runs: bool) -> Given:
+def _facts_of(graph: Graph, runs: bool) -> Given:
     """Return the tensors that the file must have, and the values that it must compute."""
     model = build(replace(graph, weights=None), device="cpu" if runs else "meta").eval()
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import chain, groupby
 from typing import Any
 
@@ -13,25 +14,25 @@ from torch import Tensor, nn
 from tfkit.building.initialize import RESETS
 from tfkit.graph.expand import Graph
 from tfkit.tools.eject.cleanup import changes_tensors
-from tfkit.tools.eject.code import written_out
-from tfkit.tools.eject.config import Config
-from tfkit.tools.eject.ejected_class import Class, Statement
-from tfkit.tools.eject.functions import INDENT, function_text, steps_text
-from tfkit.tools.eject.made_with import Sizes
-from tfkit.tools.eject.naming import argument_name, name_apart
-from tfkit.tools.eject.same_modules import plain
-from tfkit.tools.eject.specialise import Specialiser
-from tfkit.tools.eject.statements import Function
+from tfkit.tools.eject.config import CONFIG, Config
+from tfkit.tools.eject.source import written_out
+from tfkit.tools.eject.specialise import Function, Specialiser
+from tfkit.tools.eject.text import INDENT, Class, Statement, function_text, steps_text
 from tfkit.tools.eject.torch_modules import (
     CONTAINERS,
     OF_PARAMETERS,
+    Sizes,
     arguments_of,
-    base_of,
     check_as_made,
     has_torch_class,
-    is_container,
     made_by_torch,
+    plain,
 )
+
+_RESERVED = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
+"""Names that every file uses itself."""
+_AXES = {"0": "width", "1": "d_out", "2": "d_in"}
+"""Names of the axes of a parameter, including the axes of stacked matrices."""
 
 
 class Classes:
@@ -59,14 +60,14 @@ class Classes:
             if module in self.of:
                 places.setdefault(self.of[module], []).append(path)
         taken = {name for function in whole.functions.values() for name in function.uses}
-        name_apart(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
+        _name_apart(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
         for ejected in self.order:
             self._fill(ejected, [module for module, owner in self.of.items() if owner is ejected])
 
     def _gather(self, module: nn.Module) -> Any:
         """Find the class of a module and of all modules in it; the returned keys are equal for equal classes."""
         children = self._children(module)
-        if is_container(module):
+        if type(module) in CONTAINERS:
             inner = [self._gather(child) for child in children.values()]
             kinds = tuple(dict.fromkeys(inner))
             names = () if isinstance(module, nn.ModuleList) else tuple(children)
@@ -80,7 +81,7 @@ class Classes:
             below = tuple((name, self._gather(child)) for name, child in children.items())
             methods = {function.name: function_text(function) for function in self._left(module)}
             tensors = tuple((n, t.dtype, t.requires_grad, n in module._parameters) for n, t in _tensors(module).items())
-            attributes = tuple((name, len(_items(getattr(module, name)))) for name in self._attributes(module))
+            attributes = tuple((name, len(_short_list(getattr(module, name)))) for name in self._attributes(module))
             contents = (tensors, tuple(self._frozen(module)), attributes)
             key = (type(module).__name__, below, tuple(methods.items()), *contents)
             if key not in self._by_signature:
@@ -97,21 +98,13 @@ class Classes:
             filling += (
                 ["with torch.no_grad():", *(INDENT + line for line in lines)] if changes_tensors(reset.body) else lines
             )
-        owners = [owner for child in self._children(module).values() for owner in self._classes_in(child)]
         return Class(
             name=type(module).__name__,
-            base=base_of(module),
+            base=next((f"nn.{kind.__name__}" for kind in CONTAINERS if isinstance(module, kind)), "nn.Module"),
             docs=vars(type(module)).get("__doc__") or "",
             methods=[text for name, text in methods.items() if name not in RESETS],
             filling=filling,
-            children=list(dict.fromkeys(owners)),
         )
-
-    def _classes_in(self, module: nn.Module) -> list[Class]:
-        """Return the class of a module; for a list or a mapping, the classes of its children."""
-        if is_container(module):
-            return [owner for child in module.children() for owner in self._classes_in(child)]
-        return [self.of[module]] if module in self.of else []
 
     def _left(self, module: nn.Module) -> list[Function]:
         """Return the methods that are left: forward first, then the remaining methods in the order of the source."""
@@ -130,12 +123,14 @@ class Classes:
 
     def _children(self, module: nn.Module) -> dict[str, nn.Module]:
         """Return the children that are left: children that hold tensors, or are called."""
+        children = {name: child for name, child in module._modules.items() if child is not None}
+        if isinstance(module, CONTAINERS):
+            return children
         called = self._used(module)
-        contains_all = isinstance(module, tuple(CONTAINERS.values()))
         return {
             name: child
-            for name, child in module._modules.items()
-            if child is not None and (contains_all or name in called or _holds(child))
+            for name, child in children.items()
+            if name in called or any(True for _ in chain(child.parameters(), child.buffers()))
         }
 
     def _attributes(self, module: nn.Module) -> list[str]:
@@ -165,7 +160,7 @@ class Classes:
             values = tuple(ejected.values[module][slot] for module in modules)
             if len(set(values)) > 1:
                 if values not in taken:
-                    taken[values] = argument_name(slot, values, set(taken.values()))
+                    taken[values] = _argument_name(slot, values, set(taken.values()))
                 ejected.arguments[slot] = taken[values]
 
     def _statements(self, module: nn.Module) -> Iterator[Statement]:
@@ -174,13 +169,13 @@ class Classes:
             value = getattr(module, name)
             with written_out(f"`{type(module).__name__}.{name}`"):
                 self._text(value)
-            if items := {f"{name}.{index}": self._text(item) for index, item in enumerate(_items(value))}:
-                yield Statement(f"self.{name} = [{_blanks(items)}]", items)
+            if items := {f"{name}.{index}": self._text(item) for index, item in enumerate(_short_list(value))}:
+                yield Statement(f"self.{name} = [{', '.join('{}' for _ in items)}]", items)
             else:
                 yield Statement(f"self.{name} = {{}}", {name: self._text(value)})
         for name, tensor in _tensors(module).items():
             sizes = {f"{name}@{index}": self._text(size) for index, size in enumerate(self.sizes.of(tensor))}
-            empty = _empty(_blanks(sizes), tensor)
+            empty = _empty(", ".join("{}" for _ in sizes), tensor)
             if name in module._parameters:
                 frozen = "" if tensor.requires_grad else ", requires_grad=False"
                 yield Statement(f"self.{name} = nn.Parameter({empty}{frozen})", sizes)
@@ -191,7 +186,7 @@ class Classes:
             expression, values = self._of_child(name, child)
             target = (
                 f"self.add_module({name!r}, {expression})"
-                if base_of(module) in CONTAINERS
+                if isinstance(module, CONTAINERS)
                 else f"self.{name} = {expression}"
             )
             yield Statement(target, values)
@@ -199,10 +194,12 @@ class Classes:
     def _of_child(self, name: str, child: nn.Module) -> Statement:
         """Return the expression that makes a child."""
         if child in self.of:
-            arguments = self.of[child].given(child)
+            arguments = self.of[child].texts_of(child)
             expression = self.of[child].call(dict.fromkeys(arguments, "{}"))
-        elif is_container(child) or isinstance(child, OF_PARAMETERS):
-            return Statement("{}", {name: self._made(child)})
+        elif type(child) in CONTAINERS:
+            return Statement("{}", {name: self._container(child)})
+        elif isinstance(child, OF_PARAMETERS):
+            return Statement("{}", {name: self._parameters(child)})
         else:
             arguments = self._arguments(child)
             expression = made_by_torch(child, dict.fromkeys(arguments, "{}"))
@@ -221,11 +218,8 @@ class Classes:
 
     def _made(self, module: nn.Module) -> str:
         """Return the expression that makes a module."""
-        if module in self.of:
-            return self.of[module].call(self.of[module].given(module))
-        if is_container(module):
-            return self._container(module)
-        return self._parameters(module) if isinstance(module, OF_PARAMETERS) else self._text(module)
+        statement = self._of_child("", module)
+        return statement.text.format(*statement.values.values())
 
     def _container(self, module: nn.Module) -> str:
         """Return the expression that makes a list, a mapping or a sequence of modules."""
@@ -242,19 +236,7 @@ class Classes:
             return f"{kind}({', '.join(runs)})"
         if len(runs) == 1:
             return f"{kind}({items[0][1]} for _ in range({self.config.count(len(items))}))"
-        return f"{kind}([{', '.join(runs)}])" if len(runs) <= 4 else self._by_turns(children)
-
-    def _by_turns(self, children: list[nn.Module]) -> str:
-        """Return the expression for layers that alternate: one class with different numbers, or several classes."""
-        owner = self.of.get(children[0])
-        if owner is None or any(self.of.get(child) is not owner for child in children):
-            return f"nn.ModuleList([{', '.join(map(self._made, children))}])"
-        arguments = [owner.given(child) for child in children]
-        differ = [name for name in arguments[0] if len({texts[name] for texts in arguments}) > 1]
-        rows = [", ".join(texts[name] for name in differ) for texts in arguments]
-        values = ", ".join(rows if len(differ) == 1 else [f"({row})" for row in rows])
-        expression = owner.call(arguments[0] | {name: name for name in differ})
-        return f"nn.ModuleList({expression} for {', '.join(differ)} in ({values}))"
+        return f"{kind}([{', '.join(runs if len(runs) <= 4 else [text for _, text in items])}])"
 
     def _parameters(self, module: nn.Module) -> str:
         """Return the expression that makes a list or a mapping of parameters."""
@@ -267,18 +249,9 @@ class Classes:
         return f"nn.ParameterList([{', '.join(expressions.values())}])"
 
 
-def _items(value: Any) -> Sequence[Any]:
+def _short_list(value: Any) -> Sequence[Any]:
     """Return the items of a short list, which are written separately; empty for any other value."""
     return value if isinstance(value, list | tuple) and len(value) < 5 else ()
-
-
-def _blanks(values: Mapping[str, str]) -> str:
-    return ", ".join("{}" for _ in values)
-
-
-def _holds(module: nn.Module) -> bool:
-    """Return True if a module has parameters or buffers."""
-    return any(True for _ in chain(module.parameters(), module.buffers()))
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -290,3 +263,58 @@ def _empty(sizes: str, tensor: Tensor) -> str:
     """Return the call that allocates memory for a tensor."""
     dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
     return f"torch.empty({sizes or '()'}{dtype})"
+
+
+def _argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
+    """Choose a name for an argument: the name of its numbers if they have one, else the name of the slot."""
+    words = {value.removeprefix(f"{CONFIG}.") for value in values}
+    place = [_AXES.get(part.partition("@")[2], part) for part in slot.split(".") if not part.isdigit()]
+    short = {"in_features": "d_in", "out_features": "d_out", "embedding_dim": "width", "num_embeddings": "rows"}
+    name = short.get(place[-1], place[-1])
+    if all(word.isidentifier() for word in words):
+        common = set.intersection(*({"_".join(w.split("_")[n:]) for n in range(w.count("_") + 1)} for w in words))
+        name = max(common, key=len, default=name)
+    candidates = [name, "_".join((*place[:-1], name))]
+    return next((candidate for candidate in candidates if candidate not in taken), f"{candidates[-1]}_{len(taken)}")
+
+
+def _name_apart(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph, taken: Set[str]) -> None:
+    """Give classes that share a name different ones: by node, by the variant of layers, or by number.
+
+    A name that a function or an import has taken gets an underscore after it.
+    """
+    _by_place(classes, places, graph)
+    seen = {*taken, *_RESERVED, *keyword.kwlist}
+    for ejected in classes:
+        while ejected.name in seen:
+            ejected.name += "_"
+        seen.add(ejected.name)
+
+
+def _by_place(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph) -> None:
+    groups: dict[str, list[Class]] = {}
+    for ejected in classes:
+        groups.setdefault(ejected.name, []).append(ejected)
+    for name, group in groups.items():
+        if len(group) == 1:
+            continue
+        for word in (lambda path: path.partition(".")[0], lambda path: _variant(path, graph)):
+            words = [{word(path) for path in places[ejected]} for ejected in group]
+            if all(len(prefixes) == 1 for prefixes in words) and len(set.union(*words)) == len(group):
+                for ejected, (prefix,) in zip(group, words, strict=True):
+                    ejected.name = _title(prefix).removesuffix(name) + name
+                break
+        else:
+            for number, ejected in enumerate(group[1:], 2):
+                ejected.name = f"{name}{number}"
+
+
+def _variant(path: str, graph: Graph) -> str:
+    """Return the name of the variant of the layers around a module."""
+    node, *words = path.split(".")
+    stack = graph.node(node).stack
+    return stack.layers[int(words[1])].name if stack is not None and words[:1] == ["layers"] and words[1:] else ""
+
+
+def _title(words: str) -> str:
+    return "".join(word[:1].upper() + word[1:] for word in words.split("_"))

@@ -184,8 +184,6 @@ class _Living:
                 break
             live |= self.read
         self.around, self.read = outer, live | reads(step.iter)
-        if not body and not reads(step.target) & after:
-            return []
         return [_without_index(ast.For(step.target, step.iter, body or [ast.Pass()], [], lineno=0), after)]
 
 

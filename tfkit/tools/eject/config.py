@@ -1,20 +1,196 @@
-"""The config of a file: the numbers of the spec, and those that follow from them."""
+"""Numbers that remember how they follow from the spec, such as `d_ff` or `2 * d_model`, and the config of a file."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import copy
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import nn
+from torch.nn import functional as F
 
+from tfkit.graph.expand import Graph
 from tfkit.tools.eject.cleanup import Replaced, reads
-from tfkit.tools.eject.symbols import text_of
 
 CONFIG = "config"
 """Name of the config in `__init__`."""
+_LITERAL = (int, float, complex, str, bytes, range, slice, torch.dtype, torch.layout, torch.memory_format)
+"""Types whose `repr` is an expression."""
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "pow": "**", "mod": "%"}
+"""Signs of the operations that keep names, by the name of the function in `operator`."""
+
+
+class Named:
+    """A number with the expression that it is the value of; names in it are fields of `Config`."""
+
+    text: str
+    terms: Mapping[str, int] | None = None
+    """For a sum: the number of times that each term is in it."""
+
+    def __neg__(self) -> Any:
+        return named(-_plain(self), f"-{_operand(self)}")
+
+
+class NamedInt(Named, int):
+    """An integer of the spec."""
+
+
+class NamedFloat(Named, float):
+    """A float of the spec."""
+
+
+def named(value: Any, text: str) -> Any:
+    """Return a number with its name. Return any other value unchanged."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    number = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
+    number.text = text
+    return number
+
+
+def text_of(value: Any) -> str:
+    """Return an expression that has this value. Raise NotImplementedError if there is none."""
+    if isinstance(value, Named):
+        return value.text
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(text_of, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if value is None or (isinstance(value, _LITERAL) and not isinstance(value, Enum)):
+        return repr(value)
+    if (name := name_of(value)) is not None:
+        return name
+    raise NotImplementedError(f"it contains {str(value)[:60]}, which cannot be written as an expression")
+
+
+def name_of(value: Any) -> str | None:
+    """Return the public name of a function or class of torch."""
+    for prefix, owner in (("nn.functional", F), ("torch", torch), ("nn", nn)):
+        if (name := getattr(value, "__name__", "")) and getattr(owner, name, None) is value:
+            return f"{prefix}.{name}"
+    return None
+
+
+def _combined(function: Callable[[Any, Any], Any], a: Any, b: Any, sign: str) -> Any:
+    if not isinstance(a, int | float) or not isinstance(b, int | float):
+        return NotImplemented
+    value = function(_plain(a), _plain(b))
+    if sign == "+" and isinstance(value, int):
+        return _sum(value, a, b)
+    if sign == "*" and 0 in (a, b):
+        return value
+    if isinstance(value, int) and sign in ("*", "//") and b == 1:
+        return a
+    if isinstance(value, int) and sign == "*" and a == 1:
+        return b
+    return named(value, f"{_operand(a)} {sign} {_operand(b)}")
+
+
+def _sum(value: int, a: Any, b: Any) -> Any:
+    """Return a sum with equal terms collected: `3 * n_heads * d_head`."""
+    terms: Counter[str] = Counter()
+    for part in (a, b):
+        terms.update(getattr(part, "terms", None) or {text_of(part): 1})
+    terms.pop("0", None)
+    total = named(value, " + ".join(text if n == 1 else f"{n} * {_factor(text)}" for text, n in terms.items()))
+    total.terms = terms
+    return total
+
+
+def _factor(text: str) -> str:
+    """Return an expression as a factor, in parentheses unless it is a product."""
+    return text if isinstance(getattr(ast.parse(text, mode="eval").body, "op", None), ast.Mult | None) else f"({text})"
+
+
+def _operand(value: Any) -> str:
+    text = text_of(value)
+    return text if text.isidentifier() or text.lstrip("-").replace(".", "").isalnum() else f"({text})"
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, NamedInt) else float(value) if isinstance(value, NamedFloat) else value
+
+
+def _define(name: str, sign: str) -> None:
+    function = getattr(operator, name)
+    for kind in (NamedInt, NamedFloat):
+        setattr(kind, f"__{name}__", lambda self, other: _combined(function, self, other, sign))
+        setattr(kind, f"__r{name}__", lambda self, other: _combined(function, other, self, sign))
+
+
+for _name, _sign in _SIGNS.items():
+    _define(_name, _sign)
+
+
+def with_names(graph: Graph) -> tuple[Graph, Config]:
+    """Copy a graph so that its numbers have names, and return it with the config that has the value of each name."""
+    nodes = [replace(node, config=copy.deepcopy(node.config)) for node in graph.nodes]
+    places = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _fields(node.config)]
+    values: dict[str, int | float] = {}
+    names: dict[tuple[str, str, float], str] = {}
+    for owner, key, path in places:
+        value = owner.__dict__[key]
+        if not isinstance(value, int | float) or value in (0, 1):
+            continue
+        identity = (key, "float" if isinstance(value, float) else "int", value)
+        if identity not in names:
+            names[identity] = _free_name(path, values)
+            values[names[identity]] = value
+        owner.__dict__[key] = named(value, names[identity])
+    derived: dict[str, str] = {}
+    for owner, key, path in places:
+        how = getattr(owner, "derived", {}).get(key)
+        if how is None or owner.__dict__[key] is not None or key in values:
+            continue
+        fields = {name: getattr(owner, name) for name in reads(ast.parse(how))}
+        texts = {name: ast.parse(text_of(value), mode="eval").body for name, value in fields.items()}
+        expression = ast.unparse(Replaced(texts).visit(ast.parse(how, mode="eval")))
+        if expression not in derived.values() and all(isinstance(value, Named) for value in fields.values()):
+            derived[_free_name(path, values | derived)] = expression
+    widths = {int(value): named(value, name) for name, value in values.items() if name.endswith("d_model")}
+    wired = [
+        replace(node, signals={k: _renamed(signal, widths) for k, signal in node.signals.items()}) for node in nodes
+    ]
+    return replace(graph, nodes=tuple(wired)), Config(values, derived)
+
+
+def _free_name(path: tuple[str, ...], taken: Mapping[str, Any]) -> str:
+    """Return the key, after as much of the path as makes it unique: `d_ff`, `encoder_d_ff`."""
+    words = [word for word in path if not word.isdigit() and word not in ("layers", "variants")]
+    candidates = [words[-1], *("_".join((*words[:n], words[-1])) for n in range(1, len(words)))]
+    name = next((candidate for candidate in candidates if candidate not in taken), candidates[-1])
+    number = 2
+    while name in taken:
+        name, number = f"{candidates[-1]}_{number}", number + 1
+    return name
+
+
+def _fields(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[BaseModel, str, tuple[str, ...]]]:
+    """Yield every field of a config and of nested configs: the config that has it, its key, and its path."""
+    for key in type(config).model_fields:
+        value = config.__dict__[key]
+        yield config, key, (*path, key)
+        inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, tuple) else ()
+        for name, nested in [((key,), value), *(((key, str(i)), nested) for i, nested in inner)]:
+            if isinstance(nested, BaseModel):
+                yield from _fields(nested, (*path, *name))
+
+
+def _renamed(signal: Any, widths: Mapping[int, Any]) -> Any:
+    """Return signals with named widths."""
+    if isinstance(signal, list):
+        return [_renamed(item, widths) for item in signal]
+    return replace(signal, width=widths[signal.width]) if signal.width in widths else signal
 
 
 class Config:
@@ -25,32 +201,26 @@ class Config:
         derived: names of numbers that follow from those, each with its expression.
     """
 
-    def __init__(self, numbers: Mapping[str, int | float]) -> None:
-        self.numbers = dict(numbers)
-        self.derived: dict[str, str] = {}
+    def __init__(self, numbers: Mapping[str, int | float], derived: Mapping[str, str]) -> None:
+        self.numbers = numbers
+        self.derived = derived
+        self._values = {**numbers, **{name: eval(how, dict(numbers)) for name, how in derived.items()}}
+        self._names = {how: name for name, how in derived.items()}
 
     def text(self, value: Any) -> str:
         """Return a value as an expression, numbers of the spec by their names in the config."""
-        parts = value if isinstance(value, list | tuple) else [value]
-        text, derived = text_of(value), {n: how for part in parts for n, how in getattr(part, "derived", {}).items()}
-        # If the config has the name already, its expression is written out.
-        clash = {name: ast.parse(derived.pop(name), mode="eval").body for name in derived.keys() & self.numbers.keys()}
-        tree = Replaced(clash).visit(ast.parse(text, mode="eval"))
-        values = self._with(derived)
-        if not (reads(tree) & values.keys()):
+        text = text_of(value)
+        tree = _Shortened(self._names).visit(ast.parse(text, mode="eval"))
+        if not (reads(tree) & self._values.keys()):
             return text
-        if eval(ast.unparse(tree), {"torch": torch, "nn": nn}, values) != value:
+        if eval(ast.unparse(tree), {"torch": torch, "nn": nn}, self._values) != value:
             return repr(value)
-        self.derived |= derived
-        return _owned(tree, CONFIG, values)
+        return _owned(tree, CONFIG, self._values)
 
     def value(self, text: str) -> Any:
         """Return the value of an expression over the config."""
-        config = SimpleNamespace(**self._with(self.derived))
+        config = SimpleNamespace(**self._values)
         return eval(text, {"__builtins__": {}}, {CONFIG: config, "torch": torch, "nn": nn})
-
-    def _with(self, derived: Mapping[str, str]) -> dict[str, Any]:
-        return self.numbers | {name: eval(how, dict(self.numbers)) for name, how in derived.items()}
 
     def count(self, count: int) -> str:
         """Return a number of layers."""
@@ -61,15 +231,26 @@ class Config:
         """Return the class with all names that the rest of a file reads; empty if there are none."""
         read = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Attribute)]
         used = {node.attr for node in read if isinstance(node.value, ast.Name) and node.value.id == CONFIG}
-        used |= {name for how in self.derived.values() for name in reads(ast.parse(how))}
+        derived = {name: ast.parse(how, mode="eval") for name, how in self.derived.items() if name in used}
+        used |= {name for how in derived.values() for name in reads(how)}
         lines = [
             f"    {name}: {type(value).__name__} = {value!r}" for name, value in self.numbers.items() if name in used
         ]
-        for name, how in self.derived.items():
-            if name in used:
-                text = _owned(ast.parse(how, mode="eval"), "self", self.numbers)
-                lines += ["", "    @property", f"    def {name}(self) -> int:", f"        return {text}"]
+        for name, how in derived.items():
+            text = _owned(how, "self", self.numbers)
+            lines += ["", "    @property", f"    def {name}(self) -> int:", f"        return {text}"]
         return "\n".join(["@dataclass(frozen=True)", "class Config:", *lines]) if lines else ""
+
+
+class _Shortened(ast.NodeTransformer):
+    """Replaces expressions by the names of their values."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        name = self.names.get(ast.unparse(node))
+        return self.generic_visit(node) if name is None else ast.Name(name)
 
 
 def _owned(tree: ast.Expression, owner: str, names: Mapping[str, Any]) -> str:

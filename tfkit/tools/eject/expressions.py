@@ -1,53 +1,96 @@
-"""Expressions: their values as far as they are known, and their text once the known parts are decided."""
+"""Expressions: their values as far as they are known, and their text once the known parts are decided.
+
+An expression that the evaluator cannot decide stays as written, with its parts evaluated.
+"""
 
 from __future__ import annotations
 
 import ast
-from contextlib import suppress
-from dataclasses import replace
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
-from tfkit.tools.eject.code import Key, code_of, method_of
-from tfkit.tools.eject.conditions import Conditions, Written, literal
-from tfkit.tools.eject.rearranged import with_patterns
-from tfkit.tools.eject.symbols import Named
-from tfkit.tools.eject.values import SOME, Items, Known, Method, Modules, Record, Value, join_all
-from tfkit.tools.eject.whole import Whole
+from tfkit.tools.eject.cleanup import reads
+from tfkit.tools.eject.config import Named
+from tfkit.tools.eject.source import Code
+from tfkit.tools.eject.values import (
+    ANY,
+    NONE,
+    SOME,
+    Items,
+    Known,
+    Method,
+    Modules,
+    Record,
+    Records,
+    Value,
+    fields_of,
+    is_constant,
+    join,
+    join_all,
+    may_be_none,
+    truth,
+)
+
+Node = TypeVar("Node", bound=ast.AST)
+Written = tuple[Value, ast.expr]
+"""The value of an expression, as far as it is known, and its text as a tree."""
 
 
-class Expressions(Conditions):
-    """Evaluates the expressions of one function.
+class Expressions:
+    """Evaluates the expressions of one function, without the calls in them.
 
     Attributes:
-        whole: the functions of the model.
         module: the module, if the function is a method.
-        name: the name of the function, or of the method.
         code: the source, in which calls of rearrangements are written out.
         self_name: the name of the module in it.
+        records: the named tuples of the model.
+        read: attributes of each module that other modules read.
+        env: the values of the variables, as far as they are known.
         uses: the names that it reads from outside, with the objects that they stand for.
     """
 
-    def __init__(self, whole: Whole, key: Key) -> None:
-        self.whole = whole
-        self.module, called = key
-        self.self_name: str | None = None
-        if self.module is None:
-            self.name = called.__name__
-            self.code = code_of(called, method=False)
-        else:
-            self.name = called
-            self.code = code_of(method_of(self.module, called), method=True)
-            self.self_name = self.code.tree.args.args[0].arg
-            self.code = replace(self.code, tree=with_patterns(self.code.tree, self.module))
+    def __init__(self, module: nn.Module | None, code: Code, records: Records, read: dict[nn.Module, set[str]]) -> None:
+        self.module = module
+        self.code = code
+        self.self_name = code.tree.args.args[0].arg if module is not None else None
+        self.records = records
+        self.read = read
         self.env: dict[str, Value] = {}
         self.uses: dict[str, Any] = {}
+
+    def eval(self, node: ast.expr) -> Written:
+        """Return an expression, by the method that has the name of its class."""
+        evaluate: Callable[[Any], Written] = getattr(self, f"_{type(node).__name__.lower()}", self._any)
+        value, written = evaluate(node)
+        if is_constant(value) and not isinstance(node, ast.Constant):
+            return value, ast.Constant(value.value)
+        return value, written
+
+    def written(self, node: ast.expr) -> ast.expr:
+        """Return the text of an expression, as a tree."""
+        return self.eval(node)[1]
+
+    def _any(self, node: ast.expr) -> Written:
+        """Return an expression of which only its parts are known, and that it is not None."""
+        return SOME, self.rewritten(node)
+
+    def rewritten(self, node: Node) -> Node:
+        """Return an expression or a statement as it is written, with its parts evaluated."""
+        return type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
+
+    def _part(self, part: Any) -> Any:
+        if isinstance(part, list):
+            return [self._part(item) for item in part]
+        return self.written(part) if isinstance(part, ast.expr) else part
+
+    def _lambda(self, node: ast.Lambda) -> Written:
+        raise NotImplementedError("a `lambda`")
 
     def _constant(self, node: ast.Constant) -> Written:
         return Known(node.value, literal=True), node
@@ -65,7 +108,7 @@ class Expressions(Conditions):
         return Known(value), self.use(node.id, value)
 
     def use(self, name: str, value: Any) -> ast.expr:
-        """Record that an object from outside is read; it has one name in the whole file."""
+        """Record that an object from outside is read; it has one name in the entire file."""
         if value is F.linear:
             return ast.Attribute(self.use("F", F), "linear")
         if (isinstance(value, type) and value.__module__ == "builtins") or name in ("range", "len", "enumerate", "zip"):
@@ -77,106 +120,42 @@ class Expressions(Conditions):
 
     def _attribute(self, node: ast.Attribute) -> Written:
         base, written = self.eval(node.value)
+        attribute = ast.Attribute(written, node.attr)
         if isinstance(base, Modules):
-            value = join_all(self._of_module(module, node.attr) for module in base.modules)
             if not (isinstance(node.value, ast.Name) and node.value.id == self.self_name):
                 for module in base.modules:
-                    self.whole.read.setdefault(module, set()).add(node.attr)
-            return value, ast.Attribute(written, node.attr)
-        if isinstance(base, Record) and base.type is not None and node.attr in base.type._fields:  # type: ignore[attr-defined]
-            value = base.items[base.type._fields.index(node.attr)]  # type: ignore[attr-defined]
-            return value, written if self.whole.alone(base.type) == node.attr else ast.Attribute(written, node.attr)
-        if isinstance(base, Known):
-            return self._of_known(base, node, written)
-        return SOME, ast.Attribute(written, node.attr)
+                    self.read.setdefault(module, set()).add(node.attr)
+            return join_all(_attribute_of(module, node.attr) for module in base.modules), attribute
+        if isinstance(base, Record) and base.type is not None and node.attr in fields_of(base.type):
+            value = base.items[fields_of(base.type).index(node.attr)]
+            return value, written if self.records.alone(base.type) == node.attr else attribute
+        return Known(getattr(base.value, node.attr)) if isinstance(base, Known) else SOME, attribute
 
-    def _of_known(self, base: Known, node: ast.Attribute, written: ast.expr) -> Written:
-        value = getattr(base.value, node.attr)
-        if base.value is F:
-            written = self.use("F", F)
-        elif not isinstance(base.value, ModuleType | type | torch.dtype | torch.device) and self.module is not None:
-            written = ast.Attribute(written, node.attr)
-            if isinstance(value, Enum):
-                self.use(type(value).__name__, type(value))
-            with suppress(NotImplementedError):
-                written = literal(value)
-            return self._of_module_value(value), written
-        return Known(value), ast.Attribute(written, node.attr)
-
-    def _of_module(self, module: nn.Module, name: str) -> Value:
-        if name == "training":
-            return SOME
-        if name not in module.__dict__ and isinstance(getattr(type(module), name, None), FunctionType):
-            return Method((module,), name)
-        return self._of_module_value(getattr(module, name))
-
-    def _of_module_value(self, value: Any) -> Value:
-        if isinstance(value, nn.Module):
-            return Modules((value,))
-        if isinstance(value, torch.Tensor):
-            return SOME
-        # 0 and 1 get no names from the spec: they are switches, like True and False.
-        switch = isinstance(value, int) and not isinstance(value, Named) and value in (0, 1)
-        return Known(value, literal=value is None or isinstance(value, bool) or switch)
+    def _joinedstr(self, node: ast.JoinedStr) -> Written:
+        value, written = self._any(node)
+        return value, written if reads(written) else ast.Constant(eval(ast.unparse(written)))
 
     def _subscript(self, node: ast.Subscript) -> Written:
         base, written = self.eval(node.value)
         index, index_written = self.eval(node.slice)
-        subscript = ast.Subscript(written, index_written)
+        value: Value = SOME
         if isinstance(base, Record) and isinstance(index, Known) and isinstance(index.value, int):
-            return base.items[index.value], subscript
-        if isinstance(base, Items):
-            return base.item or SOME, subscript
-        if isinstance(base, Known) and isinstance(base.value, list | tuple | dict) and base.value:
-            if isinstance(index, Known):
-                item = base.value[index.value]
-                named = isinstance(item, FunctionType | BuiltinFunctionType | type)
-                return Known(item), self.use(item.__name__, item) if named else subscript
-            first, *rest = base.value
-            if (
-                isinstance(first, int)
-                and not isinstance(base.value, dict)
-                and all(Known(entry) == Known(first) for entry in rest)
-            ):
-                return Known(first, literal=True), subscript
-        if isinstance(base, Modules):
-            return self._items_at(base, node.slice, index), subscript
-        return SOME, subscript
-
-    def _items_at(self, base: Modules, node: ast.expr, index: Value) -> Value:
-        """Return the items at an index of lists and mappings of modules."""
-        if isinstance(node, ast.Slice):
-            return Items(self.items_of(base))
-        if not isinstance(index, Known):
-            return self.items_of(base)
-        items = tuple(dict.fromkeys(module[index.value] for module in base.modules))  # type: ignore[index]
-        return Modules(items) if all(isinstance(item, nn.Module) for item in items) else SOME
-
-    def items_of(self, container: Modules) -> Value:
-        """Return the children of lists and mappings of modules; the tensors of lists and mappings of parameters."""
-        children = tuple(dict.fromkeys(child for module in container.modules for child in module.children()))
-        return Modules(children) if children else SOME
-
-    def _starred(self, node: ast.Starred) -> Written:
-        value, written = self.eval(node.value)
-        return value, ast.Starred(written)
-
-    def _joinedstr(self, node: ast.JoinedStr) -> Written:
-        parts = [self.written(part) for part in node.values]
-        texts = [str(part.value) for part in parts if isinstance(part, ast.Constant)]
-        return SOME, ast.Constant("".join(texts)) if len(texts) == len(parts) else ast.JoinedStr(parts)
-
-    def _formattedvalue(self, node: ast.FormattedValue) -> Written:
-        """Return a value in an f-string; a known text becomes part of the string."""
-        written = self.written(node.value)
-        plain = node.conversion == -1 and node.format_spec is None
-        if plain and isinstance(written, ast.Constant) and isinstance(written.value, str):
-            return SOME, written
-        return SOME, ast.FormattedValue(written, node.conversion, node.format_spec and self.written(node.format_spec))
+            value = base.items[index.value]
+        elif isinstance(base, Items):
+            value = base.item or SOME
+        elif isinstance(base, Modules):
+            value = Items(items_of(base)) if isinstance(node.slice, ast.Slice) else items_of(base)
+        elif isinstance(base, Known):
+            items = [Known(item) for item in base.value] if isinstance(base.value, list | tuple) else []
+            equal = len(items) > 0 and isinstance(items[0].value, int) and items.count(items[0]) == len(items)
+            value = Known(items[0].value, literal=True) if equal else ANY
+        return value, ast.Subscript(written, index_written)
 
     def _tuple(self, node: ast.Tuple) -> Written:
         items = [self.eval(element) for element in node.elts]
-        return Record(None, tuple(value for value, _ in items)), ast.Tuple([written for _, written in items])
+        starred = any(isinstance(element, ast.Starred) for element in node.elts)
+        value = SOME if starred else Record(None, tuple(value for value, _ in items))
+        return value, ast.Tuple([written for _, written in items])
 
     def _list(self, node: ast.List) -> Written:
         items = [self.eval(element) for element in node.elts]
@@ -185,38 +164,146 @@ class Expressions(Conditions):
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp) -> Written:
         saved = dict(self.env)
-        generators = [self._generator(generator) for generator in node.generators]
+        generators = []
+        for generator in node.generators:
+            value, iterable = self.eval(generator.iter)
+            self.bind(generator.target, item_of(value))
+            conditions = list(map(self.written, generator.ifs))
+            generators.append(ast.comprehension(generator.target, iterable, conditions, generator.is_async))
         value, written = self.eval(node.elt)
         self.env = saved
         return Items(value), type(node)(written, generators)
 
     _generatorexp = _listcomp
 
-    def _generator(self, node: ast.comprehension) -> ast.comprehension:
-        value, written = self.eval(node.iter)
-        self.bind(node.target, self.item_of(value))
-        return ast.comprehension(
-            node.target, written, [self.written(condition) for condition in node.ifs], node.is_async
-        )
-
-    def item_of(self, value: Value) -> Value:
-        """Return the value that the variable of a loop over `value` takes."""
-        if isinstance(value, Modules):
-            return self.items_of(value)
-        if isinstance(value, Items):
-            return value.item or SOME
-        if isinstance(value, Record) and value.items:
-            return join_all(value.items)
-        return SOME
-
     def bind(self, target: ast.expr, value: Value) -> None:
         """Assign to names."""
         if isinstance(target, ast.Name):
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple):
-            several = value.items if isinstance(value, Record) and len(value.items) == len(target.elts) else None
+            parts = value.items if isinstance(value, Record) and len(value.items) == len(target.elts) else None
             for index, element in enumerate(target.elts):
-                self.bind(element, several[index] if several else SOME)
+                self.bind(element, parts[index] if parts else SOME)
 
-    def _lambda(self, node: ast.Lambda) -> Written:
-        raise NotImplementedError("a `lambda`")
+    def _compare(self, node: ast.Compare) -> Written:
+        left, left_written = self.eval(node.left)
+        operands = [self.eval(operand) for operand in node.comparators]
+        right, *more = [value for value, _ in operands]
+        value: Value = SOME
+        if isinstance(node.ops[0], ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
+            if isinstance(left, Known):
+                value = _truth((left.value is None) == isinstance(node.ops[0], ast.Is))
+            elif not may_be_none(left):
+                value = _truth(isinstance(node.ops[0], ast.IsNot))
+        elif isinstance(left, Known) and isinstance(right, Known) and all(map(_is_number, (left.value, right.value))):
+            value = _truth(_result(ast.Compare(_LEFT, node.ops[:1], [_RIGHT]), left, right))
+        return SOME if more else value, ast.Compare(left_written, node.ops, [written for _, written in operands])
+
+    def _unaryop(self, node: ast.UnaryOp) -> Written:
+        value, written = self.eval(node.operand)
+        outcome = truth(value) if isinstance(node.op, ast.Not) else None
+        return (SOME if outcome is None else _truth(not outcome)), ast.UnaryOp(node.op, written)
+
+    def _binop(self, node: ast.BinOp) -> Written:
+        left, left_written = self.eval(node.left)
+        right, right_written = self.eval(node.right)
+        if isinstance(node.op, ast.Add | ast.Sub) and right == Known(0, literal=True):
+            return left, left_written
+        value: Value = SOME
+        if is_constant(left) and is_constant(right):
+            value = Known(_result(ast.BinOp(_LEFT, node.op, _RIGHT), left, right), literal=True)
+        return value, ast.BinOp(left_written, node.op, right_written)
+
+    def _boolop(self, node: ast.BoolOp) -> Written:
+        """Drop the parts whose truth is known, or return the part that decides."""
+        decides = isinstance(node.op, ast.Or)
+        left: list[Written] = []
+        saved = self.env
+        for operand in node.values:
+            value, written = self.eval(operand)
+            outcome = truth(value)
+            if outcome is decides and isinstance(value, Known) and isinstance(value.value, bool):
+                left = [(value, ast.Constant(value.value))]  # the parts before it have no effect but their value
+                break
+            if outcome is not (not decides):
+                left.append((value, written))
+            if outcome is decides:
+                break
+            self.narrow(operand, not decides)
+        self.env = saved
+        if len(left) > 1:
+            return SOME, ast.BoolOp(node.op, [written for _, written in left])
+        return left[0] if left else (_truth(not decides), ast.Constant(not decides))
+
+    def _ifexp(self, node: ast.IfExp) -> Written:
+        test, test_written = self.eval(node.test)
+        if (outcome := truth(test)) is not None:
+            return self.eval(node.body if outcome else node.orelse)
+        saved = self.env
+        self.narrow(node.test, True)
+        body, body_written = self.eval(node.body)
+        self.env = saved
+        self.narrow(node.test, False)
+        orelse, orelse_written = self.eval(node.orelse)
+        self.env = saved
+        if isinstance(body, Known) and isinstance(orelse, Known) and body.value == orelse.value is not None:
+            return Known(orelse.value, literal=body.literal or orelse.literal), orelse_written
+        return join(body, orelse), ast.IfExp(test_written, body_written, orelse_written)
+
+    def narrow(self, test: ast.expr, holds: bool) -> None:
+        """Note in `env`, a new one, that a test holds, or does not: some variables are then None, or are not."""
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
+            for part in test.values:
+                self.narrow(part, holds)
+        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            self.narrow(test.operand, not holds)
+        elif isinstance(test, ast.Compare) and isinstance(name := test.left, ast.Name):
+            none = isinstance(right := test.comparators[0], ast.Constant) and right.value is None
+            if none and isinstance(test.ops[0], ast.Is | ast.IsNot) and type(self.env.get(name.id)) is Value:
+                self.env = self.env | {name.id: NONE if isinstance(test.ops[0], ast.Is) == holds else SOME}
+
+
+def _attribute_of(module: nn.Module, name: str) -> Value:
+    if name == "training":
+        return SOME
+    if name not in module.__dict__ and isinstance(getattr(type(module), name, None), FunctionType):
+        return Method((module,), name)
+    value = getattr(module, name)
+    if isinstance(value, nn.Module):
+        return Modules((value,))
+    if isinstance(value, torch.Tensor):
+        return SOME
+    # 0 and 1 get no names from the spec: they are switches, like True and False.
+    switch = isinstance(value, int) and not isinstance(value, Named) and value in (0, 1)
+    return Known(value, literal=value is None or isinstance(value, bool) or switch)
+
+
+def items_of(container: Modules) -> Value:
+    """Return the children of lists and mappings of modules; the tensors of lists and mappings of parameters."""
+    children = tuple(dict.fromkeys(child for module in container.modules for child in module.children()))
+    return Modules(children) if children else SOME
+
+
+def item_of(value: Value) -> Value:
+    """Return the value that the variable of a loop over `value` takes."""
+    if isinstance(value, Modules):
+        return items_of(value)
+    if isinstance(value, Items):
+        return value.item or SOME
+    return join_all(value.items) if isinstance(value, Record) and value.items else SOME
+
+
+def _truth(value: bool) -> Known:
+    return Known(value, literal=True)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+_LEFT, _RIGHT = ast.Name("left"), ast.Name("right")
+
+
+def _result(operation: ast.expr, left: Known, right: Known) -> Any:
+    """Return the result of an operation on `left` and `right`."""
+    return eval(ast.unparse(operation), {"left": left.value, "right": right.value})

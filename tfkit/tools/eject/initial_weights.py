@@ -20,12 +20,10 @@ from tfkit.component import InitConfig
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import Replaced, changes_tensors, reads
-from tfkit.tools.eject.code import refuse
 from tfkit.tools.eject.config import CONFIG
-from tfkit.tools.eject.ejected_class import Class, Statement
-from tfkit.tools.eject.functions import INDENT, docs_text, steps_text
-from tfkit.tools.eject.specialise import Specialiser
-from tfkit.tools.eject.statements import Function
+from tfkit.tools.eject.source import refuse
+from tfkit.tools.eject.specialise import Function, Specialiser
+from tfkit.tools.eject.text import INDENT, Class, Statement, docs_text, steps_text
 from tfkit.tools.eject.torch_modules import torch_class
 from tfkit.tools.eject.values import NONE, SOME, Known, Value
 
@@ -202,10 +200,7 @@ def _test(paths: list[str], rest: list[str]) -> str:
     nodes = {path.partition(".")[0] for path in paths}
     if len(nodes) == 1:
         start = f"{nodes.pop()}."
-        rest = [path for path in rest if path.startswith(start)]
-        if not rest:
-            return f"name.startswith({start!r})"
-        if (ends := _ends(paths, rest)) is not None:
+        if (ends := _ends(paths, [path for path in rest if path.startswith(start)])) is not None:
             return f"name.startswith({start!r}) and name.endswith({ends})"
     return f"name in {tuple(paths)!r}"
 

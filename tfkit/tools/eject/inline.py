@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from torch import nn
 
 from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, reads, returned
-from tfkit.tools.eject.code import Key
-from tfkit.tools.eject.statements import Function
+from tfkit.tools.eject.source import Key
+from tfkit.tools.eject.specialise import Function
 
 SHORT = 4
 """Most statements that a method may have to be written where it is called."""

@@ -7,21 +7,44 @@ repeated until nothing new is learned, since a function may be called from sever
 
 from __future__ import annotations
 
+import ast
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+import tfkit.nn
 from tfkit.building.initialize import RESETS
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.eject.code import Code, Key, refuse
-from tfkit.tools.eject.statements import Function
+from tfkit.tools.eject.cleanup import Replaced, is_path, reads, tidied
+from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_of
+from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse, with_patterns
 from tfkit.tools.eject.torch_modules import has_torch_class
-from tfkit.tools.eject.values import ANY, SOME, Known, Record, Value, is_constant, join, join_all
+from tfkit.tools.eject.values import (
+    ANY,
+    NONE,
+    SOME,
+    Items,
+    Known,
+    Method,
+    Modules,
+    Record,
+    Records,
+    Value,
+    fields_of,
+    is_constant,
+    join,
+    join_all,
+    truth,
+)
 
 ROUNDS = 12
+Env = dict[str, Value]
 
 
 class Specialiser:
@@ -29,14 +52,14 @@ class Specialiser:
 
     Attributes:
         functions: the functions, those that others call before these; after `run` only those that are reached.
-        records: the fields of each `NamedTuple`, as far as they are known.
+        records: the named tuples, as far as their fields are known.
         read: attributes of each module that other modules read.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.functions: dict[Key, Function] = {}
-        self.records: dict[type, list[Value]] = {}
+        self.records = Records()
         self.read: dict[nn.Module, set[str]] = {}
         self._running: set[Key] = set()
         self._done: dict[Key, list[Value]] = {}
@@ -81,10 +104,12 @@ class Specialiser:
     def call(self, keys: Sequence[Key], arguments: Mapping[str, Value]) -> Value:
         """Record a call of one of these functions, and return its result as far as it is known."""
         functions = [self.function(key) for key in keys]
-        code = functions[0].code
-        for name in code.parameters:
+        for name, parameter in functions[0].code.parameters.items():
+            default = parameter.default
             values = [function.arguments[name] for function in functions if name in function.arguments]
-            values.append(arguments[name] if name in arguments else _default(code, name))
+            values.append(
+                arguments.get(name, SOME if isinstance(default, torch.Tensor) else Known(default, literal=True))
+            )
             for function in functions:
                 function.arguments[name] = join_all(values)
         for key in keys:
@@ -110,23 +135,362 @@ class Specialiser:
         self._running.discard(key)
         self._done[key] = list(function.arguments.values())
 
-    def record(self, kind: type, items: list[Value]) -> Record:
-        """Record that a `NamedTuple` is made."""
-        previous = self.records.get(kind)
-        self.records[kind] = items if previous is None else [join(a, b) for a, b in zip(previous, items, strict=True)]
-        return Record(kind, tuple(items))
 
-    def alone(self, kind: type) -> str | None:
-        """Return the only field of a `NamedTuple` that is left, which replaces the tuple; None for any other number."""
-        left = self.fields(kind) if kind in self.records else []
-        return left[0] if len(left) == 1 else None
+class Function(Expressions):
+    """A function of the model, and what is left of it after `run`.
 
-    def fields(self, kind: type) -> list[str]:
-        """Return the fields of a `NamedTuple` that are not the same constant in all instances."""
-        names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
-        return [name for name, value in zip(names, self.records[kind], strict=True) if not is_constant(value)]
+    Attributes:
+        name: the name of the function, or of the method.
+        arguments: the value of each parameter, as far as it is known over all calls.
+        result: the value that it returns, as far as it is known.
+        needed: parameters that are read, here or by a function that is called in the same place.
+        body: the statements that are left.
+        attributes: attributes of the module that they read, parameters and children among them.
+    """
+
+    def __init__(self, whole: Specialiser, key: Key) -> None:
+        module, called = key
+        code = code_of(called if module is None else method_of(module, called), method=module is not None)
+        if module is not None:
+            code = replace(code, tree=with_patterns(code.tree, module))
+        super().__init__(module, code, whole.records, whole.read)
+        self.whole = whole
+        self.name: str = called.__name__ if module is None else called
+        self.arguments: Env = {}
+        self.result: Value = SOME
+        self.needed: set[str] = set()
+        self.body: list[ast.stmt] = []
+        self.attributes: set[str] = set()
+
+    @property
+    def parameters(self) -> list[str]:
+        """The parameters that are left: constants are written where they are used, unread arguments are not passed."""
+        return [name for name, value in self.arguments.items() if not is_constant(value) and name in self.needed]
+
+    @property
+    def expression(self) -> ast.expr | None:
+        """The expression that it returns, if it does nothing else."""
+        only = self.body[0] if len(self.body) == 1 else None
+        return only.value if isinstance(only, ast.Return) else None
+
+    @property
+    def returns(self) -> str | None:
+        """The parameter that it returns unchanged, if it does nothing else: such calls are left out."""
+        value = self.expression
+        return value.id if isinstance(value, ast.Name) and value.id in self.code.parameters else None
+
+    def run(self) -> None:
+        """Decide all that follows from the arguments, as far as they are known by now."""
+        self.env = dict(self.arguments)
+        self.uses = {}
+        self.exits: list[Env] = []
+        self.results: list[Value] = []
+        self.set_body(self.block(self.code.tree.body))
+        self.result = join_all(self.results) if self.results else NONE
+        self.needed |= {name for step in self.body for name in reads(step)}
+
+    def set_body(self, steps: list[ast.stmt]) -> None:
+        """Take these statements, tidied, as the body."""
+        self.body = tidied(steps)
+        nodes = [node for step in self.body for node in ast.walk(step)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        self.uses = {name: value for name, value in self.uses.items() if name in names}
+        self.attributes = {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.self_name
+        }
+
+    def block(self, steps: list[ast.stmt]) -> list[ast.stmt]:
+        """Return the statements that are left."""
+        statements: list[ast.stmt] = []
+        for step in steps:
+            statements += self.step(step)
+            if _leaves(statements):
+                break
+        return statements
+
+    def step(self, step: ast.stmt) -> list[ast.stmt]:
+        """Return the statements that remain of one statement, as `block` does for several."""
+        if isinstance(step, ast.AnnAssign):
+            return self.step(ast.Assign([step.target], step.value, lineno=0)) if step.value else []
+        if isinstance(step, ast.Assign):
+            value, written = self.eval(step.value)
+            targets = [self._target(target) for target in step.targets]
+            for target in step.targets:
+                self.bind(target, value)
+            return [ast.Assign(targets, written, lineno=0)]
+        if isinstance(step, ast.AugAssign):
+            target = self._target(step.target)
+            assert isinstance(target, ast.Name | ast.Attribute | ast.Subscript)
+            assignment = ast.AugAssign(target, step.op, self.written(step.value))
+            self.bind(step.target, SOME)
+            return [assignment]
+        if isinstance(step, ast.Return):
+            value, returned = self.eval(step.value) if step.value else (NONE, None)
+            self.results.append(value)
+            return [ast.Return(returned)]
+        if isinstance(step, ast.If):
+            return self._if(step)
+        if isinstance(step, ast.For):
+            return self._for(step)
+        if isinstance(step, ast.With):
+            items = [ast.withitem(self.written(item.context_expr), item.optional_vars) for item in step.items]
+            for item in step.items:
+                self.bind(item.optional_vars or ast.Tuple([]), ANY)
+            return [ast.With(items, self.block(step.body), lineno=0)]
+        if isinstance(step, ast.Assert):
+            self.narrow(step.test, True)
+            return []
+        if isinstance(step, ast.Break | ast.Continue):
+            self.exits.append(dict(self.env))
+            return [step]
+        if isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)):
+            return []
+        if isinstance(step, ast.Expr | ast.Raise):
+            return [self.rewritten(step)]
+        raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
+
+    def _target(self, target: ast.expr) -> ast.expr:
+        """Return the target of an assignment; the value before an index is read."""
+        if isinstance(target, ast.Tuple):
+            return ast.Tuple([self._target(element) for element in target.elts])
+        if isinstance(target, ast.Name):
+            return ast.Name(target.id)
+        return self.rewritten(target)
+
+    def _if(self, step: ast.If) -> list[ast.stmt]:
+        value, test = self.eval(step.test)
+        if (outcome := truth(value)) is not None:
+            if outcome:
+                self.narrow(step.test, True)
+            return self.block(step.body if outcome else step.orelse)
+        before = dict(self.env)
+        self.narrow(step.test, True)
+        body = self.block(step.body)
+        after_body, self.env = self.env, before
+        self.narrow(step.test, False)
+        orelse = self.block(step.orelse)
+        if _leaves(orelse):
+            self.env = after_body
+        elif not _leaves(body):
+            self.env = _joined(after_body, self.env)
+        return [ast.If(test, body, orelse)]
+
+    def _for(self, step: ast.For) -> list[ast.stmt]:
+        if step.orelse:
+            raise NotImplementedError("a `for` with an `else`")
+        value, written = self.eval(step.iter)
+        exits = any(isinstance(node, ast.Break | ast.Continue) for node in ast.walk(step))
+        if isinstance(value, Known) and isinstance(value.value, range) and len(value.value) == 1 and not exits:
+            self.bind(step.target, Known(value.value[0], literal=True))
+            return self.block(step.body)
+        outer, self.exits = self.exits, []
+        while True:
+            before = dict(self.env)
+            self.bind(step.target, item_of(value))
+            body = self.block(step.body)
+            after = before
+            for env in [*([] if _leaves(body) else [self.env]), *self.exits]:
+                after = _joined(after, env)
+            self.env = after
+            if after == before:
+                break
+        self.exits = outer
+        return [ast.For(step.target, written, body, [], lineno=0)]
+
+    def _call(self, node: ast.Call) -> Written:
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr == "append"
+            and isinstance(node.func.value, ast.Name)
+        ):
+            return self._append(node, node.func.value.id)
+        function, written = self.eval(node.func)
+        if isinstance(function, Modules):
+            return self._modules(function.modules, node, written)
+        if isinstance(function, Method):
+            return self._method(function, node, written)
+        if isinstance(function, Known):
+            return self._known(function.value, node, written)
+        return SOME, self._opaque(node, written)[1]
+
+    def _modules(self, modules: tuple[nn.Module, ...], node: ast.Call, written: ast.expr) -> Written:
+        """Call one of several modules. If the modules are not equal, all get the arguments as the call writes them."""
+        keys: list[Key] = [(module, "forward") for module in modules if not has_torch_class(module)]
+        if len(keys) == len(modules) and len({tuple(self.whole.function(key).code.parameters) for key in keys}) == 1:
+            return self._specialised(keys, node, written)
+        if keys:
+            _check_no_star(node)
+        args, call = self._opaque(node, written)
+        keywords = {keyword.arg: self.eval(keyword.value)[0] for keyword in node.keywords if keyword.arg}
+        return join_all(self._passed(module, args, keywords) for module in modules), call
+
+    def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
+        """Return the result of a module that receives these arguments, as far as it is known."""
+        if type(module) is nn.Sequential:
+            passed = list(args)
+            for child in module:
+                passed = [self._passed(child, passed, {})]
+            return passed[0]
+        if has_torch_class(module):
+            return SOME
+        function = self.whole.function((module, "forward"))
+        values = dict(zip(function.code.parameters, args, strict=False)) | dict(keywords)
+        function.needed |= set(values)
+        # All of these modules are called with the same text: constants cannot be left out.
+        arguments = {name: Known(value.value) if isinstance(value, Known) else value for name, value in values.items()}
+        return self.whole.call([(module, "forward")], arguments)
+
+    def _opaque(self, node: ast.Call, written: ast.expr) -> tuple[list[Value], ast.Call]:
+        """Return the values of the positional arguments, and the call with its arguments specialised."""
+        values = [self.eval(argument) for argument in node.args]
+        keywords = [ast.keyword(keyword.arg, self.written(keyword.value)) for keyword in node.keywords]
+        return [value for value, _ in values], ast.Call(written, [text for _, text in values], keywords)
+
+    def _append(self, node: ast.Call, name: str) -> Written:
+        value, written = self.eval(node.args[0])
+        previous = self.env.get(name)
+        self.env[name] = Items(join(previous.item, value) if isinstance(previous, Items) and previous.item else value)
+        return SOME, ast.Call(ast.Attribute(ast.Name(name), "append"), [written], [])
+
+    def _method(self, method: Method, node: ast.Call, written: ast.expr) -> Written:
+        module = method.modules[0]
+        if not is_library(getattr(type(module), method.name)):
+            return self._specialised([(owner, method.name) for owner in method.modules], node, written)
+        value: Value = SOME
+        if method.name in ("values", "items"):
+            child = items_of(Modules(method.modules))
+            value = Items(child if method.name == "values" else Record(None, (SOME, child)))
+        return value, self._opaque(node, written)[1]
+
+    def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
+        if function in (tfkit.nn.is_scripting, tfkit.nn.can_look):
+            return Known(False, literal=True), ast.Constant(False)
+        if function is tfkit.nn.within:  # the limit is not a size of the model: the config of its file lacks it
+            return self.eval(node.args[0])
+        if isinstance(function, FunctionType) and not is_library(function):
+            return self._specialised([(None, function)], node, written)
+        if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
+            return self._record(function, node, written)
+        values, call = self._opaque(node, written)
+        # The classes of the file derive from nn.Module alone: left as written, the test could have another outcome.
+        if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], Known):
+            outcomes = {isinstance(module, values[1].value) for module in values[0].modules}
+            return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME), call
+        if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
+            return values[0], call.args[0]
+        return _library_result(function, values), _without_defaults(function, call)
+
+    def _bound(self, names: Sequence[str], node: ast.Call) -> dict[str, Written]:
+        """Return the arguments of a call by parameter name."""
+        _check_no_star(node)
+        arguments = dict(zip(names, map(self.eval, node.args), strict=False))
+        return arguments | {keyword.arg: self.eval(keyword.value) for keyword in node.keywords if keyword.arg}
+
+    def _specialised(self, keys: list[Key], node: ast.Call, written: ast.expr) -> Written:
+        functions = [self.whole.function(key) for key in keys]
+        first = functions[0]
+        arguments = self._bound([*first.code.parameters], node)
+        value = self.whole.call(keys, {name: argument for name, (argument, _) in arguments.items()})
+        if (returned := first.returns) in arguments and all(function.returns == returned for function in functions):
+            return arguments[returned]
+        if first.module is not None and first.name == "forward":
+            body = _inlined(functions, {name: argument for name, (_, argument) in arguments.items()})
+            if body is not None:
+                self.uses |= first.uses
+                return value, body
+        return value, _reduced(written, arguments, first.parameters, len(node.args))
+
+    def _record(self, kind: type, node: ast.Call, written: ast.expr) -> Written:
+        defaults: Mapping[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
+        names = fields_of(kind)
+        missing = {name: (Known(defaults.get(name), literal=True), ast.Constant(defaults.get(name))) for name in names}
+        arguments: dict[str, Written] = self._bound(names, node)
+        arguments |= {name: default for name, default in missing.items() if name not in arguments}
+        value = self.records.add(kind, [arguments[name][0] for name in names])
+        if (only := self.records.alone(kind)) is not None:
+            return value, arguments[only][1]
+        return value, _reduced(written, arguments, self.records.left(kind), len(node.args))
 
 
-def _default(code: Code, name: str) -> Value:
-    default = code.parameters[name].default
-    return SOME if isinstance(default, torch.Tensor) else Known(default, literal=True)
+def _library_result(function: Any, values: list[Value]) -> Value:
+    """Return the result of a function of Python or of torch, as far as it is known."""
+    if function is zip:
+        return Items(Record(None, tuple(map(item_of, values))))
+    if len(values) != 1:
+        return SOME
+    (value,) = values
+    if function is enumerate:
+        return Items(Record(None, (SOME, item_of(value))))
+    if function in (list, tuple, reversed):
+        return Items(item_of(value))
+    return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME
+
+
+def _check_no_star(node: ast.Call) -> None:
+    """Raise NotImplementedError if the call does not show which parameters get its arguments."""
+    if any(isinstance(argument, ast.Starred) for argument in node.args) or None in [key.arg for key in node.keywords]:
+        raise NotImplementedError("a `*` or a `**` in the call of a module or of a function")
+
+
+def _leaves(steps: list[ast.stmt]) -> bool:
+    """Return True if the code after these statements is never reached."""
+    last = steps[-1] if steps else None
+    if isinstance(last, ast.If):
+        return _leaves(last.body) and _leaves(last.orelse)
+    return isinstance(last, ast.Return | ast.Raise | ast.Break | ast.Continue)
+
+
+def _joined(a: Env, b: Env) -> Env:
+    """Join the variables where two branches meet. An item that one branch appends may be in the list."""
+    return {
+        name: join(a[name], b[name]) if name in a and name in b else _unsure(a.get(name, b.get(name)))
+        for name in {**a, **b}
+    }
+
+
+def _unsure(value: Value | None) -> Value:
+    if value is not None and is_constant(value):
+        return Known(value.value)
+    return value or Items(None)
+
+
+def _inlined(functions: Sequence[Function], arguments: Mapping[str, ast.expr]) -> ast.expr | None:
+    """Return calls of modules as one expression of the arguments; None if there is no such expression."""
+    first = functions[0]
+    value = first.expression
+    if value is None or any(function.attributes for function in functions):
+        return None
+    if any(function.expression is None or ast.dump(function.expression) != ast.dump(value) for function in functions):
+        return None
+    names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
+    for name in first.parameters:
+        if name not in arguments or (names.count(name) > 1 and not is_path(arguments[name])):
+            return None
+    return Replaced(arguments).visit(copy.deepcopy(value))
+
+
+_DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
+
+
+def _without_defaults(function: Any, call: ast.Call) -> ast.Call:
+    """Leave out the defaults of `scaled_dot_product_attention`, which has no signature that Python can inspect."""
+    if getattr(function, "__name__", "") == "scaled_dot_product_attention":
+        call.keywords = [
+            keyword
+            for keyword in call.keywords
+            if not (
+                isinstance(keyword.value, ast.Constant) and _DEFAULTS.get(keyword.arg or "", ...) == keyword.value.value
+            )
+        ]
+    if function is F.linear and isinstance(last := call.args[-1], ast.Constant) and last.value is None:
+        call.args.pop()
+    return call
+
+
+def _reduced(written: ast.expr, arguments: Mapping[str, Written], left: Sequence[str], positional: int) -> ast.Call:
+    """Return the call with the arguments of the remaining parameters, the first `positional` without their names."""
+    texts = [(index, name, text) for index, (name, (_, text)) in enumerate(arguments.items()) if name in left]
+    args = [text for index, _, text in texts if index < positional]
+    return ast.Call(written, args, [ast.keyword(name, text) for index, name, text in texts if index >= positional])

@@ -1,34 +1,113 @@
-"""Modules of torch, and the arguments that they are made with."""
+"""Modules of torch and equal modules: the arguments that torch's modules are made with, while a model is built."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import tfkit.nn
-from tfkit.tools.eject.code import refuse
-from tfkit.tools.eject.same_modules import MADE_WITH, is_torch, plain
+from tfkit.tools.eject.source import refuse
+from tfkit.torch_private.tensors import storage_key
 
 STANDS_FOR: dict[type[nn.Module], type[nn.Module]] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
 """Modules that differ from torch's only in their initial values."""
-CONTAINERS = {"nn.ModuleList": nn.ModuleList, "nn.ModuleDict": nn.ModuleDict, "nn.Sequential": nn.Sequential}
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
+_OWN = frozenset(nn.Module().__dict__)
+_MADE_WITH = "_tfkit_made_with"
+"""Attribute in which torch's modules store their arguments while a model is ejected."""
 _LEFT_OUT = ("self", "device", "_weight", "_freeze")
+_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
 
 
-def is_container(module: nn.Module) -> bool:
-    """Return True for a plain list, mapping or sequence of modules."""
-    return type(module) in CONTAINERS.values()
+class Sizes(TorchFunctionMode):
+    """Remembers the sizes that tensors were made with, with the names of numbers of the spec."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: dict[int, tuple[Any, ...]] = {}
+        self._tensors: list[torch.Tensor] = []
+        """They stay alive, so that no two of them have the same storage key."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _MAKERS and args:
+            sizes = args[0] if isinstance(args[0], tuple | list) else args
+            self._sizes[storage_key(result)] = tuple(sizes)
+            self._tensors.append(result)
+        return result
+
+    def of(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """Return the shape of a tensor, with named numbers if it was made with them."""
+        shape = tuple(tensor.shape)
+        sizes = self._sizes.get(storage_key(tensor))
+        return sizes if sizes == shape else shape
+
+
+@contextmanager
+def remembering() -> Iterator[Sizes]:
+    """Make tensors, torch's modules, and their copies, remember their arguments as long as it is entered."""
+    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    bases = {
+        base for kind in kinds for base in kind.__mro__ if issubclass(base, nn.Module) and "__init__" in vars(base)
+    }
+    originals = {base: vars(base)["__init__"] for base in bases - {nn.Module, *CONTAINERS, *OF_PARAMETERS}}
+    for base, original in originals.items():
+        base.__init__ = _remembering(original)  # type: ignore[method-assign]
+    try:
+        with Sizes() as sizes:
+            yield sizes
+    finally:
+        for base, original in originals.items():
+            base.__init__ = original  # type: ignore[method-assign]
+
+
+def _remembering(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.setdefault(_MADE_WITH, (args, dict(kwargs)))
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def merge_equal(model: nn.Module) -> None:
+    """Replace equal modules by the first of them: modules of one class, with equal numbers and equal children."""
+    first: dict[Hashable, nn.Module] = {}
+
+    def merged(module: nn.Module) -> nn.Module:
+        for name, child in module._modules.items():
+            module._modules[name] = None if child is None else merged(child)
+        children = tuple((name, id(child)) for name, child in module._modules.items())
+        named = [*module._parameters.items(), *module._buffers.items()]
+        passing = module._non_persistent_buffers_set
+        tensors = [(n, None if t is None else (t.shape, t.dtype, t.requires_grad, n in passing)) for n, t in named]
+        return first.setdefault((type(module), children, repr(sorted(plain(module).items())), repr(tensors)), module)
+
+    merged(model)
+
+
+def plain(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are neither parameters nor modules."""
+    if isinstance(module, torch.fx.GraphModule):
+        return {}
+    return {name: value for name, value in module.__dict__.items() if name not in _OWN and name != _MADE_WITH}
 
 
 def has_torch_class(module: nn.Module) -> bool:
     """Return True if the file makes a module with a class of torch."""
-    return is_torch(module) or type(module) in STANDS_FOR
+    return _is_torch(module) or type(module) in STANDS_FOR
+
+
+def _is_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.") and not isinstance(module, torch.fx.GraphModule)
 
 
 def torch_class(module: nn.Module) -> type[nn.Module]:
@@ -36,48 +115,36 @@ def torch_class(module: nn.Module) -> type[nn.Module]:
     return STANDS_FOR.get(type(module), type(module))
 
 
-def base_of(module: nn.Module) -> str:
-    """Return the base class, in the file, of the class of a module."""
-    return next((name for name, kind in CONTAINERS.items() if isinstance(module, kind)), "nn.Module")
-
-
 def arguments_of(module: nn.Module) -> dict[str, Any]:
     """Return the arguments that make this module of torch, without arguments that have their default values.
 
     Those without a name are `arg_0`, `arg_1`, ...
     """
-    args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
+    args, kwargs = module.__dict__.get(_MADE_WITH, ((), {}))
     signature = inspect.signature(torch_class(module))
-    parameters = signature.parameters
     arguments: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
-        kind = parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
+        parameter = signature.parameters[name]
+        simple = isinstance(value, bool | int | float | str | tuple)
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             arguments |= {f"arg_{index}": item for index, item in enumerate(value)}
-        else:
-            arguments |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-    default = {name: parameter.default for name, parameter in parameters.items()}
-    return {
-        name: value for name, value in arguments.items() if name not in _LEFT_OUT and not _is(value, default.get(name))
-    }
-
-
-def _is(value: Any, default: Any) -> bool:
-    return value is default or (isinstance(value, bool | int | float | str | tuple) and bool(value == default))
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= value
+        elif value is not parameter.default and not (simple and value == parameter.default):
+            arguments[name] = value
+    return {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
 
 
 def made_by_torch(module: nn.Module, texts: Mapping[str, str]) -> str:
     """Return the call that makes a module of torch; arguments without a default have no names."""
     kind = torch_class(module)
-    signature = inspect.signature(kind).parameters
-    parts = [text if _is_positional(name, signature) else f"{name}={text}" for name, text in texts.items()]
+    parameters = inspect.signature(kind).parameters
+    positional = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
+    parts = [
+        text if name in positional or (name not in parameters and name.startswith("arg_")) else f"{name}={text}"
+        for name, text in texts.items()
+    ]
     return f"nn.{kind.__name__}({', '.join(parts)})"
-
-
-def _is_positional(name: str, signature: Mapping[str, inspect.Parameter]) -> bool:
-    if name not in signature:
-        return name.startswith("arg_")
-    return signature[name].default is inspect.Parameter.empty
 
 
 def check_as_made(module: nn.Module) -> None:
@@ -86,28 +153,20 @@ def check_as_made(module: nn.Module) -> None:
     if kind in STANDS_FOR or kind in OF_PARAMETERS:
         return
     if getattr(nn, kind.__name__, None) is not kind:
-        raise refuse(module, "torch.nn has it under no name of its own")
-    if any(not is_torch(child) for child in module.modules()):
+        raise refuse(module, "torch.nn has no public class of this name")
+    if not all(map(_is_torch, module.modules())):
         raise refuse(module, "it calls modules that are not torch's own")
-    args, kwargs = module.__dict__.get(MADE_WITH, ((), {}))
+    args, kwargs = module.__dict__.get(_MADE_WITH, ((), {}))
     with torch.device("meta"):
         again = kind(*args, **kwargs)
-    if _seen(again) != _seen(module):
+    if _state(again) != _state(module):
         raise refuse(module, "it was changed after it was made; make it with these arguments, or in a class of yours")
 
 
-def _seen(module: nn.Module) -> object:
+def _state(module: nn.Module) -> object:
     """Return the state of a module, in which any change of the module shows."""
     inner = [
         (path, type(child), {n: repr(v) for n, v in plain(child).items() if not n.startswith("_")})
         for path, child in module.named_modules(remove_duplicate=False)
     ]
     return inner, [(name, tensor.shape) for name, tensor in module.state_dict().items()]
-
-
-def name_of(value: Any) -> str | None:
-    """Return the public name of a function or class of torch."""
-    for prefix, owner in (("nn.functional", F), ("torch", torch), ("nn", nn)):
-        if (name := getattr(value, "__name__", "")) and getattr(owner, name, None) is value:
-            return f"{prefix}.{name}"
-    return None

@@ -116,3 +116,27 @@ def _is_data(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_data, value))
     return isinstance(value, bool | int | float | str | range)
+
+
+def fields_of(kind: type) -> tuple[str, ...]:
+    """Return the names of the fields of a `NamedTuple`."""
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return names
+
+
+class Records(dict[type, list[Value]]):
+    """The `NamedTuple`s of a model, each with the values of its fields over all instances."""
+
+    def add(self, kind: type, items: list[Value]) -> Record:
+        """Record an instance, and return its value."""
+        self[kind] = [join(a, b) for a, b in zip(self.get(kind, items), items, strict=True)]
+        return Record(kind, tuple(items))
+
+    def left(self, kind: type) -> list[str]:
+        """Return the fields of a `NamedTuple` that are not the same constant in all instances."""
+        return [name for name, value in zip(fields_of(kind), self[kind], strict=True) if not is_constant(value)]
+
+    def alone(self, kind: type) -> str | None:
+        """Return the only field of a `NamedTuple` that is left, which replaces the tuple; None for any other number."""
+        left = self.left(kind) if kind in self else []
+        return left[0] if len(left) == 1 else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
-from enum import Enum
+from collections.abc import Iterator, Mapping, Set
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -23,20 +21,14 @@ from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
-from tfkit.tools.eject.cleanup import reads
-from tfkit.tools.eject.code import written_out
-from tfkit.tools.eject.config import Config
-from tfkit.tools.eject.ejected_class import Class
-from tfkit.tools.eject.functions import INDENT, function_text, in_docs, record_text
+from tfkit.tools.eject.config import name_of, text_of, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
-from tfkit.tools.eject.made_with import remembering
-from tfkit.tools.eject.rearranged import lend_sizes
-from tfkit.tools.eject.same_modules import merge_alike, plain
 from tfkit.tools.eject.shapes import with_shapes
+from tfkit.tools.eject.source import lend_sizes, written_out
 from tfkit.tools.eject.specialise import Specialiser
-from tfkit.tools.eject.symbols import text_of, with_names
-from tfkit.tools.eject.torch_modules import name_of
+from tfkit.tools.eject.text import Class, function_text, in_docs, record_text
+from tfkit.tools.eject.torch_modules import merge_equal, remembering
 
 _IMPORTED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 """Types of objects outside a function that a file imports or defines; others are constants."""
@@ -54,18 +46,17 @@ def eject(graph: AnySpec) -> str:
         SpecError: a component does something that cannot be written out; or ruff, which formats the file, is missing.
     """
     graph = as_graph(graph)
-    named, numbers = with_names(graph)
+    named, config = with_names(graph)
     with torch.device("meta"), remembering() as sizes:
         model = assemble(named)
     plan = rules(model, graph)
     lend_sizes(model)
     _check_apart(model)
-    merge_alike(model)
+    merge_equal(model)
     whole = Specialiser(model)
     whole.run()
     draw_in(whole.functions, whole.read)
     weights = InitialWeights(graph.spec.model.init, plan, whole)
-    config = Config(numbers)
     classes = Classes(graph, whole, sizes, config)
     weights.add_to(classes)
     with tried():
@@ -98,16 +89,17 @@ def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str,
     """Return the full file. `uses` has the names that the initialization takes from outside."""
     functions, config = whole.functions.values(), classes.config
     outside = {name: value for function in functions for name, value in function.uses.items()} | {**uses}
-    records = [record for record in whole.records if whole.alone(record) is None]
-    parts = [record_text(record, whole) for record in records]
-    parts += [_constant_text(name, value) for name, value in outside.items() if not isinstance(value, _IMPORTED)]
+    records = [record for record in whole.records if whole.records.alone(record) is None]
+    parts = [record_text(record, whole.records) for record in records]
+    for name, value in outside.items():
+        if not isinstance(value, _IMPORTED):
+            with written_out(f"the constant `{name}`"):
+                parts.append(f"{name} = {text_of(value)}")
     parts += [function_text(called) for called in functions if called.module is None and called.returns is None]
     parts += [ejected.source(config) for ejected in classes.order]
     parts.append(_main(graph, classes.of[whole.model]))
     ours = {*whole.records, *(called for _, called in whole.functions)}
-    enums = _enums([*outside.values(), *(value for module in classes.of for value in plain(module).values())], parts)
-    parts[:0] = map(_enum_text, enums)
-    head = "\n".join([_docs(graph), *sorted(_imports(outside, {*ours, *enums}))])
+    head = "\n".join([_docs(graph), *sorted(_imports(outside, ours))])
     return "\n\n\n".join([head, *filter(None, [config.source("\n".join(parts))]), *parts]) + "\n"
 
 
@@ -125,7 +117,6 @@ def _imports(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:
     yield "from torch import Tensor, nn"
     yield "from collections import OrderedDict"
     yield "from dataclasses import dataclass"
-    yield "from enum import Enum, Flag, IntEnum, IntFlag, StrEnum"
     yield "from typing import NamedTuple"
     for name, value in outside.items():
         if value is F:
@@ -153,38 +144,3 @@ def _main(graph: Graph, root: Class) -> str:
     lines += [] if single else ["    shapes = [one.shape for one in output]"]
     lines.append(f'    print(f"{{{count}:,}} parameters, {{{"output.shape" if single else "shapes"}=}}")')
     return "\n".join(lines)
-
-
-def _constant_text(name: str, value: Any) -> str:
-    """Return the statement that assigns a constant of a component's file."""
-    with written_out(f"the constant `{name}`"):
-        return f"{name} = {text_of(value)}"
-
-
-def _enums(values: Iterable[Any], parts: Iterable[str]) -> list[type[Enum]]:
-    """Return the enumerations among values, and inside them, that the text of a file names."""
-    names = set().union(*(reads(ast.parse(part)) for part in parts))
-    kinds: dict[type[Enum], None] = {}
-    for value in _leaves(values):
-        kind = value if isinstance(value, type) else type(value)
-        if issubclass(kind, Enum) and kind.__name__ in names:
-            kinds[kind] = None
-    return [*kinds]
-
-
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield values, and in place of each collection the values inside it."""
-    for value in values:
-        if isinstance(value, dict):
-            yield from _leaves([*value, *value.values()])
-        elif isinstance(value, list | tuple | set | frozenset):
-            yield from _leaves(value)
-        else:
-            yield value
-
-
-def _enum_text(kind: type[Enum]) -> str:
-    """Return the definition of an enumeration, without its methods."""
-    with written_out(f"the enumeration `{kind.__name__}`"):
-        members = [f"{INDENT}{member.name} = {text_of(member.value)}" for member in kind]
-    return "\n".join([f"class {kind.__name__}({kind.__base__.__name__}):", *members])  # type: ignore[union-attr]

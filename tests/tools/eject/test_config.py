@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tfkit
-from tfkit.tools.eject.symbols import NamedFloat, NamedInt, named, text_of, with_names
+from tfkit.tools.eject.config import NamedFloat, NamedInt, named, text_of, with_names
 
 D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
 
@@ -18,8 +18,11 @@ D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
     ("found", "text", "value"),
     [
         (D, "d_model", 12),
-        (D // H, "d_head", 4),
-        (H * (D // H), "n_heads * d_head", 12),
+        (D // H, "d_model // n_heads", 4),
+        (H * (D // H), "n_heads * (d_model // n_heads)", 12),
+        (D // H + D // H, "2 * (d_model // n_heads)", 8),
+        (D * H + D * H + 1, "2 * d_model * n_heads + 1", 73),
+        (8 * named(1, "ratio"), "8", 8),
         (D + D, "2 * d_model", 24),
         (D + H + D, "2 * d_model + n_heads", 27),
         (D + 1, "d_model + 1", 13),
@@ -33,7 +36,7 @@ D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
         (D % 5, "d_model % 5", 2),
         (2 * (D - 1), "2 * (d_model - 1)", 22),
         (D**-0.5, "d_model ** -0.5", 12**-0.5),
-        ((D // H) ** -0.5, "d_head ** -0.5", 0.5),
+        ((D // H) ** -0.5, "(d_model // n_heads) ** -0.5", 0.5),
         (F * D, "theta * d_model", 6.0),
         (-H, "-n_heads", -3),
     ],
@@ -41,22 +44,12 @@ D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
 def test_arithmetic_keeps_the_expression_and_the_value(found: Any, text: str, value: float) -> None:
     assert text_of(found) == text
     assert found == value
-    names = {"d_model": 12, "n_heads": 3, "theta": 0.5, "d_head": 4}
-    assert eval(text, {}, names) == value
+    assert eval(text, {"d_model": 12, "n_heads": 3, "theta": 0.5}) == value
 
 
 def test_nothing_is_left_of_a_name_that_does_not_count() -> None:
     assert text_of(D * 0) == "0"
     assert type(D * 0) is int
-
-
-def test_what_follows_from_others_says_how() -> None:
-    assert dict((D // H).derived) == {"d_head": "d_model // n_heads"}
-    assert dict((H * (D // H) + 1).derived) == {"d_head": "d_model // n_heads"}
-    width = named(4, "width", {"width": "a * b"})
-    assert (width, text_of(width), dict(width.derived)) == (4, "width", {"width": "a * b"})
-    cross = named(12, "cross_d_model") // named(3, "cross_n_heads")
-    assert text_of(cross) == "cross_d_head"
 
 
 @pytest.mark.parametrize("function", [math.sqrt, float, abs, str, hash, lambda x: [0] * x])
@@ -97,7 +90,8 @@ graph:
 
 
 def test_the_numbers_of_a_graph_get_the_names_of_their_keys() -> None:
-    graph, values = with_names(tfkit.loads(SPEC))
+    graph, config = with_names(tfkit.loads(SPEC))
+    values = config.numbers
     assert values["d_model"] == 16
     assert values["d_ff"] == 24
     assert values["n_heads"] == 2
@@ -113,3 +107,24 @@ def test_the_graph_itself_is_as_it_was() -> None:
     with_names(graph)
     decoder: Any = graph.node("decoder").config
     assert type(decoder.ffn.d_ff) is int
+
+
+def test_numbers_that_follow_from_others_are_properties() -> None:
+    sets = ["decoder.layers.variants.wide.attention={n_heads: 4}"]
+    graph, config = with_names(tfkit.loads(SPEC, sets=sets))
+    layers: Any = graph.node("decoder").config
+    heads = [attention.head_width for attention in (layers.attention, layers.layers.variants["wide"].attention)]
+    assert [*map(text_of, heads)] == ["d_model // n_heads", "d_model // decoder_n_heads"]
+    texts = [config.text(number) for number in (*heads, [heads[0], 3], 2 * heads[0] + 1)]
+    assert texts == ["config.d_head", "config.decoder_d_head", "[config.d_head, 3]", "2 * config.d_head + 1"]
+    assert [config.value(text) for text in texts] == [8, 4, [8, 3], 17]
+    source = config.source("\n".join(texts))
+    assert "def decoder_d_head(self) -> int:\n        return self.d_model // self.decoder_n_heads" in source
+    assert "d_ff" not in source
+
+
+def test_a_width_that_the_spec_has_is_no_property() -> None:
+    graph, config = with_names(tfkit.loads(SPEC, sets=["decoder.layers.variants.wide.attention={d_head: 4}"]))
+    layers: Any = graph.node("decoder").config
+    assert config.text(layers.attention.head_width) == "config.d_model // config.n_heads"
+    assert config.text(layers.layers.variants["wide"].attention.head_width) == "config.d_head"

@@ -1,4 +1,4 @@
-"""Functions, records and constants as text."""
+"""Functions, records and classes as text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import sys
 import textwrap
 from collections import ChainMap
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.eject.cleanup import Replaced, reads
-from tfkit.tools.eject.code import tree_of
-from tfkit.tools.eject.statements import Function
-from tfkit.tools.eject.torch_modules import name_of
-from tfkit.tools.eject.values import Record
-from tfkit.tools.eject.whole import Whole
+from tfkit.tools.eject.config import CONFIG, Config, name_of
+from tfkit.tools.eject.source import tree_of
+from tfkit.tools.eject.specialise import Function
+from tfkit.tools.eject.values import Record, Records
 
 INDENT = "    "
 DOCS = 104
@@ -32,7 +33,7 @@ def function_text(function: Function) -> str:
     names = _names_of_records(function)
     parameters = ["self"] * (function.module is not None)
     parameters += [_parameter(function, name, names.get(name, name)) for name in function.parameters]
-    result = _type_text(function.code.tree.returns, function.code.names, function.whole)
+    result = _type_text(function.code.tree.returns, function.code.names, function.records)
     head = f"def {function.name}({', '.join(parameters)}){f' -> {result}' if result else ''}:"
     docs = ast.get_docstring(function.code.tree)
     lines = docs_text(docs).splitlines() if docs else []
@@ -46,7 +47,7 @@ def _names_of_records(function: Function) -> dict[str, str]:
     taken = reads(function.code.tree)
     names = {}
     for name, value in function.arguments.items():
-        field = function.whole.alone(value.type) if isinstance(value, Record) and value.type else None
+        field = function.records.alone(value.type) if isinstance(value, Record) and value.type else None
         if field is not None and field not in taken:
             names[name] = name.replace("context", field) if "context" in name else field
     return names
@@ -68,16 +69,16 @@ def in_docs(words: str) -> str:
 
 def _parameter(function: Function, name: str, written: str) -> str:
     argument = next(parameter for parameter in function.code.tree.args.args if parameter.arg == name)
-    annotation = _type_text(argument.annotation, function.code.names, function.whole)
+    annotation = _type_text(argument.annotation, function.code.names, function.records)
     default = function.code.parameters[name].default
     text = f"{written}: {annotation}" if annotation else written
     return text if default is inspect.Parameter.empty else f"{text} = {default!r}"
 
 
-def _type_text(node: ast.expr | None, names: Mapping[str, Any], whole: Whole) -> str:
+def _type_text(node: ast.expr | None, names: Mapping[str, Any], records: Records) -> str:
     """Return a type as text; empty if the file does not have a name for it."""
     try:
-        return "" if node is None else ast.unparse(_Types(names, whole).visit(copy.deepcopy(node)))
+        return "" if node is None else ast.unparse(_Types(names, records).visit(copy.deepcopy(node)))
     except KeyError:
         return ""
 
@@ -85,18 +86,9 @@ def _type_text(node: ast.expr | None, names: Mapping[str, Any], whole: Whole) ->
 class _Types(ast.NodeTransformer):
     """Writes types by their names in the file; raises KeyError for a type without one."""
 
-    def __init__(self, names: Mapping[str, Any], whole: Whole) -> None:
+    def __init__(self, names: Mapping[str, Any], records: Records) -> None:
         self.names = names
-        self.whole = whole
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        kind = self.value(node.value)
-        if kind not in (Union, Optional):
-            return self.generic_visit(node)
-        members = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return ast.Name(
-            " | ".join([ast.unparse(self.visit(member)) for member in members] + ["None"] * (kind is Optional))
-        )
+        self.records = records
 
     def visit_Name(self, node: ast.Name | ast.Attribute) -> ast.AST:
         return ast.Name(self.name(self.value(node)))
@@ -114,9 +106,9 @@ class _Types(ast.NodeTransformer):
         """Return the name of a type in the file. Raise KeyError if it has none."""
         if not isinstance(value, type):
             raise KeyError(value)
-        if value in self.whole.records:
-            only = self.whole.alone(value)
-            return value.__name__ if only is None else _field_types(value, self.whole)[only]
+        if value in self.records:
+            only = self.records.alone(value)
+            return value.__name__ if only is None else _field_types(value, self.records)[only]
         if value in (torch.Tensor, vars(builtins).get(value.__name__)):
             return value.__name__
         name = name_of(value) if value.__module__.partition(".")[0] == "torch" else None
@@ -142,25 +134,99 @@ def _bare(node: ast.expr) -> ast.expr:
     return ast.Name(", ".join(map(ast.unparse, node.elts)) + "," * (len(node.elts) == 1))
 
 
-def record_text(kind: type, whole: Whole) -> str:
+def record_text(kind: type, records: Records) -> str:
     """Return a `NamedTuple` with the fields that are left."""
     lines = [f"class {kind.__name__}(NamedTuple):"]
     if docs := ast.get_docstring(_tree(kind)):
         lines += [textwrap.indent(docs_text(docs), INDENT), ""]
     fields = [
-        f"{INDENT}{n}: {annotation}" for n, annotation in _field_types(kind, whole).items() if n in whole.fields(kind)
+        f"{INDENT}{n}: {annotation}" for n, annotation in _field_types(kind, records).items() if n in records.left(kind)
     ]
     return "\n".join([*lines, *fields] if docs or fields else [*lines, f"{INDENT}pass"])
 
 
-def _field_types(kind: type, whole: Whole) -> dict[str, str]:
+def _field_types(kind: type, records: Records) -> dict[str, str]:
     """Return the types of a record's fields, by their names in the file."""
     outside = ChainMap(vars(sys.modules[kind.__module__]), vars(builtins))
     annotations = [step for step in _tree(kind).body if isinstance(step, ast.AnnAssign)]
-    return {ast.unparse(step.target): _type_text(step.annotation, outside, whole) or "object" for step in annotations}
+    return {ast.unparse(step.target): _type_text(step.annotation, outside, records) or "object" for step in annotations}
 
 
 def _tree(kind: type) -> ast.ClassDef:
     tree = tree_of(kind)
     assert isinstance(tree, ast.ClassDef)
     return tree
+
+
+class Statement(NamedTuple):
+    """A statement of an `__init__`: its text with a blank `{}` for each value, and the texts of the values by slot."""
+
+    text: str
+    values: Mapping[str, str]
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the file.
+
+    Attributes:
+        methods: their texts.
+        filling: the statements that fill its tensors, at the end of its `__init__`.
+        statements: the statements of its `__init__` that make attributes, tensors and children.
+        values: of each module the text of the value of each slot: of each place in them that takes a value.
+        arguments: the name of the argument for each slot that differs between its modules.
+    """
+
+    name: str
+    base: str
+    docs: str
+    methods: list[str]
+    filling: list[str]
+    statements: list[Statement] = field(default_factory=list)
+    values: dict[nn.Module, dict[str, str]] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+
+    def texts_of(self, module: nn.Module) -> dict[str, str]:
+        """Return the texts of the arguments that make a module of this class."""
+        return {name: self.values[module][slot] for slot, name in self.arguments.items()}
+
+    def call(self, arguments: Mapping[str, str]) -> str:
+        """Return the call with these argument texts."""
+        parts = [CONFIG] * self.takes_config + [f"{name}={text}" for name, text in arguments.items()]
+        return f"{self.name}({', '.join(parts)})"
+
+    @property
+    def takes_config(self) -> bool:
+        """True if its `__init__` reads the config."""
+        return any(CONFIG in reads(ast.parse(line)) for line in self._lines())
+
+    def _lines(self) -> list[str]:
+        return [
+            statement.text.format(*(self.arguments.get(slot, text) for slot, text in statement.values.items()))
+            for statement in self.statements
+        ]
+
+    def source(self, config: Config) -> str:
+        """Return the class as text."""
+        parts = [f"{docs_text(self.docs)}\n"] if self.docs else []
+        body = "\n\n".join([*self._init(config), *self.methods])
+        return f"class {self.name}({self.base}):\n" + textwrap.indent("\n".join([*parts, body]), INDENT)
+
+    def _init(self, config: Config) -> list[str]:
+        """Return the `__init__`; empty if the `__init__` of the base class is enough."""
+        lines = [*self._lines(), *self.filling]
+        if not lines:
+            return []
+        arguments = list(map(self.texts_of, self.values))
+        typed = [f"{name}: {_argument_type([texts[name] for texts in arguments], config)}" for name in arguments[0]]
+        head = ", ".join(["self", *([f"{CONFIG}: Config"] if self.takes_config else []), *typed])
+        steps = textwrap.indent("\n".join(["super().__init__()", *lines]), INDENT)
+        return [f"def __init__({head}) -> None:\n{steps}"]
+
+
+def _argument_type(texts: list[str], config: Config) -> str:
+    """Return the type of an argument that has these values."""
+    if texts[0].startswith("nn."):
+        return texts[0].partition("(")[0]
+    values = map(config.value, texts)
+    return " | ".join(sorted({"None" if value is None else type(value).__name__ for value in values}))
