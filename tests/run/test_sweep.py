@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ compare: {to: relu, on: val.loss}
 """
 TUNE = "tune: {over: {optimizer.lr: [1e-3, 1e-2]}, seeds: [9], steps: 4}\n"
 SEARCH = "tune: {over: {optimizer.lr: {log: [1e-3, 1e-1]}}, search: {trials: 4}, seeds: [9], steps: 2}\n"
-WRONG = {
+WRONG: dict[str, Any] = {
     "no_variants": re.sub(r"variants:\n(  .*\n)+", "", SWEEP),
     "variants_of_a_word": re.sub(r"variants:\n(  .*\n)+", "variants: relu\n", SWEEP),
     "variant_of_a_word": SWEEP.replace("relu: {}", "relu: plain"),
@@ -57,8 +58,7 @@ WRONG = {
     "wrong_value_to_tune": SWEEP + TUNE.replace("1e-2", "-1"),
     "wrong_value_of_the_grid": SWEEP + "grid: {batch.sequences: [4, many]}\n",
     "equal_of_nothing": SWEEP + "equal: {}\n",
-    "equal_to_a_number": SWEEP + "equal: {params: half}\n",
-    "equal_without_percent": SWEEP + "equal: {params: 5}\n",
+    "equal_without_percent": [SWEEP + "equal: {params: half}\n", SWEEP + "equal: {params: 5}\n"],
     "not_equal": SWEEP + "equal: {params: 5%}\n",
     "not_equal_flops": SWEEP + "equal: {flops: 5%}\n",
     "not_equal_time": SWEEP + "equal: {time: 5%, device: a100}\n",
@@ -74,9 +74,11 @@ WRONG = {
     "size_too_small": SWEEP + "sizes: {params: [100]}\n",
     "arms_of_one_name": SWEEP + "grid: {optimizer.lr: [1e-3, 0.0010000001]}\n",
     "range_without_a_search": SWEEP + TUNE.replace("[1e-3, 1e-2]", "{log: [1e-3, 1e-2]}"),
-    "range_of_one_end": SWEEP + SEARCH.replace("{log: [1e-3, 1e-1]}", "{log: [1e-3]}"),
+    "range_without_two_ends": [
+        SWEEP + SEARCH.replace("{log: [1e-3, 1e-1]}", "{log: [1e-3]}"),
+        SWEEP + SEARCH.replace("log:", "lag:"),
+    ],
     "range_from_zero": SWEEP + SEARCH.replace("[1e-3, 1e-1]", "[0, 1e-1]"),
-    "range_of_a_misspelt_scale": SWEEP + SEARCH.replace("log:", "lag:"),
     "fractions_of_whole_numbers": SWEEP + SEARCH.replace("log:", "whole:"),
     "a_law_of_no_loss": SWEEP.replace("val.loss}", "val.accuracy, better: higher}") + "fit: {on: params}\n",
     "a_law_of_a_misspelt_loss": SWEEP + "fit: {loss: vall.loss, on: params}\n",
@@ -98,9 +100,12 @@ def arms_of(text: str) -> Arms:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_errors(name: str, golden: Callable[..., None]) -> None:
-    with pytest.raises(SpecError) as wrong:
-        arms_of(WRONG[name])
-    golden(f"sweeps/errors/{name}", str(wrong.value))
+    texts = []
+    for text in WRONG[name] if isinstance(WRONG[name], list) else [WRONG[name]]:
+        with pytest.raises(SpecError) as error:
+            arms_of(text)
+        texts.append(str(error.value))
+    golden(f"sweeps/errors/{name}", "\n".join(texts))
 
 
 def test_a_run_without_evaluations_has_nothing_to_compare() -> None:
