@@ -29,12 +29,6 @@ EXPANDED = ("extra", "fields", "defaults", "when")
 _END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
 """The end of a class that says which head it has."""
 _ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
-OLDER = {
-    "set": "`at`",
-    "default": "an entry of the family's `defaults`",
-    "if_null": 'a case of `cases`: `{"null": ...}`',
-}
-"""Keys of a rule in an older tfkit, and what says the same today."""
 
 
 class FamilyConfig(Config):
@@ -231,9 +225,6 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
     kinds_named = [key for key in node.items if key in kinds]
     if "at" in node.items and kinds_named in ([], ["cases"]):
         kinds_named = ["value"]
-    if (older := next((key for key in OLDER if key in node.items), None)) is not None:
-        message, path = f"{quoted(older)} is of an older tfkit", f"checkpoint.fields.{name}.{older}"
-        raise SpecError(Diagnostic(message, node.keys[older], path, help=f"write {OLDER[older]}"))
     if len(kinds_named) != 1:
         message = (
             f"{quoted(name)} names {f'several kinds: {listing(kinds_named)}' if kinds_named else 'none of the kinds'}"

@@ -19,15 +19,6 @@ HEADS = "heads"
 """The folder, among the specs, of the heads that many families share."""
 
 
-OLDER = {
-    "config": "`fields`",
-    "copies": "`extra: {name: = other}`",
-    "ignore": "`extra: {name: reason}`",
-    "unused": "`fields: {name: unused}`",
-}
-"""Keys of a family in an older tfkit, and the form of their entries today."""
-
-
 def in_place(root: Mapping, specs: KnownSpecs) -> Mapping:
     """Replace the path of a family in a spec by the family's text. The names of known families stay."""
     node = root.items.get("checkpoint")
@@ -44,8 +35,6 @@ def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mappin
     """
     if not isinstance(node, Mapping):
         node = Mapping({"extends": node}, {"extends": node.span}, node.span)
-    if (older := next((key for key in OLDER if key in node.items), None)) is not None:
-        raise SpecError(_of_an_older_tfkit(node, older, specs))
     texts, chain = [node], list[Path]()
     while (word := texts[-1].items.get("extends")) is not None:
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
@@ -61,17 +50,6 @@ def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mappin
     body = Mapping({"Model": Scalar("body", node.span)}, {"Model": node.span}, node.span)
     base = Mapping({"heads": body}, {"heads": node.span}, node.span)
     return without_nulls(reduce(merged, (without(text, {"extends"}) for text in reversed(texts)), base))
-
-
-def _of_an_older_tfkit(node: Mapping, key: str, specs: KnownSpecs) -> Diagnostic:
-    """Build the error of a section with a key of an older tfkit, and suggest a replacement."""
-    word = node.items.get("model_type", node.items.get("extends"))
-    if isinstance(word, Scalar) and word.value in specs.families:
-        help = f"name the family instead, `checkpoint: {word.value}`; or write its entries as {OLDER[key]}"
-    else:
-        help = f"write its entries as {OLDER[key]}: specs/README.md shows how"
-    message = f"a section with {quoted(key)} is of an older tfkit"
-    return Diagnostic(message, node.keys[key], f"checkpoint.{key}", help=help)
 
 
 def with_head(root: Mapping) -> Mapping:

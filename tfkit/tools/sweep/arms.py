@@ -30,7 +30,6 @@ from tfkit.tools.solve.budget import Budget, parameters_of
 from tfkit.tools.solve.family import Family
 from tfkit.tools.solve.solve import sizes_of
 from tfkit.tools.train.code import Code, code_of
-from tfkit.tools.train.record import named_by_meaning
 
 T = TypeVar("T")
 LETTERS = 16
@@ -159,8 +158,7 @@ class Arms:
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
         run = check_run(resolve_run(seeded, self._plugins, loaded=self._data), count=flops_of_step)
         _check_number(self.file, run)
-        folder = named_by_meaning(run, lambda digest: self._folder / digest[:LETTERS])
-        return SweepRun(run, folder, self._allow_change)
+        return SweepRun(run, self._folder / run.digest[:LETTERS], self._allow_change)
 
 
 def choices(settings: Sequence[Setting]) -> Iterator[Choice]:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,12 +282,6 @@ def facts_of(folder: Path, run: Run) -> Facts | None:
     if facts and differences:
         raise _another(folder, differences, facts.meaning, run.meaning.values)
     return facts
-
-
-def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
-    """Return the folder named by the run's digest, or by its former digest if that folder exists."""
-    former = name(run.meaning.former_digest)
-    return former if os.path.exists(former) else name(run.digest)
 
 
 @contextmanager

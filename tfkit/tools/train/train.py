@@ -26,7 +26,7 @@ from tfkit.tools.train.code import changes, check_code, code_of, session_code
 from tfkit.tools.train.environment import bits_of, environment
 from tfkit.tools.train.history import History, history
 from tfkit.tools.train.progress import Watch
-from tfkit.tools.train.record import Follower, RunFolder, locked, named_by_meaning
+from tfkit.tools.train.record import Follower, RunFolder, locked
 from tfkit.tools.train.report import report
 from tfkit.training import memory
 from tfkit.training.loop import DIVERGED, DivergedError, Trainer
@@ -100,7 +100,7 @@ def folder_of(name: AnyRun, run: Run) -> Path:
     """Return the default folder of a run: the folder that it was read from, else a folder named by its digest."""
     if isinstance(name, str | os.PathLike) and os.path.isfile(Path(name) / RUN):
         return Path(name)
-    return named_by_meaning(run, lambda digest: Path("runs") / f"{run.config.name}-{digest[:8]}")
+    return Path("runs") / f"{run.config.name}-{run.digest[:8]}"
 
 
 def train_run(
