@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfkit.errors import Invalid
-from tfkit.spec.brackets import expanded
+from tfkit.spec.family import expanded
 from tfkit.spec.inverse import Expression
 
 FIELDS = {"width": 8, "heads": 4}

@@ -23,8 +23,7 @@ from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.weights import Link, WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.spec.brackets import expanded
-from tfkit.spec.family import FamilyConfig
+from tfkit.spec.family import FamilyConfig, expanded
 from tfkit.spec.header import shown
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}

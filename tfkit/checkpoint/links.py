@@ -15,8 +15,7 @@ from tfkit.checkpoint.names import above, collapsed, filled, holes, matcher, nam
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.weights import Link, WeightMap, places
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
-from tfkit.spec.brackets import expanded
-from tfkit.spec.family import FamilyConfig
+from tfkit.spec.family import FamilyConfig, expanded
 
 _SIZE = re.compile(r"(\w+)=(\d+)")
 """A size in a pattern that follows neither from the tensors nor from the component: `[q=1 k=1 v=1]`."""

@@ -19,9 +19,8 @@ from tfkit.checkpoint.names import nameless, numbered
 from tfkit.errors import Diagnostic, Span, listing, quoted
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.spec import source, tree
-from tfkit.spec.brackets import expanded
+from tfkit.spec.family import expanded, family_of
 from tfkit.spec.folder import has_weights
-from tfkit.spec.read_family import family_of
 from tfkit.spec.source import plain
 from tfkit.spec.tree import node_of
 from tfkit.tools.show.values import text_of

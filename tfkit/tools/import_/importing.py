@@ -20,13 +20,11 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
-from tfkit.spec.brackets import expanded
-from tfkit.spec.family import FamilyConfig
+from tfkit.spec.family import FamilyConfig, expanded, in_place
 from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge, nested
-from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
