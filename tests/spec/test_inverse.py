@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfkit.errors import Invalid
+from tfkit.spec.arithmetic import Expression
 from tfkit.spec.family import expanded
-from tfkit.spec.inverse import Expression
 
 FIELDS = {"width": 8, "heads": 4}
 TEXTS = [

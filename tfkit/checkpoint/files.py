@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.folder import model_folder
-from tfkit.spec.header import Header, shown, stamp, unreadable
+from tfkit.spec.header import FileHeader, shown, stamp, unreadable
 from tfkit.spec.weight_files import read_headers
 
 DTYPES = {
@@ -55,7 +55,7 @@ class Checkpoint:
         metadata: the texts that each file has in addition to its tensors.
     """
 
-    def __init__(self, headers: dict[Path, Header]) -> None:
+    def __init__(self, headers: dict[Path, FileHeader]) -> None:
         self.names: dict[str, TensorInfo] = {}
         self.metadata = {file: header.metadata for file, header in headers.items()}
         self._headers = headers

@@ -14,12 +14,12 @@ from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning
 from tfkit.graph.names import SPELLING, is_identifier, taken
 from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
 from tfkit.plugin.manager import AnyPlugins, load_plugins
-from tfkit.spec.changes import as_changes
-from tfkit.spec.find import weights_beside
+from tfkit.spec.document import parts
+from tfkit.spec.extending import weights_beside
 from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
+from tfkit.spec.merge import as_changes
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import InputConfig, ModelSpec
-from tfkit.spec.parts import parts
 
 C = TypeVar("C", bound=Config)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfkit.component import Component
 from tfkit.graph.expand import Graph
-from tfkit.spec.parts import parts
+from tfkit.spec.document import parts
 from tfkit.spec.provenance import Path
 
 

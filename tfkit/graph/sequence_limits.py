@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from tfkit.component import Config
 from tfkit.graph.expand import Graph
 from tfkit.graph.order import as_list
-from tfkit.spec.parts import parts
+from tfkit.spec.document import parts
 
 
 def max_len(graph: Graph) -> int | None:

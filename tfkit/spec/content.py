@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tfkit.component import Config, ContentMarker, marker
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.spec.document import parts
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import model_folder
-from tfkit.spec.parts import parts
 from tfkit.spec.weight_files import content_of
 
 

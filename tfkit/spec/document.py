@@ -1,14 +1,16 @@
-"""The top of every file in the spec language: a model, a run, a sweep; and how they are told apart."""
+"""The top of every file in the spec language, a model, a run or a sweep; how they are told apart; and their parts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import field_validator
 
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
-from tfkit.spec.tree import Mapping
+from tfkit.spec.provenance import Path
+from tfkit.spec.tree import Mapping as Tree
 
 VERSION = 1
 Sort = Literal["model", "run", "sweep"]
@@ -34,7 +36,7 @@ class Document(Config):
         return version
 
 
-def check_sort(root: Mapping, expected: Sort) -> None:
+def check_sort(root: Tree, expected: Sort) -> None:
     """Raise SpecError if a document is none of the sort that was asked for, but of another one."""
     if any(key in root.items for key in KEYS[expected]):
         return
@@ -43,3 +45,17 @@ def check_sort(root: Mapping, expected: Sort) -> None:
             message = f"{quoted(root.span.source.name)} is a {sort}, not a {expected}"
             help = f"`tfkit {COMMANDS[sort]}` reads it"
             raise SpecError(Diagnostic(message, root.keys[keys[0]], keys[0], help=help))
+
+
+def parts(path: Path, part: object) -> Iterator[tuple[Path, object]]:
+    """Yield a config and everything inside it, each with its path."""
+    yield path, part
+    inside: Mapping[str, object] = {}
+    if isinstance(part, Config):
+        inside = {name: getattr(part, name) for name in type(part).model_fields}
+    elif isinstance(part, Mapping):
+        inside = part
+    elif isinstance(part, tuple):
+        inside = {str(index): item for index, item in enumerate(part)}
+    for name, item in inside.items():
+        yield from parts((*path, name), item)

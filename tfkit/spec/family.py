@@ -21,9 +21,8 @@ from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing,
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.registry import Registry
 from tfkit.spec import source
-from tfkit.spec.extending import Read, shortest
-from tfkit.spec.find import find_family
-from tfkit.spec.inverse import Expression
+from tfkit.spec.arithmetic import Expression
+from tfkit.spec.extending import Read, find_family, shortest
 from tfkit.spec.merge import is_null, merge, without
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence

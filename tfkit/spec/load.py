@@ -21,15 +21,13 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.wanted import how_to_get
 from tfkit.spec import source
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import Language, Read, based, read_based, shortest
+from tfkit.spec.document import parts
+from tfkit.spec.extending import Language, Read, based, find_spec, plugin_folders, read_based, shortest
 from tfkit.spec.family import FamilyConfig, full_family, in_place
-from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.parts import parts
 from tfkit.spec.provenance import Provenance
-from tfkit.spec.resolve import Resolver
-from tfkit.spec.scope import Given
+from tfkit.spec.resolve import Resolver, Scoped
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
@@ -238,8 +236,8 @@ class _Resolved:
 
 
 def _resolved(text: _ModelText, plugins: Plugins) -> _Resolved:
-    scope: dict[str, Given] = {}
-    scope |= {name: Given(node, (name,), scope) for name, node in text.shared.items.items()}
+    scope: dict[str, Scoped] = {}
+    scope |= {name: Scoped(node, (name,), scope) for name, node in text.shared.items.items()}
     resolver = Resolver(plugins)
     resolver.provenance.spans |= {(name,): value.node.span for name, value in scope.items()}
     model = resolver.config(ModelSpec, text.model, (), scope)

@@ -17,8 +17,7 @@ from tfkit.plugin.known_specs import own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import source
 from tfkit.spec.document import check_sort
-from tfkit.spec.extending import named_at, shortest
-from tfkit.spec.find import SUFFIXES
+from tfkit.spec.extending import SUFFIXES, named_at, shortest
 from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_run import RunText, find_run

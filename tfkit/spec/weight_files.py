@@ -12,9 +12,11 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
+    HOW_TO_CONVERT,
     MAX_HEADER,
+    PICKLES,
     Entry,
-    Header,
+    FileHeader,
     Malformed,
     open_regular,
     parse_object,
@@ -22,12 +24,11 @@ from tfkit.spec.header import (
     shown,
     unreadable,
 )
-from tfkit.spec.not_safetensors import HOW_TO_CONVERT, PICKLES
 
 CHUNK = 2**20
 
 
-def read_headers(path: Path) -> dict[Path, Header]:
+def read_headers(path: Path) -> dict[Path, FileHeader]:
     """Read and check the headers of a checkpoint: one file, a folder with weights, or an index with its shards.
 
     Raises:
@@ -37,7 +38,7 @@ def read_headers(path: Path) -> dict[Path, Header]:
     path = _in_folder(path) if os.path.isdir(path) else path
     if not path.name.endswith(".index.json"):
         return {path: read_header(path)}
-    headers: dict[Path, Header] = {}
+    headers: dict[Path, FileHeader] = {}
     places: dict[str, Path] = {}
     for shard, names in _shards(path).items():
         file = _inside(path, shard)
@@ -144,7 +145,7 @@ def _inside(index: Path, shard: str) -> Path:
     return folder / shard
 
 
-def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header) -> None:
+def _check_listed(index: Path, file: Path, names: Iterable[str], header: FileHeader) -> None:
     missing = [name for name in names if name not in header.tensors]
     if missing:
         near = closest(missing[0], header.tensors)

@@ -8,9 +8,8 @@ from typing import Any
 from tfkit.checkpoint.config_json.layer_pattern import BASE, pattern_of
 from tfkit.component import case_of
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, quoted
-from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
+from tfkit.spec.arithmetic import Expression, ExpressionError, Number, evaluate
 from tfkit.spec.family import FamilyConfig
-from tfkit.spec.inverse import Expression
 from tfkit.spec.merge import merge, nested, without
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of

@@ -103,7 +103,7 @@ def compare(
 
 def _other(reader: Reader, b: str) -> Graph | Path:
     """Return the second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
-    from tfkit.spec.find import is_folder
+    from tfkit.spec.extending import is_folder
     from tfkit.spec.folder import model_folder
 
     path = model_folder(Path(b))

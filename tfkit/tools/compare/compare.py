@@ -17,7 +17,7 @@ from torch import Tensor
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.placement import AnyDevice, AnyDtype, device_of, dtype_of
-from tfkit.spec.find import SUFFIXES
+from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.folder import SPEC
 from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.compare.common_inputs import common_inputs

@@ -11,8 +11,8 @@ from tfkit.component import MetricConfig
 from tfkit.errors import Diagnostic, SpecError, similar
 from tfkit.graph.run import Run, load_run
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import WEIGHTS, has_weights, model_folder
+from tfkit.spec.merge import as_changes
 from tfkit.spec.run import SplitConfig
 from tfkit.tools.common.weights import build_with_weights
 from tfkit.tools.cost.of_run import flops_of_step

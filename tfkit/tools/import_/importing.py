@@ -20,8 +20,8 @@ from tfkit.plugin import elsewhere
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.wanted import where_it_is
+from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.family import FamilyConfig, expanded, in_place
-from tfkit.spec.find import find_spec, plugin_folders
 from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge, nested

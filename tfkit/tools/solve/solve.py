@@ -11,7 +11,7 @@ from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import AttentionConfig, FFNConfig, Layers
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.manager import AnyPlugins, load_plugins
-from tfkit.spec.changes import as_changes
+from tfkit.spec.merge import as_changes
 from tfkit.tools.params.count import count_params
 from tfkit.tools.solve.budget import Budget
 from tfkit.tools.solve.family import Family

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.find import SUFFIXES, find_spec, is_folder
+from tfkit.spec.extending import SUFFIXES, find_spec, is_folder
 from tfkit.spec.load import read_tree
 from tfkit.spec.merge import assign, word_key
 from tfkit.spec.model_spec import ModelSpec

@@ -22,8 +22,8 @@ from tfkit.component import Batch, Component, TrackerConfig
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.run import Run
 from tfkit.plugin.reach import reached
+from tfkit.spec.document import parts
 from tfkit.spec.folder import latest_checkpoint
-from tfkit.spec.parts import parts
 from tfkit.tools.train.record import Facts
 from tfkit.training.loop import Trainer
 

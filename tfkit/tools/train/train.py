@@ -17,8 +17,8 @@ from tfkit.console.signals import asked_to_end
 from tfkit.errors import Diagnostic, SpecError, SpecWarning, quoted
 from tfkit.graph.run import Run, load_run
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import RUN
+from tfkit.spec.merge import as_changes
 from tfkit.spec.read_run import AnyRun
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.cost.of_run import flops_of_step

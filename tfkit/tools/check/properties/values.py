@@ -20,8 +20,8 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.initialize import initialize
 from tfkit.placement import forked_generator
+from tfkit.spec.document import parts
 from tfkit.spec.messages import kind_of
-from tfkit.spec.parts import parts
 from tfkit.tools.check.changes import Place, put
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
