@@ -32,7 +32,7 @@ NO_VERB = re.compile(
 
 UNEDITED: dict[str, tuple[str, ...]] = {
     "names": (
-        "tfkit/components/fields/rope.py",
+        "tfkit/components/fields/rotary.py",
         "tfkit/components/runs/callbacks.py",
         "tfkit/components/runs/muon.py",
         "tfkit/graph/run_meaning.py",

@@ -16,9 +16,8 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import shown, unknown_argument
 from tfkit.component import Signal
 from tfkit.errors import listing
-from tfkit.graph.expand import Graph
-from tfkit.graph.order import as_list
-from tfkit.graph.sequence_limits import beyond, max_len, rows_of
+from tfkit.graph.expand import Graph, as_list
+from tfkit.graph.input_shapes import beyond, max_len, rows_of
 from tfkit.nn import WrittenGraph
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import tfkit
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.weights import write_shards
+from tfkit.checkpoint.weight_map import write_shards
 from tfkit.tools.common.weights import build_with_weights, load_weights
 
 SPEC: dict[str, Any] = {

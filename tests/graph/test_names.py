@@ -12,7 +12,7 @@ import torch
 
 import tfkit
 from tfkit.cli import main
-from tfkit.graph.names import RESERVED, WRITTEN
+from tfkit.graph.node_names import RESERVED, WRITTEN
 from tfkit.tools.eject.check import check
 from tfkit.tools.eject.write import eject
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tfkit.errors import Invalid
 from tfkit.spec.arithmetic import Expression
-from tfkit.spec.family import expanded
+from tfkit.spec.families import expanded
 
 FIELDS = {"width": 8, "heads": 4}
 TEXTS = [

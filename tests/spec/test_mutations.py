@@ -22,7 +22,7 @@ import tfkit
 import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import max_len
 from tfkit.spec.source import parse, plain
 
 from ..known import KNOWN

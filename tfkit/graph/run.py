@@ -15,9 +15,9 @@ import numpy as np
 from tfkit.component import Component, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
-from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.run_meaning import RunMeaning, Value
-from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.graph.wiring import deaf_to_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.content import content_paths, files_content
 from tfkit.spec.guarded_data import guarded

@@ -23,7 +23,7 @@ from tfkit.spec import source
 from tfkit.spec.data import read_data
 from tfkit.spec.document import parts
 from tfkit.spec.extending import Language, Read, based, find_spec, plugin_folders, read_based, shortest
-from tfkit.spec.family import FamilyConfig, full_family, in_place
+from tfkit.spec.families import FamilyConfig, full_family, in_place
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Provenance

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import tfkit
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 
 LLAMA = """
 extends: llama3_8b

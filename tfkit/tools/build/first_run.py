@@ -14,9 +14,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import build, evaluating, graph_of
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
-from tfkit.graph.order import sources
-from tfkit.graph.places import place_of
+from tfkit.graph.expand import Graph, place_of, sources
 from tfkit.nn.forward_text import GRAPH, forward_text
 from tfkit.nn.program import steps_of
 from tfkit.placement import name_of

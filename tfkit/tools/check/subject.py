@@ -15,10 +15,8 @@ from tfkit.builder import build, evaluating
 from tfkit.component import AttentionConfig, Component, Layer, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
-from tfkit.graph.expand import Graph, Node, expand
-from tfkit.graph.inputs import fixed_length
-from tfkit.graph.order import as_list
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.expand import Graph, Node, as_list, expand
+from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.initialize import generator_of
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds

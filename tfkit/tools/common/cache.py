@@ -9,7 +9,7 @@ import torch
 from tfkit.component import Cached
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import max_len
 from tfkit.placement import name_of
 
 

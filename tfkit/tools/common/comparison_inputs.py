@@ -12,8 +12,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.graph.decode_split import DecodeSplit, read_whole
-from tfkit.graph.inputs import fixed_length
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.tools.common.inputs import random_inputs
 
 BATCH, LENGTH = 2, 12

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import input_shapes
-from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.graph.input_shapes import input_shapes, max_len, rows_of
 
 LENGTH = 16
 

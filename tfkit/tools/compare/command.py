@@ -142,7 +142,7 @@ def _show_comparison(comparison: Comparison) -> None:
 
 def _not_compared(comparison: Comparison) -> list[str]:
     """Return a line for each component that cannot be compared; equal layers share a line."""
-    from tfkit.checkpoint.names import collapsed
+    from tfkit.checkpoint.tensor_names import collapsed
 
     lines = [
         f"not compared: {name}: {why}"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
-from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.tools.common.inputs import LENGTH, random_inputs
 
 SAME = "compare models that accept the same inputs"

@@ -13,8 +13,7 @@ from tfkit.builder import build
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
-from tfkit.graph.sequence_limits import beyond, max_len
+from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
 from tfkit.placement import AnyDtype, dtype_of, name_of
 from tfkit.promises import Watch
 from tfkit.tools.build.first_run import failed

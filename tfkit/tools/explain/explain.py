@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from tfkit.arguments import checked
 from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, Signal
 from tfkit.errors import ranges
-from tfkit.graph.expand import AnySpec, Graph, Node, as_graph
-from tfkit.graph.order import as_list
-from tfkit.graph.sequence_limits import rows_of
-from tfkit.graph.tables import table_owner
+from tfkit.graph.expand import AnySpec, Graph, Node, as_graph, as_list
+from tfkit.graph.input_shapes import rows_of
+from tfkit.graph.wiring import table_owner
 from tfkit.tools.common.cache import CacheSize, cache_size
 from tfkit.tools.common.ownership import rank
 from tfkit.tools.cost.count import cost

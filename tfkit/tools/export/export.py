@@ -16,7 +16,7 @@ from torch import fx
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, evaluating, graph_of
-from tfkit.checkpoint.finite import BROKEN, not_finite
+from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from tfkit.decoding.modules import made_once
-from tfkit.graph.expand import Graph
-from tfkit.graph.order import as_list
+from tfkit.graph.expand import Graph, as_list
 from tfkit.nn import is_token
 from tfkit.tools.export.format import Inputs, Opened, Reader
 from tfkit.tools.export.programs import DECODE, MODEL, PREFILL, READ, Caches, caches_of

@@ -24,8 +24,7 @@ from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import fixed_lengths
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import fixed_lengths, max_len
 from tfkit.nn import Past
 from tfkit.tools.common.comparison_inputs import example
 from tfkit.tools.export.failing_component import failing, quiet, refused

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from tfkit.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
-from tfkit.graph.inputs import fixed_lengths
+from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.tools.common.comparison_inputs import as_tensors, example
 from tfkit.tools.export.failing_component import quiet
 from tfkit.tools.export.format import Call, Format, Inputs, Opened, metadata

@@ -15,11 +15,10 @@ from torch import fx, nn
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.builder import build, graph_of
-from tfkit.checkpoint.finite import BROKEN, not_finite
-from tfkit.checkpoint.fitting import left_out_lines
+from tfkit.checkpoint.files import BROKEN, not_finite
+from tfkit.checkpoint.fitting import left_out_lines, safetensors_metadata
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.meaning import safetensors_metadata
-from tfkit.checkpoint.weights import SHARD, write_shards
+from tfkit.checkpoint.weight_map import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.model import BuiltModel

@@ -10,7 +10,7 @@ import torch
 from tfkit.arguments import Limit, Positive, checked
 from tfkit.builder import build
 from tfkit.graph.expand import Graph
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import max_len
 from tfkit.placement import AnyDtype, dtype_of
 from tfkit.tools.common.choices import LENGTH, NEEDS, Budgeted, Mode, Optimizer
 from tfkit.tools.common.units import bytes_text

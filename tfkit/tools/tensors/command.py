@@ -28,11 +28,11 @@ from tfkit.console.reader import Reader
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @json_option
 def tensors(reader: Reader, path: Path, json: bool) -> None:
-    from tfkit.checkpoint.files import Checkpoint
-    from tfkit.checkpoint.names import collapsed
+    from tfkit.checkpoint.files import TensorFiles
+    from tfkit.checkpoint.tensor_names import collapsed
     from tfkit.placement import name_of
 
-    with Checkpoint.open(path) as checkpoint:
+    with TensorFiles.open(path) as checkpoint:
         names = checkpoint.names
     kinds = {name: (name_of(info.dtype), info.shape) for name, info in names.items()}
     if json:

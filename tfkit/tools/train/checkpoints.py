@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, fx
 
-from tfkit.checkpoint.files import Checkpoint as TensorFiles
-from tfkit.checkpoint.files import TensorInfo
+from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.run import Run
 from tfkit.placement import name_of

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tfkit.checkpoint.weights import Link, WeightMap
+from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.components import head
 from tfkit.tools.save import save
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 from tfkit.component import RopeScalingConfig
 from tfkit.errors import SpecError
 from tfkit.tools.check.changes import Place, put

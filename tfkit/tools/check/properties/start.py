@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tfkit.builder import build
 from tfkit.first_loss import first_losses
-from tfkit.graph.tables import heads_of_tables
+from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.check.inputs import call
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of

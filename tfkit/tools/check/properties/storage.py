@@ -15,7 +15,7 @@ from torch import fx
 from tfkit.builder import build
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.tables import heads_of_tables
+from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.inputs import call, example_inputs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, in_words, property_of
 from tfkit.tools.check.places import compared

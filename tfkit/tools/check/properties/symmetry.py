@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, InputPositionConfig, MaskConfig, ScoreBiasConfig
 from tfkit.graph.decode_split import computes_alone
-from tfkit.graph.inputs import fixed_length
-from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.graph.input_shapes import fixed_length
+from tfkit.graph.wiring import deaf_to_pairs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import compared
 from tfkit.tools.check.properties.reading import arguments

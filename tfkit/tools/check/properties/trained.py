@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, Layer, Step
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, property_of
 from tfkit.tools.check.profiles import LAYERS, Edit, Parts, Profile, Trace, misplaced

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.component import MaskConfig
-from tfkit.graph.tables import heads_of_tables
+from tfkit.graph.wiring import heads_of_tables
 from tfkit.placement import forked_generator
 from tfkit.tools.check.changes import without_dropout
 from tfkit.tools.check.choices import Choices
