@@ -24,7 +24,7 @@ from tfkit.spec.source import parse, plain
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.training.loop import Trainer
 
-from .test_mutations import MUTATIONS, SETTINGS, VALUES, compare, compare_field, pick, replaced
+from .test_mutations import MUTATIONS, SETTINGS, VALUES, compare, compare_field, misplaced_key, mutants_of
 
 PARTS = """\
 eval: {every: 4, splits: {val: all, train: {batches: 2}}, metrics: [loss, accuracy, bits_per_byte]}
@@ -81,20 +81,7 @@ MOST = 4096
 """Positions of a step, and parameters in thousands, of a run that is tried."""
 
 
-def run_key(draw: st.DrawFn, text: str) -> str:
-    """A key of runs where it may not belong."""
-    entry = f"{draw(st.sampled_from(FIELDS))}: {draw(st.sampled_from(VALUES))}"
-    if draw(st.booleans()):
-        return replaced(text, pick(draw, text, r"(?<=\{)"), f"{entry}, ")
-    return replaced(text, pick(draw, text, r"^(?=\w)"), f"{entry}\n")
-
-
-@st.composite
-def mutants(draw: st.DrawFn) -> str:
-    text = draw(st.sampled_from(TEXTS))
-    for _ in range(draw(st.integers(1, 2))):
-        text = draw(st.sampled_from([*MUTATIONS, run_key]))(draw, text)
-    return text
+MUTANTS = mutants_of(st.sampled_from(TEXTS), [*MUTATIONS, misplaced_key(FIELDS, VALUES)])
 
 
 @pytest.fixture(scope="module")
@@ -203,14 +190,14 @@ def test_the_originals_are_right(text: str, folder: Path) -> None:
 
 
 @settings(SETTINGS, max_examples=60, derandomize=True)
-@given(mutants())
+@given(MUTANTS)
 def test_mutants_of_runs(folder: Path, text: str) -> None:
     check(text, folder)
 
 
 @pytest.mark.slow
 @settings(SETTINGS, max_examples=3000)
-@given(mutants())
+@given(MUTANTS)
 def test_many_mutants_of_runs(folder: Path, text: str) -> None:
     check(text, folder)
 
