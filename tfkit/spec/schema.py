@@ -83,7 +83,8 @@ class _Language:
         names = {"type": "array", "items": {"type": "string", "pattern": NAME}, "uniqueItems": True}
         inputs = properties.pop("inputs")
         properties["inputs"] = {**_about(inputs), "anyOf": [names, _bare(inputs)]}
-        properties |= {name: self._shared(name, partial=partial) for name in self._shared_names()}
+        shared = sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
+        properties |= {name: self._shared(name, partial=partial) for name in shared}
         about = "The spec, by path or bare name, that this one changes."
         properties["extends"] = {"type": "string", "description": about}
         if partial:  # null removes what is inherited
@@ -116,9 +117,6 @@ class _Language:
             "maxLength": 200,
             "description": "Arithmetic over the spec's own fields, such as d_head ** -0.5.",
         }
-
-    def _shared_names(self) -> list[str]:
-        return sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
 
     def _shared(self, name: str, *, partial: bool) -> Schema:
         """Return the values that the fields with a name take, anywhere in a spec."""

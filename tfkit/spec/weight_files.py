@@ -47,7 +47,8 @@ def read_headers(path: Path) -> dict[Path, FileHeader]:
     for file, header in headers.items():
         for name in header.tensors:
             if name in places:
-                raise _twice(name, places[name], file)
+                message = f"tensor {quoted(name)} is in two files: {shown(places[name])} and {shown(file)}"
+                raise SpecError(Diagnostic(message))
             places[name] = file
     return headers
 
@@ -152,7 +153,3 @@ def _check_listed(index: Path, file: Path, names: Iterable[str], header: FileHea
         message = f"{shown(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
         more = (f"and {len(missing) - 1:,} more",) if missing[1:] else ()
         raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
-
-
-def _twice(name: str, first: Path, second: Path) -> SpecError:
-    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(first)} and {shown(second)}"))
