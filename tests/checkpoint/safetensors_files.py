@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import SpecError
 
 TENSORS = {"up": torch.arange(6.0).reshape(2, 3), "down": torch.arange(4).to(torch.bfloat16)}
@@ -21,7 +21,7 @@ CONVERT = """\
 
 def refused(path: str) -> str:
     with pytest.raises(SpecError) as error:
-        Checkpoint.open(path)
+        TensorFiles.open(path)
     return str(error.value)
 
 
@@ -34,7 +34,7 @@ def entry(start: Any = 0, end: Any = 8, shape: Any = (2,), dtype: Any = "F32", *
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end], **others}
 
 
-def assert_holds(checkpoint: Checkpoint, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
+def assert_holds(checkpoint: TensorFiles, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
     found = {name: checkpoint.read(name) for name in checkpoint.names}
     assert_same(found, tensors)
     assert all(checkpoint.names[name][:2] == (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items())

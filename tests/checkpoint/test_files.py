@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tfkit.checkpoint import files
-from tfkit.checkpoint.files import DTYPES, Checkpoint, TensorInfo
+from tfkit.checkpoint.files import DTYPES, TensorFiles, TensorInfo
 from tfkit.errors import SpecError
 from tfkit.spec.folder import INDEX, WEIGHTS
 from tfkit.spec.header import MAX_HEADER
@@ -46,14 +46,14 @@ def write_index(weight_map: Any, folder: Path = Path()) -> None:
 def test_one_file(path: str) -> None:
     Path("folder").mkdir()
     save_file(TENSORS, f"folder/{WEIGHTS}", metadata={"format": "pt"})
-    with Checkpoint.open(path) as checkpoint:
+    with TensorFiles.open(path) as checkpoint:
         assert_holds(checkpoint)
 
 
 @pytest.mark.parametrize("path", ["folder", f"folder/{INDEX}"])
 def test_shards_in_the_order_of_the_index(path: str) -> None:
     write_shards(Path("folder"))
-    with Checkpoint.open(Path(path)) as checkpoint:
+    with TensorFiles.open(Path(path)) as checkpoint:
         assert checkpoint.names == {
             "up": TensorInfo(torch.float32, (2, 3), Path("folder/1.safetensors")),
             "down": TensorInfo(torch.bfloat16, (4,), Path("folder/2.safetensors")),
@@ -65,7 +65,7 @@ def test_shards_in_the_order_of_the_index(path: str) -> None:
 def test_shards_may_have_more_than_the_index_names_and_be_named_in_two_ways() -> None:
     write_shards(shards={"1.safetensors": TENSORS | {"norm": torch.ones(3)}})
     write_index({"up": "1.safetensors", "down": "./1.safetensors"})
-    with Checkpoint.open(".") as checkpoint:
+    with TensorFiles.open(".") as checkpoint:
         assert_holds(checkpoint, TENSORS | {"norm": torch.ones(3)})
 
 
@@ -79,14 +79,14 @@ def test_every_type(name: str) -> None:
         "one": torch.ones((), dtype=dtype),
     }
     save_file(tensors, WEIGHTS)
-    with Checkpoint.open(".") as checkpoint:
+    with TensorFiles.open(".") as checkpoint:
         assert_holds(checkpoint, tensors)
 
 
 def test_tensors_are_views_that_outlive_the_checkpoint_and_leave_the_file_alone() -> None:
     save_file(TENSORS, WEIGHTS)
     before = Path(WEIGHTS).read_bytes()
-    with Checkpoint.open(".") as checkpoint:
+    with TensorFiles.open(".") as checkpoint:
         up, down = checkpoint.read("up"), checkpoint.read("down")
         assert down.data_ptr() - up.data_ptr() in (24, -8)
     up.fill_(7.0)
@@ -108,7 +108,7 @@ def test_only_what_is_held_stays_mapped(monkeypatch: pytest.MonkeyPatch) -> None
     safe_open = files.safe_open
     monkeypatch.setattr(files, "safe_open", counted)
     monkeypatch.setattr(files, "MAPPED", 20_000)
-    with Checkpoint.open(".") as checkpoint:
+    with TensorFiles.open(".") as checkpoint:
         held = {name: checkpoint.read(name) for name in tensors}
     assert len(opened) == 1 + 3
     assert all(torch.equal(held[name], tensor) for name, tensor in tensors.items())
@@ -204,7 +204,7 @@ def test_the_links_of_a_hub_cache_are_followed() -> None:
     snapshot.mkdir(parents=True)
     for name in ("1.safetensors", "2.safetensors", INDEX):
         (snapshot / name).symlink_to(f"../../blobs/{name}")
-    with Checkpoint.open(snapshot) as checkpoint:
+    with TensorFiles.open(snapshot) as checkpoint:
         assert_holds(checkpoint)
     save_file({"up": TENSORS["up"]}, "models--a--b/1.safetensors")
     (snapshot / "1.safetensors").unlink()
@@ -233,7 +233,7 @@ def test_an_index_that_its_files_contradict() -> None:
 def test_files_that_change_or_vanish() -> None:
     changed = "error: `2.safetensors` was changed while it was in use\n   = help: load the file again"
     write_shards()
-    with Checkpoint.open(".") as checkpoint:
+    with TensorFiles.open(".") as checkpoint:
         checkpoint.read("up")
         content = Path("2.safetensors").read_bytes()
         Path("2.safetensors").write_bytes(content[:-1])

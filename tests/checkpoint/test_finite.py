@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tfkit.checkpoint import finite
-from tfkit.checkpoint.files import DTYPES
-from tfkit.checkpoint.finite import check_finite, is_finite, not_finite
+from tfkit.checkpoint import files
+from tfkit.checkpoint.files import DTYPES, check_finite, is_finite, not_finite
 from tfkit.errors import SpecError
 
 
@@ -31,7 +30,7 @@ def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
 
 
 def test_finite_in_the_last_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finite, "CHUNK", 5)
+    monkeypatch.setattr(files, "CHUNK", 5)
     tensor = torch.zeros(3, 7)
     tensor[2, 6] = torch.inf
     with pytest.raises(SpecError, match=r"the first is inf at \[2, 6\]"):

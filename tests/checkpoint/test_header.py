@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import SpecError
 from tfkit.spec.folder import WEIGHTS
 from tfkit.spec.header import MAX_HEADER
@@ -150,7 +150,7 @@ def test_the_length_of_a_header_may_begin_as_a_pickle_does(length: int) -> None:
     content = raw(json.dumps({"w": entry()}).encode().ljust(length), bytes(8))
     assert content[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
     Path(WEIGHTS).write_bytes(content)
-    with Checkpoint.open(".") as checkpoint:
+    with TensorFiles.open(".") as checkpoint:
         assert_holds(checkpoint, {"w": torch.zeros(2)})
 
 
@@ -180,7 +180,7 @@ PIECES = [
 def read_all(content: bytes) -> dict[str, torch.Tensor] | None:
     Path("w.safetensors").write_bytes(content)
     try:
-        with Checkpoint.open("w.safetensors") as checkpoint:
+        with TensorFiles.open("w.safetensors") as checkpoint:
             return {name: checkpoint.read(name) for name in checkpoint.names}
     except SpecError:
         return None
@@ -225,7 +225,7 @@ def test_headers_of_odd_values(odd: object, size: int) -> None:
 
 MEMORY = """
 import resource, sys, time
-from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.files import TensorFiles
 from tfkit.spec.folder import WEIGHTS
 from tfkit.errors import SpecError
 
@@ -234,7 +234,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + 768 * 2**20,) * 2)
 for path in sys.argv[1:]:
     start = time.process_time()
     try:
-        Checkpoint.open(path)
+        TensorFiles.open(path)
     except SpecError as error:
         print(str(error).split(chr(10))[0])
     assert time.process_time() - start < 10, path

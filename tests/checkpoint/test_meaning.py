@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import tfkit
+from tfkit.checkpoint.fitting import DIGEST, MEANING
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.meaning import DIGEST, MEANING
-from tfkit.checkpoint.weights import write_shards
-from tfkit.graph.meaning import Meaning, changes, meaning_of, parsed
+from tfkit.checkpoint.weight_map import write_shards
+from tfkit.graph.semantics import Meaning, changes, meaning_of, parsed
 from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 from tfkit.tools.save.save import save
 
@@ -123,7 +123,7 @@ def test_every_writer_says_what_its_weights_mean(layout: str, tmp_path: Path) ->
         out.mkdir()
         tfkit.export(model.eval(), out / "model.safetensors")
     elif layout == "shards":
-        from tfkit.checkpoint.meaning import safetensors_metadata
+        from tfkit.checkpoint.fitting import safetensors_metadata
 
         out.mkdir()
         family = graph.spec.family

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import tfkit
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.weights import write_shards
+from tfkit.checkpoint.weight_map import write_shards
 from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 
 SPEC: dict[str, Any] = {
@@ -41,7 +41,6 @@ QKV = [
     "[q k v] ... -> q ..., k ..., v ...",
     "... [v q k] -> q ..., k ..., v ...",
     "(g [r k=1 v=1] d) ... -> (g r d) ..., (g k d) ..., (g v d) ...",
-    "(d g) [(h d) (g d)] -> _",
 ]
 GATE_UP = [
     None,
@@ -63,7 +62,7 @@ def checkpoints(draw: st.DrawFn) -> dict[str, Any]:
         if pattern is not None:
             entry = {entry: pattern}
         tensors[f"{LAYER}.{name}"] = entry
-    qkv, gate_up = draw(st.sampled_from(QKV[:-1])), draw(st.sampled_from(GATE_UP))
+    qkv, gate_up = draw(st.sampled_from(QKV)), draw(st.sampled_from(GATE_UP))
     tensors[f"{LAYER}.attention.project.[q k v]"] = _joined("l.{i}.attn", "[q k v]", qkv)
     tensors[f"{LAYER}.ffn.[gate up]"] = _joined("l.{i}.mlp", "[gate up]", gate_up)
     return {"model_type": "none", "architecture": "None", "tensors": tensors}

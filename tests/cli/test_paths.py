@@ -18,7 +18,7 @@ import pytest
 
 import tfkit
 from tests.run.training.runs import RUN, write_run
-from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.files import TensorFiles
 from tfkit.cli import main
 from tfkit.decoding.text import load_tokenizer
 from tfkit.tools.common.atomic_files import names_in, write_file
@@ -226,7 +226,7 @@ def test_a_zero_byte(folder: Path) -> None:
     path = folder / "zero\0byte"
     for call in (
         lambda: tfkit.load(path.with_suffix(".yaml")),
-        lambda: Checkpoint.open(path),
+        lambda: TensorFiles.open(path),
         lambda: import_config(path),
         lambda: write_file(path, ""),
         lambda: names_in(path),

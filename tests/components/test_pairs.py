@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.component import AttentionBackend
-from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.graph.wiring import deaf_to_pairs
 from tfkit.spec.render import render
 
 from ..sampling import chosen, some

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from tfkit.building.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_for_decoding
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import max_len
 
 
 class Recomputed(CachedModel):

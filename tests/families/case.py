@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.checkpoint.names import matcher
+from tfkit.checkpoint.tensor_names import matcher
 from tfkit.errors import LeftOutWarning
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.import_.importing import Imported, import_config

@@ -18,13 +18,13 @@ from typing import Any
 import transformers
 
 import tfkit
-from tfkit.checkpoint.config_json.reading import SILENT, USUAL
-from tfkit.checkpoint.config_json.writing import FieldWriting
+from tfkit.checkpoint.config_json.read_fields import SILENT, USUAL
+from tfkit.checkpoint.config_json.write_fields import FieldWriting
 from tfkit.component import ABSENT, FieldConfig
-from tfkit.components.fields.fixed import OnlyConfig, UnusedConfig
-from tfkit.components.fields.layers import CountConfig
+from tfkit.components.fields.layer_variants import CountConfig
+from tfkit.components.fields.value import OnlyConfig, UnusedConfig
 from tfkit.errors import SpecError
-from tfkit.spec.family import FamilyConfig
+from tfkit.spec.families import FamilyConfig
 from tfkit.tools.import_.importing import export_config, import_config
 
 from .cases import CASES

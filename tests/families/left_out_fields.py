@@ -13,7 +13,7 @@ import transformers
 
 from tfkit.component import ABSENT
 from tfkit.errors import SpecError
-from tfkit.graph.meaning import meaning_of
+from tfkit.graph.semantics import meaning_of
 
 from .cases import earlier
 from .changed_fields import NOT_THE_MODEL, quiet

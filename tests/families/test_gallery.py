@@ -18,7 +18,7 @@ from torch import nn
 
 import tfkit
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.names import matcher
+from tfkit.checkpoint.tensor_names import matcher
 from tfkit.spec import source
 from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain

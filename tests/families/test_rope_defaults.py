@@ -13,7 +13,7 @@ import transformers
 
 import tfkit
 from tfkit.errors import SpecError
-from tfkit.graph.sequence_limits import max_len as limit_of
+from tfkit.graph.input_shapes import max_len as limit_of
 from tfkit.tools.import_.importing import export_config, import_config
 
 from ..known import KNOWN

@@ -12,7 +12,7 @@ import torch
 
 import tfkit
 from tfkit.cli import main
-from tfkit.graph.names import RESERVED, WRITTEN
+from tfkit.graph.node_names import RESERVED, WRITTEN
 from tfkit.tools.eject.check import check
 from tfkit.tools.eject.write import eject
 
@@ -29,47 +29,13 @@ graph:
   decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: gelu, d_ff: 12}}
   logits: {block: lm_head, tie: NODE}
 """
-LETTERS = [
-    "λ",
-    "é",
-    "naïve",
-    "ﬁ",
-    "ｄecoder",
-    "µ",
-    "a·b",
-    "ª",
-    "x²",
-    "名",
-    "a b",
-    "a-b",
-    "a.b",
-    "2nd",
-    "_x",
-    "__init__",
-]
-PYTHON = [
-    "print",
-    "len",
-    "int",
-    "list",
-    "input",
-    "isinstance",
-    "super",
-    "object",
-    "slice",
-    "range",
-    "__name__",
-    "id",
-    "K",
-    "Any",
-    "Types",
-    "sourceTokens",
-]
+LETTERS = ["a b", *"λ é naïve ﬁ ｄecoder µ a·b ª x² 名 a-b a.b 2nd _x __init__".split()]  # noqa: SIM905
+BUILTINS = "sum print len int list isinstance object id input super slice".split()  # noqa: SIM905
+PYTHON = [*BUILTINS[1:], "range", "__name__", "K", "Any", "Types", "sourceTokens"]
 ALLOWED = """Any Decoder Dict Embedding List Mine Optional Parameter Union add annotate aten bias case cast clone cuda_
     fn fx gelu hook int64 jit layers linear mask match memory mul name operators ops output prim relu setattr_ shape
     size sqrt tables tie uint8 values weight wrap x""".split()  # noqa: SIM905
 """Names that a careless writer of code would use himself."""
-BUILTINS = ["sum", "print", "len", "int", "list", "isinstance", "object", "id", "input", "super", "slice"]
 
 
 def spec(node: str = "embedding", given: str = "tokens") -> str:

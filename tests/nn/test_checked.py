@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 import tfkit
-from tfkit.graph.sequence_limits import beyond
+from tfkit.graph.input_shapes import beyond
 
 from ..sampling import chosen, some
 

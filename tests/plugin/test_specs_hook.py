@@ -11,7 +11,7 @@ import pytest
 from tfkit.errors import SpecError
 from tfkit.plugin.known_specs import known_specs, own_specs
 from tfkit.plugin.manager import available
-from tfkit.spec.find import find_spec
+from tfkit.spec.extending import find_spec
 from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain
 from tfkit.tools.list_.gallery import shipped

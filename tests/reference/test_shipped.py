@@ -9,7 +9,7 @@ import pytest
 import tfkit
 from tfkit.component import Component
 from tfkit.reference import BUILT_IN, UnknownKind
-from tfkit.spec.parts import parts
+from tfkit.spec.document import parts
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import tfkit
 from tests.run.training.runs import PLUGINS, RUN, Memory, trained, write_run
-from tests.spec.test_mutations import MUTATIONS, SETTINGS, VALUES, compare, compare_field, pick, replaced
+from tests.spec.test_mutations import MUTATIONS, SETTINGS, VALUES, compare, compare_field, misplaced_key, mutants_of
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.read_run import VOCABULARY
 from tfkit.run.run_spec import LISTS, MODEL, RunSpec
@@ -80,20 +80,7 @@ MOST = 4096
 """Positions of a step, and parameters in thousands, of a run that is tried."""
 
 
-def run_key(draw: st.DrawFn, text: str) -> str:
-    """A key of runs where it may not belong."""
-    entry = f"{draw(st.sampled_from(FIELDS))}: {draw(st.sampled_from(VALUES))}"
-    if draw(st.booleans()):
-        return replaced(text, pick(draw, text, r"(?<=\{)"), f"{entry}, ")
-    return replaced(text, pick(draw, text, r"^(?=\w)"), f"{entry}\n")
-
-
-@st.composite
-def mutants(draw: st.DrawFn) -> str:
-    text = draw(st.sampled_from(TEXTS))
-    for _ in range(draw(st.integers(1, 2))):
-        text = draw(st.sampled_from([*MUTATIONS, run_key]))(draw, text)
-    return text
+MUTANTS = mutants_of(st.sampled_from(TEXTS), [*MUTATIONS, misplaced_key(FIELDS, VALUES)])
 
 
 @pytest.fixture(scope="module")
@@ -202,14 +189,14 @@ def test_the_originals_are_right(text: str, folder: Path) -> None:
 
 
 @settings(SETTINGS, max_examples=60, derandomize=True)
-@given(mutants())
+@given(MUTANTS)
 def test_mutants_of_runs(folder: Path, text: str) -> None:
     check(text, folder)
 
 
 @pytest.mark.slow
 @settings(SETTINGS, max_examples=3000)
-@given(mutants())
+@given(MUTANTS)
 def test_many_mutants_of_runs(folder: Path, text: str) -> None:
     check(text, folder)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import tfkit
 from tests.run.training.runs import PLUGINS, RUN, write_run
-from tests.spec.test_mutations import MUTATIONS, SETTINGS, VALUES, compare_field, pick, replaced
+from tests.spec.test_mutations import MUTATIONS, SETTINGS, VALUES, compare_field, misplaced_key, mutants_of
 from tfkit.run.sweep_spec import CompareConfig, EqualConfig, FitConfig, SweepSpec, TuneConfig
 from tfkit.spec.source import parse, plain
 from tfkit.tools.sweep.sweep import Sweep
@@ -62,21 +62,9 @@ def base_of(variant: str, to: str | None, variants: list[str]) -> str:
     return next((one for one, after in pairwise(variants) if after == variant), variant)
 
 
-def sweep_key(draw: st.DrawFn, text: str) -> str:
-    """A key of sweeps where it may not belong."""
-    value = draw(st.sampled_from([*VALUES, "5%", "val.loss", "[1, 2]", "{log: [1, 2]}"]))
-    entry = f"{draw(st.sampled_from(FIELDS))}: {value}"
-    if draw(st.booleans()):
-        return replaced(text, pick(draw, text, r"(?<=\{)"), f"{entry}, ")
-    return replaced(text, pick(draw, text, r"^(?=\w)"), f"{entry}\n")
-
-
-@st.composite
-def mutants(draw: st.DrawFn) -> str:
-    text = draw(st.sampled_from(TEXTS))
-    for _ in range(draw(st.integers(1, 2))):
-        text = draw(st.sampled_from([*MUTATIONS, sweep_key]))(draw, text)
-    return text
+MUTANTS = mutants_of(
+    st.sampled_from(TEXTS), [*MUTATIONS, misplaced_key(FIELDS, [*VALUES, "5%", "val.loss", "[1, 2]", "{log: [1, 2]}"])]
+)
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +152,14 @@ def test_the_originals_are_right(text: str, folder: Path) -> None:
 
 
 @settings(SETTINGS, max_examples=30, derandomize=True)
-@given(mutants())
+@given(MUTANTS)
 def test_mutants_of_sweeps(folder: Path, text: str) -> None:
     check(text, folder)
 
 
 @pytest.mark.slow
 @settings(SETTINGS, max_examples=1000)
-@given(mutants())
+@given(MUTANTS)
 def test_many_mutants_of_sweeps(folder: Path, text: str) -> None:
     check(text, folder)
 

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 
+import tfkit
+from tfkit.plugin.manager import Plugins
 from tfkit.spec import tree
 
 
@@ -17,6 +19,12 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "C" and not hasattr(yaml, "CSafeLoader"):
         pytest.skip("PyYAML without libyaml")
     monkeypatch.setattr(tree, "_Loader", yaml.CSafeLoader if request.param == "C" else yaml.SafeLoader)
+
+
+@pytest.fixture(scope="session")
+def plugins() -> Plugins:
+    """The built-in components."""
+    return tfkit.load_plugins(entry_points=False)
 
 
 @pytest.fixture(scope="session")

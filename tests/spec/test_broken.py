@@ -16,11 +16,6 @@ SPECS = sorted(Path(__file__).parents[1].glob("broken/*.yaml"))
 SEVERAL = {"several_mistakes": 4, "several_keys_missing": 2, "set_two_errors": 2}
 
 
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return tfkit.load_plugins(entry_points=False)
-
-
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_broken(
     path: Path, plugins: Plugins, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch

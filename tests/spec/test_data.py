@@ -121,11 +121,6 @@ WRONG: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return tfkit.load_plugins(entry_points=False)
-
-
 def same(a: tfkit.Graph, b: tfkit.Graph) -> bool:
     return (a.spec.model, a.inputs, a.nodes, a.outputs) == (b.spec.model, b.inputs, b.nodes, b.outputs)
 

@@ -120,6 +120,14 @@ graph:
 """
 
 
+def assigned(argument: str, *path: str) -> Any:
+    """The value at a path of the base, changed by one argument."""
+    value: Any = plain(assign(tree(BASE), argument, FIELDS))
+    for key in path:
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return value
+
+
 @pytest.mark.parametrize(
     ("argument", "path", "value"),
     [
@@ -136,22 +144,16 @@ graph:
     ],
 )
 def test_a_value_is_set(argument: str, path: str, value: object) -> None:
-    found: Any = plain(assign(tree(BASE), argument, FIELDS))
-    for key in path.split("."):
-        found = found[int(key)] if isinstance(found, list) else found[key]
-    assert found == value
+    assert assigned(argument, *path.split(".")) == value
 
 
 @pytest.mark.parametrize(("argument", "gone"), [("bias=null", ["bias"]), ("head=null", ["graph", "head"])])
 def test_null_takes_away_at_the_top_and_a_node(argument: str, gone: list[str]) -> None:
-    found: Any = plain(assign(tree(BASE), argument, FIELDS))
-    for key in gone[:-1]:
-        found = found[key]
-    assert gone[-1] not in found
+    assert gone[-1] not in assigned(argument, *gone[:-1])
 
 
 def test_nothing_after_the_sign_takes_nothing_away() -> None:
-    assert plain(assign(tree(BASE), "bias=", FIELDS))["bias"] is None
+    assert assigned("bias=", "bias") is None
 
 
 def test_the_place_is_that_of_the_argument() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import tfkit
 import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import max_len
 from tfkit.spec.source import parse, plain
 
 from ..known import KNOWN
@@ -60,13 +60,28 @@ SPECS = [*map(small, SHIPPED), *RICH]
 # ---- mutations ----
 
 
+Mutation = Callable[[st.DrawFn, str], str]
+
+
 @st.composite
-def mutants(draw: st.DrawFn) -> str:
-    text = draw(st.sampled_from(RICH) | st.sampled_from(SPECS))
+def mutants_of(draw: st.DrawFn, texts: st.SearchStrategy[str], changes: Sequence[Mutation]) -> str:
+    """A text with one or two changes."""
+    text = draw(texts)
     for _ in range(draw(st.integers(1, 2))):
-        change = draw(st.sampled_from(MUTATIONS))
-        text = change(draw, text)
+        text = draw(st.sampled_from(changes))(draw, text)
     return text
+
+
+def misplaced_key(fields: Sequence[str], values: Sequence[str]) -> Mutation:
+    """A key of a run or a sweep where it may not belong: in a mapping in braces, or at the top."""
+
+    def change(draw: st.DrawFn, text: str) -> str:
+        entry = f"{draw(st.sampled_from(fields))}: {draw(st.sampled_from(values))}"
+        if draw(st.booleans()):
+            return replaced(text, pick(draw, text, r"(?<=\{)"), f"{entry}, ")
+        return replaced(text, pick(draw, text, r"^(?=\w)"), f"{entry}\n")
+
+    return change
 
 
 def pick(draw: st.DrawFn, text: str, pattern: str) -> re.Match[str] | None:
@@ -135,7 +150,8 @@ def damage(draw: st.DrawFn, text: str) -> str:
     return text[:at] + draw(st.sampled_from([*MARKS, ""])) + text[at + draw(st.integers(0, 2)) :]
 
 
-MUTATIONS = [rename_key, drop, duplicate, swap_word, new_value, new_key, null_at_the_top, damage]
+MUTATIONS: list[Mutation] = [rename_key, drop, duplicate, swap_word, new_value, new_key, null_at_the_top, damage]
+MUTANTS = mutants_of(st.sampled_from(RICH) | st.sampled_from(SPECS), MUTATIONS)
 
 
 # ---- the oracle ----
@@ -281,26 +297,26 @@ SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(Hea
 
 
 @settings(SETTINGS, max_examples=60, derandomize=True)
-@given(mutants())
+@given(MUTANTS)
 def test_mutants(text: str) -> None:
     check(text)
 
 
 @settings(SETTINGS, max_examples=20, derandomize=True)
-@given(st.sampled_from(SPECS) | mutants(), st.sampled_from(TOP))
+@given(st.sampled_from(SPECS) | MUTANTS, st.sampled_from(TOP))
 def test_null_takes_away(text: str, key: str) -> None:
     check_null(text, key)
 
 
 @pytest.mark.slow
 @settings(SETTINGS, max_examples=500)
-@given(st.sampled_from(SPECS) | mutants(), st.sampled_from(TOP))
+@given(st.sampled_from(SPECS) | MUTANTS, st.sampled_from(TOP))
 def test_null_takes_away_in_many(text: str, key: str) -> None:
     check_null(text, key)
 
 
 @pytest.mark.slow
 @settings(SETTINGS, max_examples=1_500)
-@given(mutants())
+@given(MUTANTS)
 def test_many_mutants(text: str) -> None:
     check(text)

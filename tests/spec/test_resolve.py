@@ -10,8 +10,7 @@ from tfkit.component import Component, Config, Make, Shared, slot
 from tfkit.errors import Invalid
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
-from tfkit.spec.resolve import INVALID, Resolver
-from tfkit.spec.scope import Given
+from tfkit.spec.resolve import INVALID, Resolver, Scoped
 from tfkit.spec.source import parse
 
 
@@ -66,9 +65,9 @@ def plugins() -> Plugins:
 def resolved(text: str, shared: str = "") -> tuple[Any, Resolver]:
     """The drawing of a text, with the values that stand around it."""
     resolver = Resolver(plugins())
-    scope: dict[str, Given] = {}
+    scope: dict[str, Scoped] = {}
     if shared:
-        scope |= {name: Given(node, (name,), scope) for name, node in parse(shared, "around").items.items()}  # type: ignore[union-attr]
+        scope |= {name: Scoped(node, (name,), scope) for name, node in parse(shared, "around").items.items()}  # type: ignore[union-attr]
     node: Any = parse(text, "spec.yaml")
     return resolver.config(Drawing, node, ("drawing",), scope), resolver
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tfkit.spec.arithmetic import ExpressionError
-from tfkit.spec.scope import Given, Scope, compute
+from tfkit.spec.resolve import Scope, Scoped, compute
 from tfkit.spec.source import parse
 from tfkit.spec.tree import Mapping
 
 
-def scope_of(text: str, around: Scope | None = None, path: tuple[str, ...] = ()) -> dict[str, Given]:
+def scope_of(text: str, around: Scope | None = None, path: tuple[str, ...] = ()) -> dict[str, Scoped]:
     """What the values of a mapping can see: one another, and what stands around them."""
     root = parse(text, "spec.yaml")
     assert isinstance(root, Mapping)
-    scope: dict[str, Given] = dict(around or {})
-    scope |= {name: Given(node, (*path, name), scope) for name, node in root.items.items()}
+    scope: dict[str, Scoped] = dict(around or {})
+    scope |= {name: Scoped(node, (*path, name), scope) for name, node in root.items.items()}
     return scope
 
 

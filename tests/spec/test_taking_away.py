@@ -134,6 +134,12 @@ def test_null_in_a_variant_still_means_nothing_there(files: Callable[..., Path])
     assert layer.attention is None
 
 
+def test_null_takes_a_class_away_from_a_family_in_a_file(files: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: gpt2\nheads: {Model: null}\n")
+    heads = {name: load(files(f"checkpoint: {name}")).spec.family.heads for name in ("gpt2", "./mine.yaml")}  # type: ignore[union-attr]
+    assert heads["gpt2"].keys() - heads["./mine.yaml"].keys() == {"Model"}
+
+
 # ---- a shared key that no part takes ----
 
 BODY = """\

@@ -21,11 +21,9 @@ from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.decode_split import wire_of
-from tfkit.graph.expand import AnySpec, Graph, Node, load
-from tfkit.graph.inputs import fixed_lengths
-from tfkit.graph.pairs import masks_in_use, masks_of_pairs
-from tfkit.graph.places import place_of
-from tfkit.graph.tables import table_owner
+from tfkit.graph.expand import AnySpec, Graph, Node, load, place_of
+from tfkit.graph.input_shapes import fixed_lengths
+from tfkit.graph.wiring import masks_in_use, masks_of_pairs, table_owner
 from tfkit.nn import Program, Value, is_token, may_read, of_length, of_length_if_given
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
@@ -158,11 +156,11 @@ def build_filled(
 
     `before` is called with the model on the meta device, before it takes memory.
     """
-    from tfkit.checkpoint.files import Checkpoint
+    from tfkit.checkpoint.files import TensorFiles
     from tfkit.checkpoint.fitting import fitting_map, floating_type, warn_of
     from tfkit.spec.header import shown
 
-    with Checkpoint.open(path) as checkpoint:
+    with TensorFiles.open(path) as checkpoint:
         model = _on_meta(graph, dtype or floating_type(checkpoint), **options)
         weights = fitting_map(model, graph, checkpoint, path, allow_change=allow_change)
         before(model)

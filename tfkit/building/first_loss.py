@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tfkit.component import Call, Head, Layer, Layers, NormConfig, Projection, Scale
 from tfkit.errors import FirstLossWarning
 from tfkit.graph.expand import Graph, Node
-from tfkit.graph.tables import table_owner
+from tfkit.graph.wiring import table_owner
 from tfkit.nn import Linear, StackedLinear
 
 DEFAULT = "fan_in"

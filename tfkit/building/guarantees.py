@@ -28,10 +28,8 @@ from tfkit.component import (
     Signal,
 )
 from tfkit.errors import Diagnostic, SpecError, listing
-from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import input_shapes
-from tfkit.graph.places import place_of
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.expand import Graph, place_of
+from tfkit.graph.input_shapes import input_shapes, max_len
 from tfkit.spec.messages import fault_of, kind_of
 from tfkit.torch_private.tensors import tensors_in, version_of
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tfkit.building.placement import forked_generator
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.tables import heads_of_tables
+from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 
 RESETS = ("reset_parameters", "_reset_parameters")

@@ -17,9 +17,8 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import shown, unknown_argument
 from tfkit.component import Signal
 from tfkit.errors import listing
-from tfkit.graph.expand import Graph
-from tfkit.graph.order import as_list
-from tfkit.graph.sequence_limits import beyond, max_len, rows_of
+from tfkit.graph.expand import Graph, as_list
+from tfkit.graph.input_shapes import beyond, max_len, rows_of
 from tfkit.nn import WrittenGraph
 from tfkit.torch_private.sharding import computes_in
 

@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from tfkit.checkpoint.config_json.writing import value_at
-from tfkit.checkpoint.names import numbered
+from tfkit.checkpoint.config_json.write_fields import value_at
+from tfkit.checkpoint.tensor_names import numbered
 from tfkit.component import ABSENT, AttentionConfig, BlockConfig
 from tfkit.errors import Invalid, listing, quoted
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.building.placement import name_of
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.spec.folder import model_folder
-from tfkit.spec.header import Header, shown, stamp, unreadable
+from tfkit.spec.header import FileHeader, shown, stamp, unreadable
 from tfkit.spec.weight_files import read_headers
 
 DTYPES = {
@@ -36,6 +39,11 @@ MAPPED = 2**25
 """A file is remapped after this many bytes, so that data which was read and is no longer in use leaves memory."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
 """The errors that safetensors and torch raise if a file cannot be mapped."""
+CHUNK = 2**20
+"""The number of values checked together if torch has no kernel that works without a copy."""
+BROKEN = "values that are infinite or NaN"
+MOST_NAMES = 4
+"""The maximum number of listed names."""
 
 
 class TensorInfo(NamedTuple):
@@ -46,7 +54,7 @@ class TensorInfo(NamedTuple):
     file: Path
 
 
-class Checkpoint:
+class TensorFiles:
     """The tensors of a file or of a sharded checkpoint, by name.
 
     Attributes:
@@ -55,7 +63,7 @@ class Checkpoint:
         metadata: the texts that each file has in addition to its tensors.
     """
 
-    def __init__(self, headers: dict[Path, Header]) -> None:
+    def __init__(self, headers: dict[Path, FileHeader]) -> None:
         self.names: dict[str, TensorInfo] = {}
         self.metadata = {file: header.metadata for file, header in headers.items()}
         self._headers = headers
@@ -67,7 +75,7 @@ class Checkpoint:
                 self.names[name] = TensorInfo(DTYPES[entry.dtype], entry.shape, file)
 
     @classmethod
-    def open(cls, path: Path | str) -> Checkpoint:
+    def open(cls, path: Path | str) -> TensorFiles:
         """Open a checkpoint: the headers of its files are read and checked, no tensor is.
 
         Args:
@@ -85,7 +93,7 @@ class Checkpoint:
         checkpoint.close()
         return checkpoint
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> TensorFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,3 +141,53 @@ class Checkpoint:
             raise unreadable(path, error) from error
         if now != self._headers[path].stamp:
             raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load the file again"))
+
+
+# ---- finite values, both as stored in a file and after conversion to the model's type ----
+
+
+def is_finite(tensor: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return True if all values are finite, also after conversion to `dtype`. No copy is made."""
+    values = _values(tensor)
+    if not values.numel() or not values.is_floating_point():
+        return True
+    if values.itemsize == 1:
+        return all(bool(chunk.float().isfinite().all()) for chunk in values.flatten().split(CHUNK))
+    return all(bool(bound.to(dtype or bound.dtype).isfinite()) for bound in values.aminmax())
+
+
+def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | None = None) -> None:
+    """Raise SpecError, with the index, if a value of a file is infinite or NaN, or beyond `dtype`, the model's type."""
+    if is_finite(tensor, dtype):
+        return
+    values = _values(tensor)
+    kind, what, help = values.dtype, BROKEN, None
+    if dtype is not None and is_finite(values):
+        kind, what = dtype, f"values beyond {name_of(dtype)}"
+        help = f"use {name_of(values.dtype)}, the type of the file"
+    bad, first = _count(values, kind)
+    place = [int(index) for index in np.unravel_index(first, values.shape)][: tensor.dim()]
+    message = f"tensor {quoted(name)} of {shown(file)} has {what}"
+    note = f"{bad:,} in total; the first is {values.flatten()[first].item()} at {place}"
+    raise SpecError(Diagnostic(message, notes=(note,), help=help))
+
+
+def not_finite(state: Mapping[str, Tensor]) -> str | None:
+    """Describe which tensors of a model have values that are infinite or NaN. Return None if all are finite."""
+    names = [quoted(name) for name, tensor in state.items() if not is_finite(tensor)]
+    return f"in {listing(names, MOST_NAMES)}" if names else None
+
+
+def _values(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _count(values: Tensor, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the number of values that are not finite as a type, and the index of the first."""
+    bad, first = 0, 0
+    for index, chunk in enumerate(values.flatten().split(CHUNK)):
+        broken = ~chunk.to(dtype).double().isfinite()
+        if not bad and broken.any():
+            first = index * CHUNK + int(broken.int().argmax())
+        bad += int(broken.sum())
+    return bad, first

@@ -15,25 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.checkpoint.files import Checkpoint, TensorInfo
+from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.meaning import check_meaning
-from tfkit.checkpoint.names import collapsed, matcher
 from tfkit.checkpoint.pattern import PatternError
-from tfkit.checkpoint.weights import Link, WeightMap
+from tfkit.checkpoint.tensor_names import collapsed, matcher
+from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.spec.brackets import expanded
-from tfkit.spec.family import FamilyConfig
-from tfkit.spec.header import shown
+from tfkit.graph.semantics import Meaning, changes, meaning_of, parsed
+from tfkit.spec.families import FamilyConfig, expanded
+from tfkit.spec.header import AGAIN, Malformed, parse_object, shown
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 MOST = 8
 """The maximum number of names listed per reason for an omission."""
+MEANING = "tfkit_meaning"
+DIGEST = "tfkit_digest"
+MOST_DIFFERENCES = 20
+"""The maximum number of differences that an error lists."""
 
 
 def fitting_map(
-    model: nn.Module, graph: Graph, checkpoint: Checkpoint, path: Path, *, allow_change: bool = False
+    model: nn.Module, graph: Graph, checkpoint: TensorFiles, path: Path, *, allow_change: bool = False
 ) -> WeightMap:
     """Return the map whose names a file uses: the model's names, or the names of its family.
 
@@ -48,7 +51,7 @@ def fitting_map(
     return weights
 
 
-def nearest_map(model: nn.Module, graph: Graph, checkpoint: Checkpoint) -> WeightMap:
+def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
     """Return the map with more of the names in a file: the model's names, or the names of its family."""
     family = graph.spec.family
     weights = WeightMap.of_model(model)
@@ -59,7 +62,7 @@ def nearest_map(model: nn.Module, graph: Graph, checkpoint: Checkpoint) -> Weigh
     return max(weights, theirs, key=lambda candidate: candidate.count_in(checkpoint.names))
 
 
-def floating_type(checkpoint: Checkpoint) -> torch.dtype:
+def floating_type(checkpoint: TensorFiles) -> torch.dtype:
     """Return the type of a file's tensors; float32 if it has several."""
     types = {info.dtype for info in checkpoint.names.values()} & FLOATS
     return types.pop() if len(types) == 1 else torch.float32
@@ -143,7 +146,7 @@ def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
 
     Yield nothing if they cannot be read yet.
     """
-    with suppress(SpecError), Checkpoint.open(folder) as opened:
+    with suppress(SpecError), TensorFiles.open(folder) as opened:
         names = opened.names
         # Whether a tensor in `tensors` is read depends on the spec: loading reports it if not.
         texts = [text for text in family.tensors.values() if isinstance(text, str)]
@@ -160,3 +163,38 @@ def warn_of(reasons: Mapping[str, str], file: str) -> None:
     if reasons:
         text = _left_out_note(reasons, file).render("warning").removeprefix("warning: ")
         warnings.warn(text, LeftOutWarning, stacklevel=4)
+
+
+# ---- the semantics of weights: metadata of a file, compared with the model that loads it ----
+
+
+def safetensors_metadata(graph: Graph) -> dict[str, str]:
+    """Return the metadata of every safetensors file of a model: the semantics of its tensors, and their digest."""
+    meaning = meaning_of(graph)
+    return {"format": "pt", DIGEST: meaning.digest, MEANING: meaning.text}
+
+
+def check_meaning(checkpoint: TensorFiles, graph: Graph, path: Path) -> None:
+    """Raise SpecError if a file states semantics of its weights that differ from the model's.
+
+    Files that tfkit did not write state none.
+    """
+    expected = meaning_of(graph)
+    for file, texts in checkpoint.metadata.items():
+        if MEANING not in texts or texts.get(DIGEST) == expected.digest:
+            continue
+        differences = changes(_meaning(texts[MEANING], file), expected)
+        if differences:
+            more = (f"and {len(differences) - MOST_DIFFERENCES} more",) if len(differences) > MOST_DIFFERENCES else ()
+            notes = (*map(str, differences[:MOST_DIFFERENCES]), *more)
+            help = "to load them anyway: --allow-change, in Python `allow_change=True`"
+            message = f"the weights in {shown(path)} belong to a different model"
+            raise SpecError(Diagnostic(message, notes=notes, help=help))
+
+
+def _meaning(text: str, file: Path) -> Meaning:
+    try:
+        return parsed(parse_object(text.encode()))
+    except (Malformed, ValueError) as error:
+        message = f"{shown(file)} has an invalid description of what its weights mean: {error}"
+        raise SpecError(Diagnostic(message, help=AGAIN)) from error

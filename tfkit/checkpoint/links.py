@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from tfkit.checkpoint.computed import Expected, computed, written
-from tfkit.checkpoint.names import above, collapsed, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.pattern import Pattern, PatternError
-from tfkit.checkpoint.weights import Link, WeightMap, places
+from tfkit.checkpoint.tensor_names import above, collapsed, filled, holes, matcher, nameless, numbered
+from tfkit.checkpoint.weight_map import Link, WeightMap, places
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
-from tfkit.spec.brackets import expanded
-from tfkit.spec.family import FamilyConfig
+from tfkit.spec.families import FamilyConfig, expanded
 
 _SIZE = re.compile(r"(\w+)=(\d+)")
 """A size in a pattern that follows neither from the tensors nor from the component: `[q=1 k=1 v=1]`."""

@@ -244,7 +244,7 @@ class Reader:
     def load(self, spec: str) -> Graph:
         """Load the graph of a spec, with the weights of its folder; its notes go to standard error."""
         from tfkit.graph.expand import expand
-        from tfkit.spec.find import is_folder, weights_beside
+        from tfkit.spec.extending import is_folder, weights_beside
         from tfkit.spec.load import read_spec
 
         if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
@@ -255,7 +255,7 @@ class Reader:
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
         """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""
-        from tfkit.spec.find import weights_beside
+        from tfkit.spec.extending import weights_beside
         from tfkit.spec.folder import model_folder
 
         weights = weights_beside(spec, self.plugins.specs) if path is None else model_folder(path)

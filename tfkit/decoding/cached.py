@@ -23,8 +23,7 @@ from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import fixed_lengths
-from tfkit.graph.sequence_limits import beyond, max_len
+from tfkit.graph.input_shapes import beyond, fixed_lengths, max_len
 from tfkit.nn import Past, is_token, of_length
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.torch_private import compiler

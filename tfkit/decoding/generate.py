@@ -19,7 +19,7 @@ from tfkit.decoding.foreign import no_argument
 from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import max_len
 from tfkit.nn import is_token
 
 End: TypeAlias = Literal["stop", "length"]

@@ -12,8 +12,7 @@ from tfkit.building.builder import call, mask_inputs
 from tfkit.component import Pieces
 from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node
-from tfkit.graph.pairs import masks_in_use
-from tfkit.graph.tables import table_owner
+from tfkit.graph.wiring import masks_in_use, table_owner
 from tfkit.nn import Past, Program, Value
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tfkit.component import Cached, Pieces, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError
-from tfkit.graph.expand import Graph, Node
-from tfkit.graph.order import as_list
+from tfkit.graph.expand import Graph, Node, as_list
 from tfkit.spec.messages import refused
 
 

@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
-from tfkit.component import OWN_MASK, BlockConfig, Config, Layers, Signal, WireMarker, marker
+from tfkit.component import OWN_MASK, BlockConfig, Component, Config, Layers, Signal, WireMarker, marker
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted, similar
-from tfkit.graph.names import SPELLING, is_identifier, taken
-from tfkit.graph.order import CycleError, Wires, as_list, in_order, sources
+from tfkit.graph.node_names import SPELLING, is_identifier, taken
 from tfkit.plugin.manager import AnyPlugins, load_plugins
-from tfkit.spec.changes import as_changes
-from tfkit.spec.find import weights_beside
+from tfkit.spec.document import parts
+from tfkit.spec.extending import weights_beside
 from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
+from tfkit.spec.merge import as_changes
 from tfkit.spec.messages import crashed, refused
 from tfkit.spec.model_spec import InputConfig, ModelSpec
-from tfkit.spec.parts import parts
 
 C = TypeVar("C", bound=Config)
 
 AnySource: TypeAlias = Annotated[AnyPath | Mapping[Any, Any], "a path or a mapping"]
 """A spec that is not loaded yet, as users pass it."""
 T = TypeVar("T")
+Wires: TypeAlias = Mapping[str, Mapping[str, str | list[str]]]
+"""The sources of each node, by its fields: a name of a node or input, or a list of them."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,13 @@ def _warned(spec: Spec) -> Spec:
     for note in spec.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=4)
     return spec
+
+
+def place_of(graph: Graph, node: str, component: Component) -> tuple[str, ...]:
+    """Return the path of a component inside a node of the spec, or the node's path if it is not in it."""
+    start = ("graph", node)
+    paths = (path for path, part in parts(start, graph.node(node).config) if part is component)
+    return next(paths, start)
 
 
 def expand(spec: Spec) -> Graph:
@@ -350,3 +358,49 @@ def _input_signal(name: str, config: InputConfig) -> Signal:
     kind = "sequence" if config.type == "features" else "tokens"
     mask = f"{name}_mask" if config.length is None else None  # a fixed length leaves no room for padding
     return Signal(cast(Any, kind), config.width, config.length, mask=mask, optional=config.optional)
+
+
+# ---- the order in which nodes run ----
+
+
+class CycleError(Exception):
+    """Nodes that wait for each other: each of `names` reads the next one, and the last the first."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+def as_list(source: str | list[str]) -> list[str]:
+    """Return the sources of a field as a list."""
+    return [source] if isinstance(source, str) else source
+
+
+def sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
+    """Yield the sources of a node."""
+    return (name for source in fields.values() for name in as_list(source))
+
+
+def in_order(wires: Wires) -> list[str]:
+    """Return the nodes in their given order, but each after its sources; raise CycleError."""
+    done: dict[str, None] = {}
+    for start in wires:
+        trail = {} if start in done else {start: sources(wires[start])}
+        while trail:
+            name = next(reversed(trail))
+            source = next((name for name in trail[name] if name not in done and name in wires), None)
+            if source is None:
+                done[name] = None
+                del trail[name]
+            elif source in trail:
+                raise CycleError(_first_in_front(list(trail), source, list(wires)))
+            else:
+                trail[source] = sources(wires[source])
+    return list(done)
+
+
+def _first_in_front(trail: list[str], source: str, order: list[str]) -> list[str]:
+    """Return the part of a trail from `source` back to it, starting at the node that comes first in `order`."""
+    names = trail[trail.index(source) :]
+    first = min(range(len(names)), key=lambda index: order.index(names[index]))
+    return names[first:] + names[:first]

@@ -15,8 +15,8 @@ import numpy as np
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
-from tfkit.graph.pairs import deaf_to_pairs
-from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.graph.input_shapes import max_len, rows_of
+from tfkit.graph.wiring import deaf_to_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
 from tfkit.run.guarded_data import guarded

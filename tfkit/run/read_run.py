@@ -21,16 +21,14 @@ from tfkit.run.contract import Data
 from tfkit.run.guarded_data import GuardedData, guarded
 from tfkit.run.run_spec import ENDS, LISTS, MODEL, RunSpec
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import Language, based, read_based, read_named, shortest
-from tfkit.spec.find import SUFFIXES, yaml_files
+from tfkit.spec.extending import SUFFIXES, Language, based, read_based, read_named, shortest, yaml_files
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
 from tfkit.spec.messages import fault_in
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
-from tfkit.spec.resolve import Resolver
-from tfkit.spec.scope import Given
+from tfkit.spec.resolve import Resolver, Scoped
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
@@ -225,8 +223,8 @@ def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | No
     """Resolve a run. `loaded` is the data that was read before; newly read data is added to it. Raises SpecError."""
     root, model = text.root, text.root.items.get(MODEL)
     settings = without(root, {MODEL})
-    scope: dict[str, Given] = {}
-    scope |= {name: Given(node, (name,), scope) for name, node in settings.items.items() if isinstance(node, Scalar)}
+    scope: dict[str, Scoped] = {}
+    scope |= {name: Scoped(node, (name,), scope) for name, node in settings.items.items() if isinstance(node, Scalar)}
     resolver = Resolver(plugins)
     config = resolver.config(RunSpec, settings, (), scope)
     errors = resolver.diagnostics

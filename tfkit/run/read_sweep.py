@@ -20,8 +20,7 @@ from tfkit.run.run_spec import ENDS
 from tfkit.run.sweep_spec import ONE, Range, SweepSpec
 from tfkit.spec import source
 from tfkit.spec.document import check_sort
-from tfkit.spec.extending import named_at, shortest
-from tfkit.spec.find import SUFFIXES
+from tfkit.spec.extending import SUFFIXES, named_at, shortest
 from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver

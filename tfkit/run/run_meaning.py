@@ -21,10 +21,10 @@ from tfkit.component import Component, Config, ContentMarker, marker
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.run_spec import ENDS, RunSpec
 from tfkit.spec.annotations import extra, shape_of
+from tfkit.spec.document import parts
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import model_folder
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.parts import parts
 from tfkit.spec.weight_files import content_of
 
 Value: TypeAlias = "str | int | float | bool | None"
@@ -49,11 +49,6 @@ class RunMeaning:
     def digest(self) -> str:
         """32 hexadecimal digits for the values that are not defaults."""
         return _digest(self._given)
-
-    @property
-    def former_digest(self) -> str:
-        """The digest of every value, which named folders before defaults were left out of it."""
-        return _digest(self.values)
 
     def differences(self, before: Mapping[str, Value]) -> list[str]:
         """Return the paths whose values differ from a folder. A path that the folder lacks has its default."""

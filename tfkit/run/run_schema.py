@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tfkit.plugin.manager import Plugins
 from tfkit.run.run_spec import LISTS, MODEL, RunSpec
-from tfkit.spec.schema import CHANGES, SchemaWriter, about_of
-from tfkit.spec.schema_form import Schema, any_of, ref
+from tfkit.spec.schema import CHANGES, Schema, SchemaWriter, about_of, any_of, ref
 
 
 def run_schema(plugins: Plugins) -> Schema:

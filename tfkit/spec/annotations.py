@@ -12,7 +12,7 @@ from tfkit.component import Config, WireMarker
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConfigShape:
     """The configs that a field's annotation allows, and how they are arranged in it."""
 
     config: type[Config]
@@ -21,7 +21,7 @@ class Shape:
     boolean: bool
 
 
-def shape_of(annotation: Any) -> Shape | None:
+def shape_of(annotation: Any) -> ConfigShape | None:
     """Return the shape of a field that holds configs; None for any other field."""
     members = options(annotation)
     for option in members:
@@ -31,7 +31,7 @@ def shape_of(annotation: Any) -> Shape | None:
             container = "dict" if get_origin(option) is dict else "list"
             option = options(arguments[-1])[0]
         if isinstance(option, type) and issubclass(option, Config):
-            return Shape(option, container, type(None) in members, bool in members)
+            return ConfigShape(option, container, type(None) in members, bool in members)
     return None
 
 

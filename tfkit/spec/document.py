@@ -1,10 +1,11 @@
-"""The top of every file in the spec language, and how the types of documents are told apart.
+"""The top of every file in the spec language, how the types of documents are told apart, and their parts.
 
 A type of document is a subclass of `Document`: the models of this package, and the documents of packages above it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import field_validator
@@ -12,7 +13,8 @@ from pydantic import field_validator
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.spec.merge import MergeKeys
-from tfkit.spec.tree import Mapping
+from tfkit.spec.provenance import Path
+from tfkit.spec.tree import Mapping as Tree
 
 VERSION = 1
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
@@ -45,7 +47,7 @@ class Document(Config):
         return version
 
 
-def check_sort(root: Mapping, expected: type[Document]) -> None:
+def check_sort(root: Tree, expected: type[Document]) -> None:
     """Raise SpecError if a document is not of the expected type, but of a different type."""
     if any(key in root.items for key in expected.typical):
         return
@@ -54,3 +56,17 @@ def check_sort(root: Mapping, expected: type[Document]) -> None:
         if all(key in root.items for key in document.typical):
             message = f"{quoted(root.span.source.name)} is a {document.sort}, not a {expected.sort}"
             raise SpecError(Diagnostic(message, root.keys[first], first, help=f"`tfkit {document.command}` reads it"))
+
+
+def parts(path: Path, part: object) -> Iterator[tuple[Path, object]]:
+    """Yield a config and everything inside it, each with its path."""
+    yield path, part
+    inside: Mapping[str, object] = {}
+    if isinstance(part, Config):
+        inside = {name: getattr(part, name) for name in type(part).model_fields}
+    elif isinstance(part, Mapping):
+        inside = part
+    elif isinstance(part, tuple):
+        inside = {str(index): item for index, item in enumerate(part)}
+    for name, item in inside.items():
+        yield from parts((*path, name), item)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.spec.not_safetensors import refuse_foreign
 
 ITEM_SIZES = {
     "F64": 8,
@@ -68,7 +67,7 @@ class Stamp(NamedTuple):
     written: int
 
 
-class Header(NamedTuple):
+class FileHeader(NamedTuple):
     """The contents of a file by its header: tensors in the order of their data, and texts; with the file's stamp."""
 
     tensors: dict[str, Entry]
@@ -92,7 +91,7 @@ def stamp(path: Path) -> Stamp:
     return _stamp(os.stat(path))
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> FileHeader:
     """Read and check the header of a safetensors file; its data are not touched.
 
     Raises:
@@ -103,7 +102,7 @@ def read_header(path: Path) -> Header:
         try:
             start = file.read(8)
             length = int.from_bytes(start, "little")
-            refuse_foreign(path, shown(path), start if length > MAX_HEADER else b"")
+            _reject_foreign(path, start if length > MAX_HEADER else b"")
             raw = file.read(_checked_length(length, stamp_read.size))
             header = parse_object(raw)
             metadata = _metadata(header)
@@ -114,7 +113,7 @@ def read_header(path: Path) -> Header:
             raise SpecError(
                 Diagnostic(f"{shown(path)} is not a valid safetensors file: {error}", help=AGAIN)
             ) from error
-    return Header(entries, metadata, stamp_read)
+    return FileHeader(entries, metadata, stamp_read)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -237,3 +236,59 @@ def _entry(fields: Any, begin: int, size: int) -> Entry:
 
 def _counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) is int and 0 <= number <= MAX_BYTES for number in value)
+
+
+# ---- files that are not safetensors, recognized by their first bytes or their names ----
+
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+HOW_TO_CONVERT = (
+    "write its tensors to a safetensors file: `AutoModel.from_pretrained(OLD).save_pretrained(NEW)` in transformers, "
+    "or `safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`"
+)
+_PICKLE = ("is a pickle, which can run any code when it is read", HOW_TO_CONVERT)
+_GGUF = (
+    "is a GGUF file, made for llama.cpp",
+    "take the safetensors files of the same model; `AutoModel.from_pretrained(DIR, gguf_file=FILE)` in transformers "
+    "reads some and can save them",
+)
+_KERAS = ("is an HDF5 file, made for Keras", "take the safetensors files of the same model")
+_NUMPY = ("is a NumPy array", "`safetensors.numpy.save_file({'name': array}, FILE)` makes a safetensors file of it")
+_PACKED = ("is compressed", "unpack it first")
+_POINTER = ("is a pointer of Git LFS, not the file", "`git lfs pull` in its repository fetches the file")
+_PAGE = ("is a web page", "the download failed: fetch the file again")
+_JSON = ("is a JSON text", "give the weights themselves, their folder, or their index (`*.index.json`)")
+
+_STARTS = {
+    b"PK\x03\x04": _PICKLE,  # torch.save writes a zip archive with a pickle in it
+    b"\x80\x02": _PICKLE,
+    b"\x80\x03": _PICKLE,
+    b"\x80\x04": _PICKLE,
+    b"\x80\x05": _PICKLE,
+    b"GGUF": _GGUF,
+    b"lmgg": _GGUF,
+    b"tjgg": _GGUF,
+    b"\x89HDF": _KERAS,
+    b"\x93NUMPY": _NUMPY,
+    b"\x1f\x8b": _PACKED,
+    b"\x28\xb5\x2f\xfd": _PACKED,
+    b"version ": _POINTER,
+    b"<!": _PAGE,
+    b"<html": _PAGE,
+    b"{": _JSON,
+}
+
+
+def _reject_foreign(path: Path, start: bytes) -> None:
+    """Raise SpecError if a file is known to be of another format than safetensors.
+
+    Args:
+        path: its path; the name of a pickle is rejected whatever the file begins with.
+        start: its first eight bytes, if they cannot be the length of a header: 640 begins as a pickle does.
+    """
+    match = next((kind for prefix, kind in _STARTS.items() if start.startswith(prefix)), None)
+    suffix = path.suffix.lower()
+    if match is None and suffix in PICKLES:
+        match = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
+    if match is not None:
+        raise SpecError(Diagnostic(f"{shown(path)} {match[0]}", help=match[1]))

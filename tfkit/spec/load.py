@@ -21,16 +21,13 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.missing import how_to_get
 from tfkit.spec import source
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import Language, Read, based, read_based, shortest
-from tfkit.spec.family import FamilyConfig, with_kinds
-from tfkit.spec.find import find_spec, plugin_folders
+from tfkit.spec.document import parts
+from tfkit.spec.extending import Language, Read, based, find_spec, plugin_folders, read_based, shortest
+from tfkit.spec.families import FamilyConfig, full_family, in_place
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.parts import parts
 from tfkit.spec.provenance import Provenance
-from tfkit.spec.read_family import family_of, in_place, with_head
-from tfkit.spec.resolve import Resolver
-from tfkit.spec.scope import Given
+from tfkit.spec.resolve import Resolver, Scoped
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
@@ -85,105 +82,47 @@ def take_spec(data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[st
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
     """Remove the values at the top that have no effect because no part of the model takes them."""
-    resolved = _resolved(root, plugins)
-    return root if resolved.errors else without(root, {*resolved.idle, *_nulls(root, plugins)})
+    text = _written_out(root, plugins)
+    resolved = _resolved(text, plugins)
+    return root if resolved.errors else without(root, {*resolved.idle, *text.nulls})
 
 
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
-    """Resolve a tree whose `extends` has been applied."""
+    """Resolve a tree whose `extends` has been applied, in three passes."""
     _check_required(root, plugins)
-    changes = list(sets)
-    fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-    changed, errors = _changed(without(root, {"parameters"} if changes else ()), changes, fields)
-    changed = in_place(changed, plugins.specs)
-    resolved, nulls = _resolved(changed, plugins), _nulls(changed, plugins)
-    errors += [_nothing_to_take(name, node) for name, node in nulls.items()]
-    errors += [error for error in resolved.errors if error.span not in [node.span for node in nulls.values()]]
+    # 1. Change. Takes the tree of a text and the `--set` arguments; returns the tree of the changed text.
+    changed, errors = _changed(root, list(sets), plugins)
+    # 2. Write out. Takes the tree of a text; returns the tree of a `ModelSpec` without short forms, apart from the
+    #    values at the top that its components inherit.
+    text = _written_out(changed, plugins)
+    # 3. Resolve. Takes these two; returns the config, the origin of each value, and the errors.
+    resolved = _resolved(text, plugins)
+    errors += [_nothing_to_take(name, node) for name, node in text.nulls.items()]
+    errors += [error for error in resolved.errors if error.span not in [node.span for node in text.nulls.values()]]
+    # The family of a sound model takes passes 2 and 3 after it.
     family = None
     if not resolved.errors:
         family, family_errors = _family(changed, plugins, resolved.provenance)
         errors += family_errors
-    idle = [] if errors else resolved.idle
-    before = _resolved(root, plugins).idle if idle and changes else idle
-    notes = []
-    for name in idle:
-        key = changed.keys[name]
-        said_by_set = changed.items[name] is not root.items.get(name)
-        if said_by_set or (name in before and key.source == root.span.source):
-            errors.append(_idle(name, key))
-        else:
-            notes.append(_idle_now(name, key, by_set=name not in before))
-    if errors:
-        raise SpecError(*errors)
+    idle, notes = ([], []) if errors else _idle_keys(root, changed, resolved.idle, plugins)
+    if errors or idle:
+        raise SpecError(*errors, *idle)
     return Spec(resolved.model, resolved.provenance, file, tuple(notes), _built_with(resolved.model, plugins), family)
 
 
-def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[FamilyConfig | None, list[Diagnostic]]:
-    """Resolve the family of a model, add its locations to `provenance`, and return it with its errors."""
-    node = root.items.get("checkpoint")
-    if node is None or is_null(node):
-        return None, []
-    resolver = Resolver(plugins)
-    text = with_kinds(with_head(family_of(node, plugins.specs)), plugins.registry)
-    family = resolver.config(FamilyConfig, text, ("checkpoint",), {})
-    provenance.spans.update(resolver.provenance.spans)
-    return family, resolver.diagnostics
+def models(specs: KnownSpecs, read: Read = source.read) -> Language:
+    """Return the language of specs; `read` reads one file."""
+
+    def find(name: str, folder: Path, span: Span) -> Path:
+        return find_spec(name, specs, folder=folder, span=span)
+
+    def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
+        return patch if base is None else extended(without(base, {"parameters"}), patch)
+
+    return Language(ModelSpec, find, merge, read)
 
 
-def _built_with(model: ModelSpec, plugins: Plugins) -> dict[str, str]:
-    third_party = [plugin for plugin in plugins.loaded if plugin.origin != BUILT_IN]
-    owners = {component.config: plugin for plugin in third_party for component in plugin.components}
-    used = {owners.get(type(part)) for _, part in parts((), model) if isinstance(part, Component)} if owners else set()
-    return {plugin.name: plugin.version for plugin in third_party if plugin in used}
-
-
-@dataclass(frozen=True)
-class _Resolved:
-    """The result of resolving a tree. `idle` are the keys at its top that nothing takes; empty if there are errors."""
-
-    model: Any
-    provenance: Provenance
-    errors: list[Diagnostic]
-    idle: list[str]
-
-
-def _resolved(root: Mapping, plugins: Plugins) -> _Resolved:
-    shared = plugins.registry.shared_names()
-    scope: dict[str, Given] = {}
-    scope |= {name: Given(node, (name,), scope) for name, node in root.items.items() if name in shared}
-    node, errors = _inputs_as_mapping(without(root, scope))
-    resolver = Resolver(plugins)
-    resolver.provenance.spans |= {(name,): value.node.span for name, value in scope.items()}
-    model = resolver.config(ModelSpec, node, (), scope)
-    errors += resolver.diagnostics
-    idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
-    return _Resolved(model, resolver.provenance, errors, idle)
-
-
-def _nulls(root: Mapping, plugins: Plugins) -> dict[str, Node]:
-    """Return the shared keys at the top that are null."""
-    shared = plugins.registry.shared_names()
-    return {name: node for name, node in root.items.items() if name in shared and is_null(node)}
-
-
-def _nothing_to_take(name: str, node: Node) -> Diagnostic:
-    """Return the error for a null at the top without a shared key to remove."""
-    if left_out(node):
-        help = f"`--set {name}=null` removes a key at the top of the spec"
-        return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
-    message = f"`{name}` is null, and there is no `{name}` to remove"
-    return Diagnostic(message, node.span, name, help="give it a value, or leave it out")
-
-
-def _idle(name: str, key: Span) -> Diagnostic:
-    return Diagnostic(f"`{name}` has no effect: nothing in the model takes it", key, name, help="remove it")
-
-
-def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
-    """Return the warning for a shared key that became unused by a change in another file or a `--set`."""
-    message = f"`{name}` has no effect any more: nothing in the changed model takes it"
-    help = f"`--set {name}=null` removes it" if by_set else f"write `{name}: null` to remove it"
-    return Diagnostic(message, key, name, help=help)
+# ---- before the passes: required plugins ----
 
 
 def _check_required(root: Mapping, plugins: Plugins) -> None:
@@ -218,15 +157,49 @@ def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
     return Diagnostic(f"the spec needs {quoted(text)}, and {version} is loaded", span, "requires", notes, help)
 
 
-def _changed(root: Mapping, sets: Iterable[str], fields: frozenset[str]) -> tuple[Mapping, list[Diagnostic]]:
+# ---- pass 1: changes ----
+
+
+def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> tuple[Mapping, list[Diagnostic]]:
     """Apply all valid `--set` arguments to `root`, and return it with the errors of the remaining ones."""
+    fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     errors: list[Diagnostic] = []
+    root = without(root, {"parameters"} if sets else ())
     for argument in sets:
         try:
             root = assign(root, argument, fields)
         except SpecError as error:
             errors += error.diagnostics
     return root, errors
+
+
+# ---- pass 2: full forms ----
+
+
+@dataclass(frozen=True)
+class _ModelText:
+    """A model without short forms.
+
+    Attributes:
+        model: the tree of a `ModelSpec`.
+        shared: the values at the top that components inherit.
+        nulls: the shared values that are null: there is nothing that they could remove.
+        errors: the errors in short forms.
+    """
+
+    model: Mapping
+    shared: Mapping
+    nulls: dict[str, Node]
+    errors: list[Diagnostic]
+
+
+def _written_out(root: Mapping, plugins: Plugins) -> _ModelText:
+    """Write out the short forms of a model: a list of inputs, and a family that is named by a path."""
+    root, names = in_place(root, plugins.specs), plugins.registry.shared_names()
+    model, errors = _inputs_as_mapping(without(root, names))
+    shared = without(root, root.items.keys() - names)
+    nulls = {name: node for name, node in shared.items.items() if is_null(node)}
+    return _ModelText(model, shared, nulls, errors)
 
 
 def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
@@ -249,13 +222,85 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     return Mapping({**root.items, "inputs": Mapping(items, spans, inputs.span)}, root.keys, root.span), errors
 
 
-def models(specs: KnownSpecs, read: Read = source.read) -> Language:
-    """Return the language of specs; `read` reads one file."""
+# ---- pass 3: configs ----
 
-    def find(name: str, folder: Path, span: Span) -> Path:
-        return find_spec(name, specs, folder=folder, span=span)
 
-    def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
-        return patch if base is None else extended(without(base, {"parameters"}), patch)
+@dataclass(frozen=True)
+class _Resolved:
+    """The result of resolving a tree. `idle` are the keys at its top that nothing takes; empty if there are errors."""
 
-    return Language(ModelSpec, find, merge, read)
+    model: Any
+    provenance: Provenance
+    errors: list[Diagnostic]
+    idle: list[str]
+
+
+def _resolved(text: _ModelText, plugins: Plugins) -> _Resolved:
+    scope: dict[str, Scoped] = {}
+    scope |= {name: Scoped(node, (name,), scope) for name, node in text.shared.items.items()}
+    resolver = Resolver(plugins)
+    resolver.provenance.spans |= {(name,): value.node.span for name, value in scope.items()}
+    model = resolver.config(ModelSpec, text.model, (), scope)
+    errors = [*text.errors, *resolver.diagnostics]
+    idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
+    return _Resolved(model, resolver.provenance, errors, idle)
+
+
+def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[FamilyConfig | None, list[Diagnostic]]:
+    """Resolve the family of a model, add its locations to `provenance`, and return it with its errors."""
+    node = root.items.get("checkpoint")
+    if node is None or is_null(node):
+        return None, []
+    resolver = Resolver(plugins)
+    text = full_family(node, plugins.specs, plugins.registry)
+    family = resolver.config(FamilyConfig, text, ("checkpoint",), {})
+    provenance.spans.update(resolver.provenance.spans)
+    return family, resolver.diagnostics
+
+
+def _built_with(model: ModelSpec, plugins: Plugins) -> dict[str, str]:
+    third_party = [plugin for plugin in plugins.loaded if plugin.origin != BUILT_IN]
+    owners = {component.config: plugin for plugin in third_party for component in plugin.components}
+    used = {owners.get(type(part)) for _, part in parts((), model) if isinstance(part, Component)} if owners else set()
+    return {plugin.name: plugin.version for plugin in third_party if plugin in used}
+
+
+def _idle_keys(
+    root: Mapping, changed: Mapping, idle: Iterable[str], plugins: Plugins
+) -> tuple[list[Diagnostic], list[Diagnostic]]:
+    """Return the errors and the warnings of keys at the top without an effect.
+
+    Such a key is an error of the text, or of the `--set`, that has it; and a warning if something else removed the last
+    component that took it.
+    """
+    errors, notes = [], []
+    # The family does not matter here, and a `--set` may have replaced a family that cannot be found.
+    before = _resolved(_written_out(without(root, {"checkpoint"}), plugins), plugins).idle if idle else []
+    for name in idle:
+        key = changed.keys[name]
+        by_set = changed.items[name] is not root.items.get(name)
+        if by_set or (name in before and key.source == root.span.source):
+            errors.append(_idle(name, key))
+        else:
+            notes.append(_idle_now(name, key, by_set=name not in before))
+    return errors, notes
+
+
+def _idle(name: str, key: Span) -> Diagnostic:
+    return Diagnostic(f"`{name}` has no effect: nothing in the model takes it", key, name, help="remove it")
+
+
+def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
+    """Return the warning for a shared key that became unused by a change in another file or a `--set`."""
+    message = f"`{name}` has no effect any more: nothing in the changed model takes it"
+    help = f"`--set {name}=null` removes it" if by_set else f"write `{name}: null` to remove it"
+    return Diagnostic(message, key, name, help=help)
+
+
+def _nothing_to_take(name: str, node: Node) -> Diagnostic:
+    """Return the error for a null at the top without a shared key to remove."""
+    if left_out(node):
+        help = f"`--set {name}=null` removes a key at the top of the spec"
+        return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
+    message = f"`{name}` is null, and there is no `{name}` to remove"
+    return Diagnostic(message, node.span, name, help="give it a value, or leave it out")

@@ -1,4 +1,4 @@
-"""One mapping changed by another: for `extends`, for variants of layers, and for `--set`.
+"""One mapping changed by another: for `extends`, for variants of layers, and for `--set` and its values in Python.
 
 Mappings merge key by key, everything else is replaced. A mapping that names another kind replaces too: another
 component starts from its own defaults. So does a pattern of layers, whose ranges make sense together, and so do the
@@ -7,10 +7,13 @@ entries of a family. Null removes keys at the top of a spec, and the entries tha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 
+from tfkit.arguments import Sets, shown
 from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
 from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
@@ -198,3 +201,38 @@ def _assigned(
     child = _assigned(node.items.get(head), rest, value, (*path, head), keys)
     place = node.keys.get(head, span) if rest else span  # the enclosing mappings keep their places
     return Mapping({**node.items, head: child}, {**node.keys, head: place}, node.span)
+
+
+# ---- changes given in Python ----
+
+
+def as_changes(sets: Sets) -> list[str]:
+    """Return each change as `path=value`. Text among the values of a mapping is parsed as `--set` parses it.
+
+    Raises TypeError for a value of a type that YAML does not have.
+    """
+    if isinstance(sets, str):
+        return [sets]
+    if isinstance(sets, MappingABC):
+        return [f"{path}={_as_yaml(path, value)}" for path, value in sets.items()]
+    return list(sets)
+
+
+def _as_yaml(path: str, value: object) -> str:
+    """Format a value as JSON, which is valid YAML."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, allow_nan=False, default=_plain)
+    except (TypeError, ValueError):
+        message = f"the value of `{path}` in `sets` must be a number, a string, True, False, None, a list or a mapping"
+        raise TypeError(f"{message} of these, not {shown(value)}") from None
+
+
+def _plain(value: object) -> int | float:
+    """Convert a number of another library, such as numpy, to a Python number."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError

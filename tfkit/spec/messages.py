@@ -15,7 +15,7 @@ from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing,
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, last_line, written_in
-from tfkit.spec.annotations import Shape, allowed, either
+from tfkit.spec.annotations import ConfigShape, allowed, either
 from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.provenance import SET, Path, Provenance
 from tfkit.spec.tree import Mapping, Node, Scalar
@@ -94,7 +94,7 @@ def missing_kind(
     return Diagnostic(message, span, ".".join((*path, key)), (_known(base, plugins),), help)
 
 
-def not_a_config(path: Path, cls: type[Config], shape: Shape, node: Node, plugins: Plugins) -> Diagnostic:
+def not_a_config(path: Path, cls: type[Config], shape: ConfigShape, node: Node, plugins: Plugins) -> Diagnostic:
     """Return the error for a value that must be a mapping."""
     options = [f"the name of a {_noun(cls)}"] if issubclass(cls, Component) else []
     if cls.word_key is not None and not options:

@@ -2,14 +2,14 @@
 
 The tree of configs is the tree of the YAML. A field that holds a config is resolved first, with its kind looked up in
 the registry; then pydantic checks the types and the config checks its relations. All errors are collected, one for each
-mistake: consequences of a broken config for those around it are not checked.
+mistake: consequences of a broken config for the configs around it are not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingABC
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -18,11 +18,10 @@ from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.errors import MAX_ERRORS, Diagnostic, Span, closest
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import key_errors, messages
-from tfkit.spec.annotations import Shape, extra, numeric, shape_of
-from tfkit.spec.arithmetic import ExpressionError
+from tfkit.spec.annotations import ConfigShape, extra, numeric, shape_of
+from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.merge import merge
 from tfkit.spec.provenance import Origin, Path, Provenance
-from tfkit.spec.scope import Given, Scope, compute
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 MAX_PARTS = 1000  # nodes of a graph, inputs, sublayers
@@ -77,14 +76,14 @@ class Resolver:
     def _count(self) -> int:
         return len(self._errors) + len(self._unknown) + len(self._missing)
 
-    def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Given], Scope]:
+    def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Scoped], Scope]:
         """Return the text values of a config's fields, written or inherited, and the scope of the configs inside it."""
-        values: dict[str, Given] = {}
+        values: dict[str, Scoped] = {}
         inner = dict(scope)
         for name, info in cls.model_fields.items():
             here = (*path, name)
             if name in node.items:
-                values[name] = Given(node.items[name], here, inner)
+                values[name] = Scoped(node.items[name], here, inner)
                 self.provenance.origins[here] = Origin("given", _value_span(node.items[name], node.keys[name]))
             elif name in scope and marker(info, SharedMarker) is not None:
                 values[name] = scope[name]
@@ -96,12 +95,12 @@ class Resolver:
                 self.provenance.origins[here] = Origin("default")
         for name, text in cls.derived.items():
             if name not in values:
-                inner[name] = Given(Scalar(text, node.span), (*path, name), inner)
+                inner[name] = Scoped(Scalar(text, node.span), (*path, name), inner)
         if path:  # the top of a spec shares all keys beside its own fields
             inner.update(values)
         return values, inner
 
-    def _field(self, name: str, info: FieldInfo, value: Given | None, path: Path, scope: Scope) -> Any:
+    def _field(self, name: str, info: FieldInfo, value: Scoped | None, path: Path, scope: Scope) -> Any:
         here, default_kind = (*path, name), extra(info, "default_kind")
         shape = None if value is None and default_kind is None else shape_of(info.annotation)
         if value is None:
@@ -117,7 +116,7 @@ class Resolver:
             return self._patches(shape, value.node, here)
         return self._configs(shape, info, value.node, here, scope)
 
-    def _configs(self, shape: Shape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
+    def _configs(self, shape: ConfigShape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
         if shape.container == "one" or (isinstance(node, Scalar) and node.value is None and shape.null):
             return self._one(shape, info, node, path, scope)
         if shape.container == "list":
@@ -141,7 +140,7 @@ class Resolver:
         for name, span in node.keys.items():
             self.provenance.spans[(*path, name)] = span
 
-    def _patches(self, shape: Shape, node: Node, path: Path) -> Any:
+    def _patches(self, shape: ConfigShape, node: Node, path: Path) -> Any:
         """Resolve named changes, each as the enclosing config with the change merged in."""
         if not isinstance(node, Mapping):
             return self._error(*messages.no_names(path, node), node.span, path)
@@ -168,7 +167,7 @@ class Resolver:
             for i in range(len(path) - 2)
         )
 
-    def _one(self, shape: Shape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
+    def _one(self, shape: ConfigShape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
         """Resolve a config from a mapping or a bare word; or null or a boolean, where the field allows it."""
         cls = shape.config
         if isinstance(node, Scalar):
@@ -245,7 +244,7 @@ class Resolver:
             return self._error(f"{messages.label(path)}: {error}", error.help, span, path, error.notes)
         return int(value) if float not in numbers and value == int(value) else value
 
-    def _check_keys(self, cls: type[Config], node: Mapping, values: MappingABC[str, Given], path: Path) -> None:
+    def _check_keys(self, cls: type[Config], node: Mapping, values: MappingABC[str, Scoped], path: Path) -> None:
         """Note the unknown keys of a config, and the missing ones."""
         missing = [
             name
@@ -291,3 +290,65 @@ def _is_word(cls: type[Config], value: object) -> bool:
 def _value_span(node: Node, key: Span) -> Span:
     """Return the location of a value if it is on one line, else the location of its key."""
     return node.span if isinstance(node, Scalar) or node.span.line == key.line else key
+
+
+# ---- values in scope ----
+
+
+@dataclass(frozen=True, eq=False)
+class Scoped:
+    """A value of the spec's text, the path under which it was written, and its scope there."""
+
+    node: Node
+    path: Path
+    scope: Scope = field(repr=False)
+
+
+Scope: TypeAlias = MappingABC[str, Scoped]
+
+
+def compute(text: str, scope: Scope, path: Path, used: set[Path]) -> Number:
+    """Evaluate the expression at `path`, and add the paths of all values that it uses to `used`.
+
+    Every name has its meaning at the place of the expression. Raises ExpressionError.
+    """
+    return _Computation(used).value(text, scope, (path,))
+
+
+class _Computation:
+    """Computes each value once, so that a chain of expressions costs no more than its length."""
+
+    def __init__(self, used: set[Path]) -> None:
+        self.used = used
+        self.known: dict[Path, Number] = {}
+
+    def value(self, text: str, scope: Scope, busy: tuple[Path, ...]) -> Number:
+        return evaluate(text, lambda name: self.lookup(name, scope, busy))
+
+    def lookup(self, name: str, scope: Scope, busy: tuple[Path, ...]) -> Number:
+        entry = scope.get(name)
+        if entry is None:
+            raise messages.unknown_name(name, [n for n, named in scope.items() if _is_number(named.node)])
+        if entry.path in busy:
+            raise messages.circle([path[-1] for path in (*busy[busy.index(entry.path) :], entry.path)])
+        self.used.add(entry.path)
+        value = entry.node.value if isinstance(entry.node, Scalar) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        if not isinstance(value, str) or not _is_expression(entry):
+            raise ExpressionError(f"`{name}` is {messages.found(entry.node)}, not a number")
+        if entry.path not in self.known:
+            self.known[entry.path] = self.value(value, entry.scope, (*busy, entry.path))
+        return self.known[entry.path]
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node, Scalar) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+
+
+def _is_expression(value: Scoped) -> bool:
+    """Return True if it is arithmetic, and not just a word."""
+    node = value.node
+    if not isinstance(node, Scalar) or node.quoted or not isinstance(node.value, str):
+        return False
+    return not node.value.isidentifier() or node.value in value.scope

@@ -8,8 +8,11 @@ another one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
@@ -18,15 +21,19 @@ from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, field_docs
-from tfkit.spec.annotations import Shape, extra, numeric, shape_of
+from tfkit.spec.annotations import ConfigShape, extra, numeric, shape_of
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.schema_form import Schema, any_of, ref, told_apart, with_fields_once
+
+Schema = dict[str, Any]
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 CHANGES = "changes."
 NAME = r"^(?!.*_mask$)[A-Za-z][A-Za-z0-9_]*$"  # as the graph checks it: an identifier
 NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
 SHARED = "Inherited from the enclosing mappings of the spec if it is not given."
+LEAST_SHARED = 60  # characters below which a field is written out: a reference is no shorter
+ARITHMETIC = {"$ref": "#/$defs/arithmetic"}  # as `ref` writes it
+TEXTS = ("title", "description", "markdownDescription")
 
 
 def json_schema(plugins: Plugins) -> Schema:
@@ -66,7 +73,8 @@ class SchemaWriter:
         names = {"type": "array", "items": {"type": "string", "pattern": NAME}, "uniqueItems": True}
         inputs = properties.pop("inputs")
         properties["inputs"] = {**about_of(inputs), "anyOf": [names, _bare(inputs)]}
-        properties |= {name: self._shared(name, partial=partial) for name in self._shared_names()}
+        shared = sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
+        properties |= {name: self._shared(name, partial=partial) for name in shared}
         about = "The spec, by path or bare name, that this one changes."
         properties["extends"] = {"type": "string", "description": about}
         if partial:  # null removes what is inherited
@@ -84,9 +92,6 @@ class SchemaWriter:
             "maxLength": 200,
             "description": "Arithmetic over the spec's own fields, such as d_head ** -0.5.",
         }
-
-    def _shared_names(self) -> list[str]:
-        return sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
 
     def _shared(self, name: str, *, partial: bool) -> Schema:
         """Return the values that the fields with a name take, anywhere in a spec."""
@@ -146,7 +151,7 @@ class SchemaWriter:
         options = _with_null_entries(options) if removable else options
         return {**_documented(text), **({"default": default} if default else {}), **options}
 
-    def _configs(self, shape: Shape, *, implied: str | None, partial: bool) -> Schema:
+    def _configs(self, shape: ConfigShape, *, implied: str | None, partial: bool) -> Schema:
         # A list in a change replaces the old one: its items are whole.
         options = self._one(shape.config, implied, partial=partial and shape.container != "list")
         if shape.container == "list":
@@ -298,3 +303,127 @@ def _documented(text: str) -> Schema:
     if not text:
         return {}
     return {"description": text, **({"markdownDescription": text} if "`" in text else {})}
+
+
+# ---- the form of a schema: alternatives that are told apart by type, and equal fields that are written once ----
+#
+# A value that fits none of several alternatives is `not valid under any of the given schemas`, without a word about
+# the wrong key. Alternatives of different types need no guess: a mapping is meant as the mapping among them.
+
+
+def any_of(options: Iterable[Schema]) -> Schema:
+    """Return the schema of a value that fits any of these."""
+    schemas = list(options)
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
+
+
+def ref(name: str) -> Schema:
+    """Return a reference to the definition of that name."""
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def told_apart(schema: Any) -> Any:
+    """Return the schema with every `anyOf` in it decided by type, where that is possible."""
+    if isinstance(schema, list):
+        return [told_apart(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    decided = {key: told_apart(part) for key, part in schema.items() if key != "anyOf"}
+    return {**decided, **_alternatives(told_apart(_flat(schema["anyOf"])))} if "anyOf" in schema else decided
+
+
+def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
+    """Move each field that occurs several times into a separate definition."""
+    fields = [
+        (name, json.dumps(schema)) for part in defs.values() for name, schema in part.get("properties", {}).items()
+    ]
+    names: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for (name, text), count in Counter(fields).items():
+        if count > 1 and len(text) >= LEAST_SHARED and text not in names:
+            taken[name] += 1
+            names[text] = f"field.{name}" if taken[name] == 1 else f"field.{name}.{taken[name]}"
+    shared = {name: json.loads(text) for text, name in names.items()}
+    return {**{name: _with_references(part, names) for name, part in defs.items()}, **shared}
+
+
+def _with_references(part: Schema, names: Mapping[str, str]) -> Schema:
+    if "properties" not in part:
+        return part
+    keys = {name: (names.get(json.dumps(schema)), schema) for name, schema in part["properties"].items()}
+    properties = {name: ref(key) if key else schema for name, (key, schema) in keys.items()}
+    return {**part, "properties": properties}
+
+
+def _flat(options: Iterable[Schema]) -> list[Schema]:
+    """Flatten nested alternatives and remove duplicates."""
+    alternatives: list[Schema] = []
+    for option in options:
+        inner = _flat(option["anyOf"]) if option.keys() - TEXTS == {"anyOf"} else [option]
+        alternatives += [option_schema for option_schema in inner if option_schema not in alternatives]
+    return alternatives
+
+
+def _alternatives(options: list[Schema]) -> Schema:
+    parts: dict[str, list[Schema]] = {"object": [], "array": [], "string": [], "": []}
+    for option in options:
+        for kind, alternative in _by_type(option):
+            parts[kind].append(alternative)
+    merged = {
+        kind: _strings(schemas) if kind == "string" else _merged(schemas) for kind, schemas in parts.items() if schemas
+    }
+    if merged.get("string") == ARITHMETIC and "type" in merged.get("", {}):
+        merged[""] = {**_widened(merged.pop(""), ["string"]), **merged.pop("string")}
+    *first, last = merged.items()
+    schema = _widened(last[1], [kind for kind, _ in first])
+    for kind, alternative in reversed(first):
+        schema = {"if": {"type": kind}, "then": alternative, "else": schema}
+    return schema
+
+
+def _by_type(option: Schema) -> list[tuple[str, Schema]]:
+    """Return an alternative by the type of its values, split in two if it lists values of several types."""
+    if "enum" in option:
+        words = [value for value in option["enum"] if isinstance(value, str)]
+        rest = [value for value in option["enum"] if not isinstance(value, str)]
+        split = [("string", {**option, "enum": words})] if words else []
+        return [*split, ("", {"enum": rest})] if rest else split
+    if "const" in option:
+        return [("string" if isinstance(option["const"], str) else "", option)]
+    if "$ref" in option:
+        return [("string" if option == ARITHMETIC else "object", option)]
+    kind = option.get("type")
+    return [(kind if kind in ("object", "array", "string") else "", option)]
+
+
+def _strings(options: list[Schema]) -> Schema:
+    """Merge words into one list with their descriptions, followed by any other strings."""
+    words: dict[str, str] = {}
+    for option in options:
+        about = option.get("enumDescriptions") or [option.get("description", "")] * len(option.get("enum", []))
+        words |= dict(zip(option.get("enum", []), about, strict=True))
+    listed: Schema = {"enum": list(words)}
+    if any(words.values()):
+        listed["enumDescriptions"] = list(words.values())
+    rest = [option for option in options if "enum" not in option]
+    return _merged([listed, *rest] if words else rest)
+
+
+def _merged(options: list[Schema]) -> Schema:
+    """Merge alternatives of similar types, if at most the first of them restricts more than its type."""
+    if {"type": "boolean"} in options:  # takes the false of "nothing"
+        options = [{"type": "null"} if option == {"enum": [None, False]} else option for option in options]
+    if len(options) == 1:
+        return options[0]
+    limited = [option for option in options if option.keys() != {"type"}]
+    if len(limited) > 1 or any("type" not in option or "enum" in option for option in options):
+        return {"anyOf": options}
+    return {**(limited or options)[0], "type": list(dict.fromkeys(option["type"] for option in options))}
+
+
+def _widened(schema: Schema, types: list[str]) -> Schema:
+    """Add types that a different alternative decides to a schema."""
+    if "type" not in schema or "enum" in schema or not types:
+        return schema
+    present = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {**schema, "type": list(dict.fromkeys([*present, *types]))}

@@ -12,9 +12,11 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
+    HOW_TO_CONVERT,
     MAX_HEADER,
+    PICKLES,
     Entry,
-    Header,
+    FileHeader,
     Malformed,
     open_regular,
     parse_object,
@@ -22,12 +24,11 @@ from tfkit.spec.header import (
     shown,
     unreadable,
 )
-from tfkit.spec.not_safetensors import HOW_TO_CONVERT, PICKLES
 
 CHUNK = 2**20
 
 
-def read_headers(path: Path) -> dict[Path, Header]:
+def read_headers(path: Path) -> dict[Path, FileHeader]:
     """Read and check the headers of a checkpoint: one file, a folder with weights, or an index with its shards.
 
     Raises:
@@ -37,7 +38,7 @@ def read_headers(path: Path) -> dict[Path, Header]:
     path = _in_folder(path) if os.path.isdir(path) else path
     if not path.name.endswith(".index.json"):
         return {path: read_header(path)}
-    headers: dict[Path, Header] = {}
+    headers: dict[Path, FileHeader] = {}
     places: dict[str, Path] = {}
     for shard, names in _shards(path).items():
         file = _inside(path, shard)
@@ -46,7 +47,8 @@ def read_headers(path: Path) -> dict[Path, Header]:
     for file, header in headers.items():
         for name in header.tensors:
             if name in places:
-                raise _twice(name, places[name], file)
+                message = f"tensor {quoted(name)} is in two files: {shown(places[name])} and {shown(file)}"
+                raise SpecError(Diagnostic(message))
             places[name] = file
     return headers
 
@@ -144,14 +146,10 @@ def _inside(index: Path, shard: str) -> Path:
     return folder / shard
 
 
-def _check_listed(index: Path, file: Path, names: Iterable[str], header: Header) -> None:
+def _check_listed(index: Path, file: Path, names: Iterable[str], header: FileHeader) -> None:
     missing = [name for name in names if name not in header.tensors]
     if missing:
         near = closest(missing[0], header.tensors)
         message = f"{shown(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
         more = (f"and {len(missing) - 1:,} more",) if missing[1:] else ()
         raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
-
-
-def _twice(name: str, first: Path, second: Path) -> SpecError:
-    return SpecError(Diagnostic(f"tensor {quoted(name)} is in two files: {shown(first)} and {shown(second)}"))

@@ -65,7 +65,7 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
 
 def _is_published(reader: Reader, name: str) -> bool:
     """Return True for a config.json, or a folder that contains one but no spec."""
-    from tfkit.spec.find import is_folder
+    from tfkit.spec.extending import is_folder
     from tfkit.spec.folder import CONFIG, SPEC
 
     folder = Path(name)

@@ -28,10 +28,10 @@ from tfkit.console.output import print_json, show, table
 @json_option
 def tensors(reader: Reader, path: Path, json: bool) -> None:
     from tfkit.building.placement import name_of
-    from tfkit.checkpoint.files import Checkpoint
-    from tfkit.checkpoint.names import collapsed
+    from tfkit.checkpoint.files import TensorFiles
+    from tfkit.checkpoint.tensor_names import collapsed
 
-    with Checkpoint.open(path) as checkpoint:
+    with TensorFiles.open(path) as checkpoint:
         names = checkpoint.names
     kinds = {name: (name_of(info.dtype), info.shape) for name, info in names.items()}
     if json:

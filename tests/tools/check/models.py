@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph
 from tfkit.tools.check.check import outcomes

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.run.training.runs import PLUGINS
-from tfkit.run.checked_run import load_run
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import tuning as tuning_module
 from tfkit.tools.sweep.scaling import law_of
@@ -84,16 +82,6 @@ def test_a_run_with_another_default_is_not_taken_and_not_touched(
     assert f"`out/runs/{finished[-1]}` has another run" in (said := capsys.readouterr().err)
     assert "optimizer.eps: 1e-06 -> 1e-08" in said
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
-
-
-def test_runs_that_were_named_while_defaults_counted_are_found(
-    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
-) -> None:
-    found = result(capsys)
-    for folder in [Path("out/runs", name) for name in finished]:
-        folder.rename(folder.with_name(load_run(folder, PLUGINS).meaning.former_digest[:16]))
-    assert [arm["difference"] for arm in result(capsys)["arms"]] == [arm["difference"] for arm in found["arms"]]
-    assert new_folders == []
 
 
 def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(

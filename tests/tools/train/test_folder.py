@@ -120,14 +120,12 @@ def test_a_folder_with_another_default_is_that_of_another_run(
     golden("runs/errors/another_default", capsys.readouterr().err)
 
 
-def test_a_folder_that_was_named_while_defaults_counted_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_named_by_the_digest_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "small.yaml", *SETS, "--stop-after", "4"]) == 0
-    (made,) = Path("runs").iterdir()
-    run = load_run(made, PLUGINS)
-    assert made.name == f"small-{run.digest[:8]}"
-    former = made.rename(f"runs/small-{run.meaning.former_digest[:8]}")
+    (folder,) = Path("runs").iterdir()
+    assert folder.name == f"small-{load_run(folder, PLUGINS).digest[:8]}"
     assert main(["train", "small.yaml", *SETS]) == 0
-    assert list(Path("runs").iterdir()) == [former]
+    assert list(Path("runs").iterdir()) == [folder]
     assert "continued after step 4" in capsys.readouterr().err
 
 

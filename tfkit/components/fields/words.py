@@ -1,11 +1,13 @@
-"""Fields whose values are words of a table, each with a value or with changes of the spec."""
+"""Fields whose values are words: of a table, the labels of a classifier, and the names of activations."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from tfkit.component import FieldConfig, Reading, Writing, case_of, value_of
+from pydantic import Field
+
+from tfkit.component import ABSENT, Component, FieldConfig, Reading, Writing, case_of, value_of
 from tfkit.errors import Invalid, listing, quoted
 
 TABLES: Mapping[str, Mapping[str, Any]] = {
@@ -13,6 +15,21 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "scale": {"true": "sqrt_d_model", "false": None},
 }
 """Tables that many families share."""
+USUAL = 2
+"""The number of classes where a config.json says nothing of them."""
+EXACT, TANH = ({"kind": "gelu", "approximate": approximate} for approximate in ("none", "tanh"))
+ACTIVATIONS: Mapping[str, dict[str, Any]] = {
+    **{kind: {"kind": kind} for kind in ("silu", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "xielu")},
+    "swish": {"kind": "silu"},
+    **dict.fromkeys(("gelu", "gelu_python"), EXACT),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), TANH),
+}
+"""The activations of transformers by name; of several names of one activation, the first is written."""
+GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+"""The gated FFNs that have a separate name, by activation."""
+PLAIN = ("relu", "gelu", "silu", "relu2", "quick_gelu")
+"""The FFNs without a gate that have the name of their activation."""
+SLOT, FFN = ".activation", ".ffn"
 
 
 class WordsConfig(FieldConfig):
@@ -95,3 +112,109 @@ def first_word(fit: list[str], name: str, table: Collection[str]) -> str:
         message = f"no value of {quoted(name)} expresses the value of the spec"
         raise Invalid("", message, notes=[f"it has {', '.join(table)}"])
     return fit[0]
+
+
+class LabelsConfig(FieldConfig):
+    """The names of the classes by their numbers, `id2label`, as many as there are classes."""
+
+    kind: Literal["labels"] = "labels"
+    labels: str
+    """The path of the classifier."""
+
+    def read(self, name: str, file: Reading) -> None:
+        labels, count = file.given(name).get(""), file.given("num_labels").get("", USUAL)
+        names = _in_order(labels) if labels is not None else _numbered(count)
+        file.put(f"{self.labels}.n_classes", len(names))
+        if names != _numbered(len(names)):
+            file.put(f"{self.labels}.labels", names)
+
+    def write(self, name: str, file: Writing) -> None:
+        labels = file.value(f"{self.labels}.labels") or _numbered(file.value(f"{self.labels}.n_classes"))
+        file.put(name, {str(number): label for number, label in enumerate(labels)})
+        file.put("label2id", {label: number for number, label in enumerate(labels)})
+
+
+def _numbered(count: Any) -> list[str]:
+    """Return the default names of classes."""
+    if type(count) is not int or not 0 < count < 1e6:
+        raise Invalid("", f"`num_labels` is {quoted(str(count))}, not a number of classes")
+    return [f"LABEL_{number}" for number in range(count)]
+
+
+def _in_order(labels: Any) -> list[str]:
+    names = {str(key): label for key, label in labels.items()} if isinstance(labels, dict) else {}
+    numbers = list(map(str, range(len(names))))
+    if not names or sorted(names) != sorted(numbers) or not all(isinstance(label, str) for label in names.values()):
+        message = f"the classes are not numbered from 0 to {len(names) - 1}, each with a name" if names else "not names"
+        raise Invalid("", message, help='write `{"0": "negative", "1": "positive"}`')
+    return [names[number] for number in numbers]
+
+
+class ActivationNameConfig(FieldConfig):
+    """The name of an activation: `{activation: decoder.ffn}`."""
+
+    kind: Literal["activation"] = "activation"
+    activation: str | tuple[str, ...]
+    """The path of a stack's FFN, which stands for the FFNs of all variants, or of a slot `activation`; or several
+    paths. An FFN stays gated or plain, and keeps its sizes."""
+    older: dict[str, str] = Field(default_factory=dict)
+    """Names that mean the activation of another name here: `{gelu: gelu_pytorch_tanh}`."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths."""
+        return (self.activation,) if isinstance(self.activation, str) else self.activation
+
+    def read(self, name: str, file: Reading) -> None:
+        word = known_word(name, file.value(name), ACTIVATIONS, file)
+        activation = ACTIVATIONS[self.older.get(word, word)]
+        for path in filter(file.reaches, self.paths):
+            _apply(path, file.at(path), activation, file)
+            stack = path.removesuffix(FFN)
+            variants = file.variants(stack) if stack != path else {}
+            for variant, changes in variants.items():
+                if isinstance(changes, Mapping) and "ffn" in changes:
+                    _apply(f"{stack}.layers.variants.{variant}{FFN}", changes["ffn"], activation, file)
+
+    def write(self, name: str, file: Writing) -> None:
+        paths = [place for path in self.paths for place in (path, *_in_variants(path, file))]
+        values = {path: value for path in paths if (value := file.value(path)) not in (None, ABSENT)}
+        kinds = {path: value.kind_name() if isinstance(value, Component) else "" for path, value in values.items()}
+
+        def fits(word: str) -> bool:
+            placed = (_placed(path, kind, ACTIVATIONS[word]) for path, kind in kinds.items())
+            return word not in self.older and all(file.says(*place) for place in placed)
+
+        words = [word for word in ACTIVATIONS if fits(word)]
+        default = case_of(file.default(name))
+        file.put(name, default if default in words else first_word(words, name, ACTIVATIONS))
+
+
+def _in_variants(path: str, file: Writing) -> list[str]:
+    """Return the paths of the FFN in the variants of its stack."""
+    variants = file.value(f"{path.removesuffix(FFN)}.layers.variants") if path.endswith(FFN) else None
+    names = variants if isinstance(variants, Mapping) else {}
+    return [f"{path.removesuffix(FFN)}.layers.variants.{name}{FFN}" for name in names]
+
+
+def _apply(path: str, value: Any, activation: dict[str, Any], file: Reading) -> None:
+    """Give the component at a path, of which `value` is the text, an activation."""
+    current = value if isinstance(value, Mapping) else {"kind": value}
+    where, form = _placed(path, str(current.get("kind")), activation)
+    if where != path or path.endswith(SLOT):
+        file.put(where, form)
+    elif form != {key: current.get(key) for key in form}:
+        rest = {key: entry for key, entry in current.items() if key not in ("kind", "approximate", "activation")}
+        file.put(path, {**form, **rest})
+
+
+def _placed(path: str, kind: str, activation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the value that set the activation of a kind: an FFN, or a slot `activation`."""
+    if path.endswith(SLOT):
+        return path, activation
+    if kind in (*GATED.values(), "glu"):
+        gated = GATED.get(activation["kind"])
+        return path, {**activation, "kind": gated} if gated else {"kind": "glu", "activation": activation}
+    if kind in (*PLAIN, "mlp"):
+        return path, activation if activation["kind"] in PLAIN else {"kind": "mlp", "activation": activation}
+    return f"{path}{SLOT}", activation

@@ -10,11 +10,10 @@ from pathlib import Path
 from torch import fx
 
 from tfkit.building.builder import graph_of
-from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.fitting import check, nearest_map
-from tfkit.checkpoint.meaning import check_meaning
-from tfkit.checkpoint.names import collapsed
-from tfkit.checkpoint.weights import Link, WeightMap
+from tfkit.checkpoint.files import TensorFiles
+from tfkit.checkpoint.fitting import check, check_meaning, nearest_map
+from tfkit.checkpoint.tensor_names import collapsed
+from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import WeightsConfig
@@ -68,7 +67,7 @@ def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
 def _fill(model: fx.GraphModule, config: WeightsConfig) -> str:
     path = model_folder(Path(config.path))
     graph = graph_of(model)
-    with Checkpoint.open(path) as checkpoint:
+    with TensorFiles.open(path) as checkpoint:
         weights = nearest_map(model, graph, checkpoint)
         read, missing, unused = _in_part(weights, checkpoint.names, config)
         _check(read, model, checkpoint, path)
@@ -111,7 +110,7 @@ def _own(links: Sequence[Link]) -> list[str]:
     return [name for link in links for name in link.model]
 
 
-def _check(weights: WeightMap, model: fx.GraphModule, checkpoint: Checkpoint, path: Path) -> None:
+def _check(weights: WeightMap, model: fx.GraphModule, checkpoint: TensorFiles, path: Path) -> None:
     try:
         check(weights, model.state_dict(), checkpoint.names, path)
     except SpecError as error:
@@ -124,7 +123,7 @@ def _check(weights: WeightMap, model: fx.GraphModule, checkpoint: Checkpoint, pa
         raise SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW)) from error
 
 
-def _check_meaning(checkpoint: Checkpoint, model: fx.GraphModule, path: Path) -> None:
+def _check_meaning(checkpoint: TensorFiles, model: fx.GraphModule, path: Path) -> None:
     try:
         check_meaning(checkpoint, graph_of(model), path)
     except SpecError as error:

@@ -16,9 +16,7 @@ from tfkit.building.builder import build, evaluating, graph_of
 from tfkit.building.guarantees import Watch
 from tfkit.building.placement import name_of
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
-from tfkit.graph.order import sources
-from tfkit.graph.places import place_of
+from tfkit.graph.expand import Graph, place_of, sources
 from tfkit.nn.forward_text import GRAPH, forward_text
 from tfkit.nn.program import steps_of
 from tfkit.plugin.registry import last_line

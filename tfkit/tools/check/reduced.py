@@ -28,9 +28,9 @@ from tfkit.component import (
 )
 from tfkit.graph.expand import Graph, Node, expand
 from tfkit.plugin.manager import Plugins
+from tfkit.spec.document import parts
 from tfkit.spec.load import take_spec
 from tfkit.spec.model_spec import InputConfig, ModelSpec
-from tfkit.spec.parts import parts
 from tfkit.spec.render import document
 
 HEAD = 8

@@ -17,10 +17,8 @@ from tfkit.building.initialize import generator_of
 from tfkit.component import AttentionConfig, Component, Config, Layer, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
-from tfkit.graph.expand import Graph, Node, expand
-from tfkit.graph.inputs import fixed_length
-from tfkit.graph.order import as_list
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.expand import Graph, Node, as_list, expand
+from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
 from tfkit.tools.check.runs import Inputs, Padding, example_inputs, run

@@ -11,7 +11,7 @@ from torch import fx
 from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import build, build_filled, graph_of
 from tfkit.building.model import BuiltModel, whole
-from tfkit.checkpoint.files import Checkpoint
+from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.graph.expand import Graph
 from tfkit.spec.header import shown
@@ -59,7 +59,7 @@ def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False
         ValueError: it was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
-    with Checkpoint.open(path) as checkpoint:
+    with TensorFiles.open(path) as checkpoint:
         weights = fitting_map(model, graph_of(model), checkpoint, path, allow_change=allow_change)
         state = model.state_dict()
         weights.check_values(checkpoint, state)

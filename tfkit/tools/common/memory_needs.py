@@ -14,7 +14,7 @@ from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.input_shapes import max_len
 from tfkit.tools.common.units import bytes_text
 
 MARGIN = 1.05

@@ -13,8 +13,7 @@ from torch import Tensor, fx
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.graph.decode_split import DecodeSplit, read_whole
 from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import fixed_length, input_shapes
-from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.graph.input_shapes import fixed_length, input_shapes, max_len, rows_of
 
 LENGTH = 16
 

@@ -24,9 +24,9 @@ from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, TrackerConfig
 from tfkit.run.reach import reached
+from tfkit.spec.document import parts
 from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.header import shown
-from tfkit.spec.parts import parts
 from tfkit.tools.common.run_facts import FACTS, Facts, read_facts
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]

@@ -102,7 +102,7 @@ def compare(
 
 def _other(reader: Reader, b: str) -> Graph | Path:
     """Return the second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
-    from tfkit.spec.find import is_folder
+    from tfkit.spec.extending import is_folder
     from tfkit.spec.folder import model_folder
 
     path = model_folder(Path(b))
@@ -141,7 +141,7 @@ def _show_comparison(comparison: Comparison) -> None:
 
 def _not_compared(comparison: Comparison) -> list[str]:
     """Return a line for each component that cannot be compared; equal layers share a line."""
-    from tfkit.checkpoint.names import collapsed
+    from tfkit.checkpoint.tensor_names import collapsed
 
     lines = [
         f"not compared: {name}: {why}"

@@ -19,8 +19,8 @@ from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.graph.sequence_limits import max_len, rows_of
-from tfkit.spec.find import SUFFIXES
+from tfkit.graph.input_shapes import max_len, rows_of
+from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.folder import SPEC
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.model_inputs import LENGTH, random_inputs

@@ -19,8 +19,8 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import AnyPath
 from tfkit.building.builder import graph_of
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.names import above
-from tfkit.checkpoint.weights import Link
+from tfkit.checkpoint.tensor_names import above
+from tfkit.checkpoint.weight_map import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.spec.folder import CONFIG

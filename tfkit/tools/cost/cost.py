@@ -16,8 +16,7 @@ from tfkit.building.placement import AnyDtype, dtype_of, name_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.graph.inputs import fixed_length, fixed_lengths, length_of
-from tfkit.graph.sequence_limits import beyond, max_len
+from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
 from tfkit.tools.build.first_run import failed
 from tfkit.tools.common.memory_needs import cached_values, size_of
 from tfkit.tools.common.modes import LENGTH, Mode, Optimizer

@@ -18,7 +18,7 @@ from pathlib import Path
 from tfkit.component import Config, PositiveFloat
 from tfkit.errors import Invalid, SpecError, closest, listing
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.spec.find import SUFFIXES
+from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.source import read
 

@@ -14,7 +14,7 @@ from tfkit.component import Signal
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
-from tfkit.graph.inputs import input_shapes
+from tfkit.graph.input_shapes import input_shapes
 from tfkit.nn import Past
 from tfkit.run.training.chunked_loss import PiecewiseLoss
 from tfkit.run.training.loss import Loss

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import fixed_lengths
+from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.runner import FILE, loaded, made
 

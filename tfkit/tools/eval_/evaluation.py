@@ -13,8 +13,8 @@ from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import MetricConfig
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate as numbers_of
-from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import WEIGHTS, has_weights, model_folder
+from tfkit.spec.merge import as_changes
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.cost.of_run import flops_of_step
 

@@ -26,10 +26,9 @@ from tfkit.component import (
     marker,
 )
 from tfkit.errors import ranges
-from tfkit.graph.expand import AnySpec, Graph, Node, as_graph
-from tfkit.graph.order import as_list
-from tfkit.graph.sequence_limits import rows_of
-from tfkit.graph.tables import table_owner
+from tfkit.graph.expand import AnySpec, Graph, Node, as_graph, as_list
+from tfkit.graph.input_shapes import rows_of
+from tfkit.graph.wiring import table_owner
 from tfkit.plugin.registry import field_docs
 from tfkit.tools.common.memory_needs import CacheSize, cache_size
 from tfkit.tools.common.ownership import rank

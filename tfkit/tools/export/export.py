@@ -17,7 +17,7 @@ from torch import fx
 from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import build, evaluating, graph_of
 from tfkit.building.model import BuiltModel, whole
-from tfkit.checkpoint.finite import BROKEN, not_finite
+from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import AnyPlugins, load_plugins

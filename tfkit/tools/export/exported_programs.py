@@ -24,10 +24,8 @@ from tfkit.building.builder import graph_of, inputs_of
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
-from tfkit.graph.expand import Graph
-from tfkit.graph.inputs import fixed_lengths
-from tfkit.graph.order import as_list
-from tfkit.graph.sequence_limits import max_len
+from tfkit.graph.expand import Graph, as_list
+from tfkit.graph.input_shapes import fixed_lengths, max_len
 from tfkit.nn import Past, is_token
 from tfkit.tools.common.model_inputs import example
 from tfkit.tools.export.failing_component import failing, quiet, refused

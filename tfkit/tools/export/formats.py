@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.checkpoint.meaning import safetensors_metadata
+from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 from tfkit.plugin.discover import DISABLE, own_version

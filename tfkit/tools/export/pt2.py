@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
-from tfkit.graph.inputs import fixed_lengths
+from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.tools.common.model_inputs import as_tensors, example
 from tfkit.tools.export.exported_programs import MODEL, Programs, Watched, complete, exported, programs, refusals
 from tfkit.tools.export.failing_component import quiet

@@ -60,7 +60,7 @@ class Job:
 def job_of(request: Request, graph: Graph) -> Job:
     """Resolve a request into a job. All errors are raised here, before the model takes memory and time."""
     from tfkit.graph.decode_split import split_for_decoding
-    from tfkit.graph.sequence_limits import max_len, rows_of
+    from tfkit.graph.input_shapes import max_len, rows_of
 
     parts = split_for_decoding(graph)
     main, once = parts.given_again[0], parts.given_once

@@ -13,15 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfkit.checkpoint.config_json.reading import SILENT
-from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.names import nameless, numbered
+from tfkit.checkpoint.config_json.read_fields import SILENT
+from tfkit.checkpoint.files import TensorFiles
+from tfkit.checkpoint.tensor_names import nameless, numbered
 from tfkit.errors import Diagnostic, Span, listing, quoted
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.spec import source, tree
-from tfkit.spec.brackets import expanded
+from tfkit.spec.families import expanded, family_of
 from tfkit.spec.folder import has_weights
-from tfkit.spec.read_family import family_of
 from tfkit.spec.source import plain
 from tfkit.spec.tree import node_of
 from tfkit.tools.show.resolved_values import text_of
@@ -83,7 +82,7 @@ def _head(architecture: str) -> str:
 def _modules_in(folder: Path) -> Iterator[str]:
     """Yield the modules that hold the tensors of a folder's weights, with `{}` for numbers."""
     if has_weights(folder):
-        with Checkpoint.open(folder) as opened:
+        with TensorFiles.open(folder) as opened:
             yield from dict.fromkeys(numbered(name)[0].rpartition(".")[0] for name in opened.names)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.checkpoint.config_json.reading import read_fields
-from tfkit.checkpoint.config_json.writing import value_at, write_fields
+from tfkit.checkpoint.config_json.read_fields import read_fields
+from tfkit.checkpoint.config_json.write_fields import value_at, write_fields
 from tfkit.component import BlockConfig, Component, Config, case_of
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
@@ -20,13 +20,11 @@ from tfkit.plugin import missing
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.missing import where_it_is
-from tfkit.spec.brackets import expanded
-from tfkit.spec.family import FamilyConfig
-from tfkit.spec.find import find_spec, plugin_folders
+from tfkit.spec.extending import find_spec, plugin_folders
+from tfkit.spec.families import FamilyConfig, expanded, in_place
 from tfkit.spec.folder import CONFIG, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge, nested
-from tfkit.spec.read_family import in_place
 from tfkit.spec.render import render_tree
 from tfkit.spec.source import plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
@@ -123,9 +121,9 @@ def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
     """Yield the paths of spec values that are true because weights in a folder need them, and that no field states."""
     places = {name: place for name, place in family.zeros.items() if place is not None}
     if places and has_weights(folder):
-        from tfkit.checkpoint.files import Checkpoint
+        from tfkit.checkpoint.files import TensorFiles
 
-        with suppress(SpecError), Checkpoint.open(folder) as opened:
+        with suppress(SpecError), TensorFiles.open(folder) as opened:
             yield from (place for name, place in places.items() if name in opened.names and opened.read(name).any())
 
 
@@ -229,9 +227,9 @@ def _stores_head(family: FamilyConfig, body: FamilyConfig, folder: Path) -> bool
     names = [name for entry in entries for name in expanded(entry if isinstance(entry, str) else next(iter(entry)))]
     stems = [stem for name in names for stem in (f"{family.in_file(name)}.", f"{name.removeprefix('.')}.")]
     if has_weights(folder):
-        from tfkit.checkpoint.files import Checkpoint
+        from tfkit.checkpoint.files import TensorFiles
 
-        with suppress(SpecError), Checkpoint.open(folder) as opened:
+        with suppress(SpecError), TensorFiles.open(folder) as opened:
             return any(f"{name}.".startswith(stem) for name in opened.names for stem in stems)
     return False
 

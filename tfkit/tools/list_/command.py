@@ -80,7 +80,7 @@ def _missing(specs: Sequence[Shipped], installed: Available) -> Iterator[str]:
     """Yield how to install the plugins that some of the specs need."""
     from tfkit.plugin.discover import canonical
     from tfkit.plugin.missing import where_it_is
-    from tfkit.spec.find import plugin_folders
+    from tfkit.spec.extending import plugin_folders
 
     for text in sorted({text for spec in specs for text in spec.missing}):
         count, name = sum(text in spec.missing for spec in specs), NAME.split(text)[0]

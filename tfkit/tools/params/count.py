@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tfkit.arguments import checked
 from tfkit.building.builder import build
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.graph.tables import table_owner
+from tfkit.graph.wiring import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.memory_needs import CacheSize, cache_size
 from tfkit.tools.common.ownership import Ownership, in_rows, owners_of

@@ -19,8 +19,7 @@ from tfkit.arguments import AnyPath, Limit, Natural, Positive, checked
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import AnySpec, Graph, as_graph
-from tfkit.graph.inputs import fixed_length, length_of
-from tfkit.graph.sequence_limits import beyond, max_len
+from tfkit.graph.input_shapes import beyond, fixed_length, length_of, max_len
 from tfkit.tools.common.atomic_files import names_in, written_folder
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.profile.limits import limits_of

@@ -17,11 +17,10 @@ from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import build, graph_of
 from tfkit.building.model import BuiltModel, whole
 from tfkit.building.placement import name_of
-from tfkit.checkpoint.finite import BROKEN, not_finite
-from tfkit.checkpoint.fitting import left_out_lines
+from tfkit.checkpoint.files import BROKEN, not_finite
+from tfkit.checkpoint.fitting import left_out_lines, safetensors_metadata
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.meaning import safetensors_metadata
-from tfkit.checkpoint.weights import SHARD, write_shards
+from tfkit.checkpoint.weight_map import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import AnyPlugins, Plugins

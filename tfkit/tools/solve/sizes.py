@@ -19,11 +19,11 @@ from tfkit.component import AttentionConfig
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.find import find_spec
+from tfkit.spec.document import parts
+from tfkit.spec.extending import find_spec
 from tfkit.spec.load import read_tree, resolve_spec
 from tfkit.spec.merge import assign, without
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.parts import parts
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar
 

@@ -16,10 +16,9 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
-from tfkit.spec.changes import as_changes
-from tfkit.spec.find import SUFFIXES, find_spec, is_folder
+from tfkit.spec.extending import SUFFIXES, find_spec, is_folder
 from tfkit.spec.load import read_tree
-from tfkit.spec.merge import MODEL_KEYS, assign
+from tfkit.spec.merge import MODEL_KEYS, as_changes, assign
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree, schema_line
 from tfkit.spec.tree import Mapping as Tree

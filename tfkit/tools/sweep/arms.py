@@ -29,7 +29,6 @@ from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.sizes import Family
 from tfkit.tools.solve.solve import Budget, parameters_of, sizes_of
-from tfkit.tools.train.record import named_by_meaning
 
 T = TypeVar("T")
 LETTERS = 16
@@ -158,8 +157,7 @@ class Arms:
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
         run = check_run(resolve_run(seeded, self._plugins, loaded=self._data), count=flops_of_step)
         _check_number(self.file, run)
-        folder = named_by_meaning(run, lambda digest: self._folder / digest[:LETTERS])
-        return SweepRun(run, folder, self._allow_change)
+        return SweepRun(run, self._folder / run.digest[:LETTERS], self._allow_change)
 
 
 def choices(settings: Sequence[Setting]) -> Iterator[Choice]:

@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.building.placement import name_of
-from tfkit.checkpoint.files import Checkpoint as TensorFiles
-from tfkit.checkpoint.files import TensorInfo
+from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Restored

@@ -14,7 +14,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -220,12 +220,6 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
         for start in range(0, size, CHUNK):
             digest.update(file.read(min(CHUNK, size - start)))
     return digest
-
-
-def named_by_meaning(run: Run, name: Callable[[str], Path]) -> Path:
-    """Return the folder named by the run's digest, or by its former digest if that folder exists."""
-    former = name(run.meaning.former_digest)
-    return former if os.path.exists(former) else name(run.digest)
 
 
 @contextmanager

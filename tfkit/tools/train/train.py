@@ -20,13 +20,13 @@ from tfkit.run.read_run import AnyRun
 from tfkit.run.training import memory
 from tfkit.run.training.loop import DIVERGED, DivergedError, Trainer
 from tfkit.run.training.processes import Processes
-from tfkit.spec.changes import as_changes
 from tfkit.spec.folder import RUN
+from tfkit.spec.merge import as_changes
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.run_code import changes, check_code, code_of, session_code
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.history import History, history
-from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, locked, named_by_meaning
+from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, locked
 from tfkit.tools.train.report import report
 
 REPORT = "report.html"
@@ -98,7 +98,7 @@ def folder_of(name: AnyRun, run: Run) -> Path:
     """Return the default folder of a run: the folder that it was read from, else a folder named by its digest."""
     if isinstance(name, str | os.PathLike) and os.path.isfile(Path(name) / RUN):
         return Path(name)
-    return named_by_meaning(run, lambda digest: Path("runs") / f"{run.config.name}-{digest[:8]}")
+    return Path("runs") / f"{run.config.name}-{run.digest[:8]}"
 
 
 def train_run(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit.building.initialize
-from tfkit.checkpoint.weights import Link, WeightMap
+from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.components import head, rope_scaling, stack
 from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.tools.cost import shape_rules

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
 from tfkit.nn import Context
 from tfkit.tools.check.measure import Deviation, difference, property_of, require

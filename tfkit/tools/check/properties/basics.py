@@ -15,7 +15,7 @@ from tfkit.building.initialize import initialize
 from tfkit.building.placement import threads
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.graph.tables import heads_of_tables
+from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.measure import Deviation, in_words, property_of, require

@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from tfkit.building.builder import evaluating, graph_of, inputs_of
 from tfkit.component import Component, InputPositionConfig, MaskConfig
 from tfkit.graph.decode_split import computes_alone
-from tfkit.graph.inputs import fixed_length
-from tfkit.graph.pairs import deaf_to_pairs
+from tfkit.graph.input_shapes import fixed_length
+from tfkit.graph.wiring import deaf_to_pairs
 from tfkit.nn import StackedLinear
 from tfkit.nn.checked import of_length
 from tfkit.spec.messages import kind_of

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, Layer, Step
 from tfkit.tools.check.measure import Deviation, property_of, require
 from tfkit.tools.check.subject import Subject

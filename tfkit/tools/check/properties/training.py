@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tfkit.building.placement import forked_generator
 from tfkit.component import MaskConfig
-from tfkit.graph.tables import heads_of_tables
+from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.properties.basics import every_one
 from tfkit.tools.check.runs import Choices, Inputs, call, cast, hooked

@@ -19,12 +19,12 @@ from torch import Tensor, fx
 from tfkit.building.builder import allocate, assemble
 from tfkit.building.initialize import initialize
 from tfkit.building.placement import forked_generator
-from tfkit.checkpoint.weights import places
+from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, Component, Config, PositionConfig, RopeScalingConfig
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
+from tfkit.spec.document import parts
 from tfkit.spec.messages import kind_of
-from tfkit.spec.parts import parts
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of, require
 from tfkit.tools.check.runs import call, compared, example_inputs
 from tfkit.tools.check.subject import FieldPath, Subject

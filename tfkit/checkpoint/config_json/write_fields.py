@@ -7,9 +7,8 @@ from typing import Any
 
 from tfkit.component import ABSENT, BlockConfig, Component, Config, SharedMarker, case_of, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
-from tfkit.spec.arithmetic import Number, evaluate
-from tfkit.spec.family import FamilyConfig
-from tfkit.spec.inverse import Expression
+from tfkit.spec.arithmetic import Expression, Number, evaluate
+from tfkit.spec.families import FamilyConfig
 from tfkit.spec.load import Spec
 from tfkit.spec.model_spec import ModelSpec
 

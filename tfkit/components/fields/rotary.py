@@ -52,7 +52,7 @@ SCALINGS: dict[str, dict[str, str]] = {
 """The fields of each scaling: theirs, ours."""
 
 
-class RopeConfig(FieldConfig):
+class RopeFieldConfig(FieldConfig):
     """A rotary position, with its base and its scaling: `{rope: decoder.attention.position}`."""
 
     kind: Literal["rope"] = "rope"

@@ -19,10 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tfkit.checkpoint.computed import Expected, agrees
-from tfkit.checkpoint.files import Checkpoint
-from tfkit.checkpoint.finite import check_finite
-from tfkit.checkpoint.names import matcher
+from tfkit.checkpoint.files import TensorFiles, check_finite
 from tfkit.checkpoint.pattern import Pattern
+from tfkit.checkpoint.tensor_names import matcher
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import StackedLinear
 from tfkit.spec.folder import INDEX, WEIGHTS
@@ -34,7 +33,7 @@ MAPPED = "map it under `tensors`, to a tensor of the graph"
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The place of a model's tensor: a parameter, or the rows of a named part of one."""
 
     parameter: str
@@ -48,21 +47,21 @@ class Place:
         return tensor if self.length is None else tensor.narrow(self.dim, self.start, self.length)
 
 
-def places(model: nn.Module) -> dict[str, Place]:
+def places(model: nn.Module) -> dict[str, TensorPlace]:
     """Return the place of every tensor of a model by its name; each part of a fused tensor has a separate name."""
-    result: dict[str, Place] = {}
+    result: dict[str, TensorPlace] = {}
     fused = {path: module for path, module in model.named_modules() if getattr(module, "parts", None)}
     for name in model.state_dict():
         path, _, leaf = name.rpartition(".")
         module = fused.get(path)
         if module is None:
-            result[name] = Place(name)
+            result[name] = TensorPlace(name)
             continue
         start, dim = 0, 1 if isinstance(module, StackedLinear) else 0
         parts: Mapping[str, int] = module.parts
         for part, length in parts.items():
             around = path.rpartition(".")[0]
-            result[f"{around}.{part}.{leaf}" if around else f"{part}.{leaf}"] = Place(name, dim, start, length)
+            result[f"{around}.{part}.{leaf}" if around else f"{part}.{leaf}"] = TensorPlace(name, dim, start, length)
             start += length
     return result
 
@@ -85,7 +84,7 @@ class WeightMap:
     """All links of a model, and the ways in which its file differs from them."""
 
     links: tuple[Link, ...]
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorPlace]
     prefix: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
@@ -98,9 +97,8 @@ class WeightMap:
     @classmethod
     def of_model(cls, model: nn.Module) -> WeightMap:
         """Return the map of a file that `save` wrote: its names are the model's."""
-        return cls(
-            tuple(Link((name,), (name,)) for name in model.state_dict()), {n: Place(n) for n in model.state_dict()}
-        )
+        names = list(model.state_dict())
+        return cls(tuple(Link((name,), (name,)) for name in names), {name: TensorPlace(name) for name in names})
 
     def count_in(self, names: Collection[str]) -> int:
         """Return the number of the file's tensors that the map contains."""
@@ -155,7 +153,7 @@ class WeightMap:
         """Return the model's tensors of a link."""
         return [self.places[name].view(state)[link.index] for name in link.model]
 
-    def check_values(self, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
+    def check_values(self, checkpoint: TensorFiles, state: Mapping[str, Tensor]) -> None:
         """Raise SpecError if a file has values that the model cannot take.
 
         They are not finite, or beyond the model's type, or differ from the values that a tie or a constant requires.
@@ -166,7 +164,7 @@ class WeightMap:
         self._check_others(checkpoint)
 
     @torch.no_grad()
-    def load(self, checkpoint: Checkpoint, state: Mapping[str, Tensor], *, checked: bool = False) -> None:
+    def load(self, checkpoint: TensorFiles, state: Mapping[str, Tensor], *, checked: bool = False) -> None:
         """Fill the tensors of a state dict from a file that has passed `check`, tensor by tensor.
 
         Values are checked while loading, unless `check_values` has checked them.
@@ -184,7 +182,7 @@ class WeightMap:
         if not checked:
             self._check_others(checkpoint)
 
-    def _check_others(self, checkpoint: Checkpoint) -> None:
+    def _check_others(self, checkpoint: TensorFiles) -> None:
         """Check the tensors that are in no link, except tensors that are ignored by their full name."""
         linked = {name for link in self.links for name in link.file} | self.ignored.keys()
         self._check_copies(checkpoint, linked)
@@ -199,7 +197,7 @@ class WeightMap:
                     help = "map it under `tensors`, or correct its entry in the spec"
                     raise SpecError(Diagnostic(message, help=help))
 
-    def _check_copies(self, checkpoint: Checkpoint, linked: Set[str]) -> None:
+    def _check_copies(self, checkpoint: TensorFiles, linked: Set[str]) -> None:
         for name, other in self.copies.items():
             if name in checkpoint.names and other in checkpoint.names and name not in linked:
                 if torch.equal(checkpoint.read(name), checkpoint.read(other)):

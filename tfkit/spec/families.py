@@ -1,23 +1,30 @@
 """A family: the tensors and the fields of config.json of all models of one `model_type`.
 
 An example is `families/llama.yaml` among the specs. A spec names a family, `checkpoint: llama`, or contains one. A
-family may extend another: an entry replaces the entry of the same name, and null removes it.
+family may extend another: an entry replaces the entry of the same name, and null removes it. Several names may be
+written as one: `[q k v]_proj` stands for `q_proj`, `k_proj` and `v_proj`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping as MappingABC
+from functools import reduce
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from tfkit.component import Config, FieldConfig
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing, quoted
+from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.registry import Registry
-from tfkit.spec.brackets import expanded
-from tfkit.spec.inverse import Expression
+from tfkit.spec import source
+from tfkit.spec.arithmetic import Expression
+from tfkit.spec.extending import Read, find_family, shortest
 from tfkit.spec.merge import is_null, merge, without
+from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
@@ -26,15 +33,12 @@ ABOUT_FIELDS = ("defaults", "when")
 """The sections that say more about fields."""
 EXPANDED = ("extra", "fields", "defaults", "when")
 """The sections whose names expand, together with their values."""
+HEADS = "heads"
+"""The folder, among the specs, of the heads that many families share."""
+_WORDS = re.compile(r"\[([^\[\]]*)\]")
 _END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
 """The end of a class that says which head it has."""
 _ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
-OLDER = {
-    "set": "`at`",
-    "default": "an entry of the family's `defaults`",
-    "if_null": 'a case of `cases`: `{"null": ...}`',
-}
-"""Keys of a rule in an older tfkit, and what says the same today."""
 
 
 class FamilyConfig(Config):
@@ -172,11 +176,83 @@ def class_of(head: str, architecture: str) -> str:
     return _END.sub("", architecture) + head
 
 
-def merged(base: Mapping | None, patch: Mapping) -> Mapping:
-    """Merge a family with the text of a family that extends it. Nulls stay, for `without_nulls`."""
+# ---- the text of a family ----
+
+
+def in_place(root: Mapping, specs: KnownSpecs) -> Mapping:
+    """Replace the path of a family in a spec by the family's text. The names of known families stay."""
+    node = root.items.get("checkpoint")
+    word = node.items.get("extends") if isinstance(node, Mapping) else node
+    if node is None or word is None or is_null(word) or (isinstance(word, Scalar) and word.value in specs.families):
+        return root
+    return Mapping({**root.items, "checkpoint": family_of(node, specs)}, root.keys, root.span)
+
+
+def full_family(node: Node, specs: KnownSpecs, registry: Registry) -> Mapping:
+    """Write out the family of a spec, given by name or inline: everything that it extends, its head, its kinds."""
+    return _with_kinds(_with_head(family_of(node, specs)), registry)
+
+
+def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mapping:
+    """Read a family, given by name or inline, and everything that it extends; `read` reads a file.
+
+    Raises SpecError if there is no such family.
+    """
+    if not isinstance(node, Mapping):
+        node = Mapping({"extends": node}, {"extends": node.span}, node.span)
+    texts, chain = [node], list[Path]()
+    while (word := texts[-1].items.get("extends")) is not None:
+        if not isinstance(word, Scalar) or not isinstance(word.value, str):
+            help = "write `checkpoint: llama`, or a path: `checkpoint: ./my_family.yaml`"
+            raise SpecError(Diagnostic("a family is named by one word or path", word.span, "checkpoint", help=help))
+        path = find_family(word.value, specs, word.span)
+        if path in chain:
+            message = f"a family cannot extend itself: {quoted(str(shortest(path)))}"
+            raise SpecError(Diagnostic(message, word.span, "checkpoint.extends"))
+        chain.append(path)
+        texts.append(_with_type(read(path, name=str(shortest(path))), path.stem))
+    # Almost all types have a class without a head; null in `heads` removes it.
+    body = Mapping({"Model": Scalar("body", node.span)}, {"Model": node.span}, node.span)
+    base = Mapping({"heads": body}, {"heads": node.span}, node.span)
+    return _without_nulls(reduce(_merged, (without(text, {"extends"}) for text in reversed(texts)), base))
+
+
+def _with_head(root: Mapping) -> Mapping:
+    """Apply the head that a family names. Raise SpecError if the family has no such head."""
+    name, heads, architecture = (root.items.get(key) for key in ("head", "heads", "architecture"))
+    if not isinstance(name, Scalar) or not isinstance(architecture, Scalar):
+        return root
+    available = heads if isinstance(heads, Mapping) else Mapping({}, {}, root.span)
+    if name.value not in available.items:
+        near = closest(str(name.value), available.items)
+        message = f"the family has no head {quoted(str(name.value))}"
+        notes = (f"heads: {listing(available.items, 20) or 'none'}",)
+        help = f"a similar one is {quoted(near)}" if near else "without `head`, the family has its own"
+        raise SpecError(Diagnostic(message, name.span, "checkpoint.head", notes, help))
+    cls = Scalar(class_of(str(name.value), str(architecture.value)), name.span, quoted=True)
+    class_patch = Mapping({"architecture": cls}, {"architecture": name.span}, name.span)
+    texts = _head_texts(str(name.value), available, name.span)
+    return _without_nulls(reduce(_merged, (*texts, class_patch), root))
+
+
+def _head_texts(name: str, available: Mapping, span: Span, chain: tuple[str, ...] = ()) -> list[Mapping]:
+    """Return the changes that define a head, after the changes of the heads that it extends."""
+    shared = {file.stem: file for file in sorted((own_specs() / HEADS).glob("*.yaml"))}
+    if name in chain:
+        raise SpecError(Diagnostic(f"a head cannot extend itself: {quoted(name)}", span, "checkpoint.heads"))
+    if name not in available.items and name not in shared:
+        notes = (f"shared: {listing(shared, 20)}", f"of the family: {listing(available.items, 20)}")
+        message = f"there is no head {quoted(name)} to extend"
+        raise SpecError(Diagnostic(message, span, "checkpoint.heads", notes))
+    node = available.items[name] if name in available.items else source.read(shared[name])
+    changes = [without(node, {"extends"})] if isinstance(node, Mapping) else []
+    word = node.items.get("extends") if isinstance(node, Mapping) else node
+    return changes if word is None else [*_head_texts(str(plain(word)), available, word.span, (*chain, name)), *changes]
+
+
+def _merged(base: Mapping, patch: Mapping) -> Mapping:
+    """Merge a family with the text of a family that extends it. Nulls stay, for `_without_nulls`."""
     patch = _with_names_expanded(patch)
-    if base is None:
-        return patch
     items, keys = dict(base.items), {**base.keys, **patch.keys}
     gone = _nulls(patch.items.get("fields"))
     for section in ABOUT_FIELDS:
@@ -192,7 +268,7 @@ def merged(base: Mapping | None, patch: Mapping) -> Mapping:
     return Mapping(items, keys, patch.span)
 
 
-def with_type(root: Mapping, name: str) -> Mapping:
+def _with_type(root: Mapping, name: str) -> Mapping:
     """Add the model type, the name of the file, unless the text states it."""
     if "model_type" in root.items:
         return root
@@ -200,14 +276,14 @@ def with_type(root: Mapping, name: str) -> Mapping:
     return Mapping({"model_type": type, **root.items}, {"model_type": root.span, **root.keys}, root.span)
 
 
-def without_nulls(root: Mapping) -> Mapping:
+def _without_nulls(root: Mapping) -> Mapping:
     """Remove the entries that are null from a family."""
     sections = [(name, node) for name in ENTRIES if isinstance(node := root.items.get(name), Mapping)]
     entries = {name: without(node, _nulls(node)) for name, node in sections}
     return Mapping({**root.items, **entries}, root.keys, root.span)
 
 
-def with_kinds(root: Mapping, registry: Registry) -> Mapping:
+def _with_kinds(root: Mapping, registry: Registry) -> Mapping:
     """Name the kind in each rule for a field."""
     fields = root.items.get("fields")
     if not isinstance(fields, Mapping):
@@ -231,9 +307,6 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
     kinds_named = [key for key in node.items if key in kinds]
     if "at" in node.items and kinds_named in ([], ["cases"]):
         kinds_named = ["value"]
-    if (older := next((key for key in OLDER if key in node.items), None)) is not None:
-        message, path = f"{quoted(older)} is of an older tfkit", f"checkpoint.fields.{name}.{older}"
-        raise SpecError(Diagnostic(message, node.keys[older], path, help=f"write {OLDER[older]}"))
     if len(kinds_named) != 1:
         message = (
             f"{quoted(name)} names {f'several kinds: {listing(kinds_named)}' if kinds_named else 'none of the kinds'}"
@@ -246,6 +319,20 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
 
 def _rule(kind: str, items: dict[str, Node], keys: dict[str, Span], span: Span) -> Mapping:
     return Mapping({"kind": Scalar(kind, span), **items}, {"kind": span, **keys}, span)
+
+
+# ---- names in brackets ----
+
+
+def expanded(name: str) -> list[str]:
+    """Return the names that `[q k v]` in a name stands for, in order; raise `Invalid` for unclosed brackets."""
+    segments = _WORDS.split(name)
+    if any(bracket in segment for segment in segments[::2] for bracket in "[]") or any(
+        not w.split() for w in segments[1::2]
+    ):
+        raise Invalid("", f"{quoted(name)} has brackets without words, or an unmatched one", help="write `[q k v]`")
+    choices = [segment.split() if index % 2 else [segment] for index, segment in enumerate(segments)]
+    return ["".join(chosen) for chosen in product(*choices)]
 
 
 def _with_names_expanded(root: Mapping) -> Mapping:

@@ -1,7 +1,7 @@
-"""The masks that the nodes of a graph read, and those that may have pairs of tokens.
+"""Facts about the wires of a graph: the masks that its nodes use, and the token tables that nodes share.
 
-A mask of pairs says which tokens a token may read. With it, documents in one row are as if each had the model to
-itself, provided that every node obeys: it reads the mask, or computes each position independently.
+A pairwise mask contains, for each token, the tokens that it may attend to. With it, documents in one row do not affect
+each other, provided that every node supports it: the node uses the mask, or computes each position independently.
 """
 
 from __future__ import annotations
@@ -39,3 +39,27 @@ def _masks(node: Node) -> Iterator[tuple[str, str | None]]:
     for field, signal in node.signals.items():
         if wire_of(node, field).mask:
             yield from ((field, part.mask) for part in (signal if isinstance(signal, list) else [signal]))
+
+
+# ---- token tables ----
+
+
+def table_owner(graph: Graph, node: str) -> str:
+    """Return the node whose module holds the table that `node` uses: the node itself, or the node it is tied to."""
+    seen = {node}
+    while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
+        node = tie
+        if node in seen:
+            raise AssertionError("a cycle of ties is refused when the graph is expanded")
+        seen.add(node)
+    return node
+
+
+def heads_of_tables(graph: Graph) -> dict[str, list[str]]:
+    """Return the nodes whose table is the output matrix of heads, with these heads."""
+    heads: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        tie = node.wires.get("tie")
+        if node.output.type == "logits" and isinstance(tie, str):
+            heads.setdefault(table_owner(graph, tie), []).append(node.name)
+    return heads

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
-from tfkit.checkpoint.config_json.layer_pattern import BASE, pattern_of
 from tfkit.component import case_of
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, quoted
-from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
-from tfkit.spec.family import FamilyConfig
-from tfkit.spec.inverse import Expression
+from tfkit.spec.arithmetic import Expression, ExpressionError, Number, evaluate
+from tfkit.spec.families import FamilyConfig
 from tfkit.spec.merge import merge, nested, without
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
@@ -259,3 +258,17 @@ class FieldReading:
 def _rounded(value: Number) -> Number:
     near = round(value)
     return near if abs(value - near) <= 1e-12 * abs(value) else value
+
+
+BASE = "base"
+
+
+def pattern_of(names: Sequence[str]) -> Any:
+    """Return the shortest text that arranges layers in this way: a cycle with counts, or ranges and the rest."""
+    n = len(names)
+    length = next(k for k in range(1, n + 1) if all(names[i] == names[i % k] for i in range(n)))
+    runs = [(name, len(list(run))) for name, run in groupby(names[:length])]
+    if length == n and len(runs) == 2:
+        (first, count), (rest, _) = runs
+        return {"0" if count == 1 else f"0-{count - 1}": first, "rest": rest}
+    return [name if times == 1 else f"{name}*{times}" for name, times in runs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tfkit
-from tfkit.graph.sequence_limits import max_len, rows_of
+from tfkit.graph.input_shapes import max_len, rows_of
 
 SPEC = """
 tfkit: 1

@@ -135,7 +135,10 @@ class FirstLayersConfig(CountConfig):
         return [first if i < number else rest for i in range(len(before))]
 
     def before(self, names: Sequence[str]) -> list[str]:
-        return _unrefined(names, self.first_layers) if isinstance(self.first_layers, dict) else super().before(names)
+        if not isinstance(self.first_layers, dict):
+            return super().before(names)
+        former = {new: old for old, new in self.first_layers.items()}
+        return [former.get(variant, variant) for variant in names]
 
     def count(self, names: Sequence[str]) -> int:
         table = self.first_layers
@@ -242,11 +245,6 @@ def _pair(variants: str | tuple[str, str]) -> tuple[str, str]:
 def _refined(before: Sequence[str], numbers: Container[int], table: Mapping[str, str]) -> list[str]:
     """Return the variants of layers. The table changes the variants of the layers with these numbers."""
     return [table.get(variant, variant) if i in numbers else variant for i, variant in enumerate(before)]
-
-
-def _unrefined(names: Sequence[str], table: Mapping[str, str]) -> list[str]:
-    back = {new: old for old, new in table.items()}
-    return [back.get(variant, variant) for variant in names]
 
 
 def _variant(variant: str | Mapping[str, str], layer: int, before: str) -> str:

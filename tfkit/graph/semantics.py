@@ -23,8 +23,7 @@ from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, WireMarker, marker
 from tfkit.errors import ranges
-from tfkit.graph.expand import Graph
-from tfkit.graph.order import as_list
+from tfkit.graph.expand import Graph, as_list
 from tfkit.spec.annotations import extra
 
 Value: TypeAlias = "str | int | float | bool | list[Any] | None"
@@ -83,7 +82,7 @@ class Meaning:
         return {expanded: value for path, value in values.items() for expanded in _by_layer(path)}
 
 
-class Change(NamedTuple):
+class ValueChange(NamedTuple):
     """A value that differs, as texts: in the file, and in the model."""
 
     path: str
@@ -122,10 +121,10 @@ def parsed(data: Mapping[str, Any]) -> Meaning:
     return meaning
 
 
-def changes(there: Meaning, here: Meaning) -> list[Change]:
+def changes(there: Meaning, here: Meaning) -> list[ValueChange]:
     """Return the differences between the meaning of a file's weights and of a model's."""
     names = {**_matched(there.inputs, here.inputs), **_matched(there.nodes, here.nodes)}
-    old, new = _Tree(there.renamed(names).flat), _Tree(here.flat)
+    old, new = _ValueTree(there.renamed(names).flat), _ValueTree(here.flat)
     pairs: dict[str, tuple[str, str]] = {}
     for path in {**old.values, **new.values}:
         if path not in old.values and _is_meant(path, old, here.usual):
@@ -136,7 +135,7 @@ def changes(there: Meaning, here: Meaning) -> list[Change]:
     return _by_ranges(pairs, new.values)
 
 
-class _Tree:
+class _ValueTree:
     """Values by their paths, and the paths of the components that hold them."""
 
     def __init__(self, values: Values) -> None:
@@ -166,7 +165,7 @@ def above(path: str) -> Iterator[str]:
     yield from accumulate(path.split(".")[:-1], lambda start, key: f"{start}.{key}")
 
 
-def _is_meant(path: str, old: _Tree, usual: Set[str]) -> bool:
+def _is_meant(path: str, old: _ValueTree, usual: Set[str]) -> bool:
     """Return True if a value missing from a file stands for a default: of its field, or of the component around it."""
     while path in usual:
         path = path.rpartition(".")[0]
@@ -249,7 +248,7 @@ def _same(a: Value, b: Value) -> bool:
         return False
 
 
-def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Change]:
+def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[ValueChange]:
     """Merge equal changes of several layers. Layers are named unless all of them changed."""
     groups: dict[tuple[str, str, str, str], list[int]] = {}
     for path, (old, new) in pairs.items():
@@ -263,5 +262,5 @@ def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Cha
         place = (
             start.removesuffix("layers.").rstrip(".") if whole else f"{start}{ranges(sorted(numbers)).replace(' ', '')}"
         )
-        changes.append(Change((place if numbers else start) + end, old, new))
+        changes.append(ValueChange((place if numbers else start) + end, old, new))
     return changes
