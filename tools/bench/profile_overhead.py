@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 import tfkit
-from tfkit.tools.profile.measure import DETAILS
-from tfkit.tools.profile.steps import Range, Step, named_ranges, quick, shown
+from tfkit.tools.profile.measurement import DETAILS
+from tfkit.tools.profile.profiled_step import ProfiledStep, Range, named_ranges, quick, shown
 
 GOAL = 1.4
 MODEL = "gpt2"
@@ -52,7 +52,7 @@ def race(graph: tfkit.Graph, mode: str, options: argparse.Namespace) -> dict[str
     """Measure the seconds of single steps, by turns."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = tfkit.build(graph, device=device).train(mode == "train")
-    step = Step(model, mode, batch=options.batch, length=options.length, compile=False)  # type: ignore[arg-type]
+    step = ProfiledStep(model, mode, batch=options.batch, length=options.length, compile=False)  # type: ignore[arg-type]
     plain: Range = lambda name: nullcontext()  # noqa: E731
     contenders: dict[str, Callable[[], float]] = {
         "plain": lambda: seconds(lambda: step(plain), device),
@@ -62,7 +62,7 @@ def race(graph: tfkit.Graph, mode: str, options: argparse.Namespace) -> dict[str
     return take_turns(contenders, options.rounds, warm_up=1)
 
 
-def profiled(model: torch.fx.GraphModule, step: Step, range: Range, **options: bool) -> float:
+def profiled(model: torch.fx.GraphModule, step: ProfiledStep, range: Range, **options: bool) -> float:
     """Measure the seconds of the second of two steps under the profiler; the first one warms it up."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with ExitStack() as stack:

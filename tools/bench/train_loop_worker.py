@@ -55,8 +55,7 @@ class Turns(Callback):
 
 def by_tfkit(run: Run, turns: Turns) -> None:
     """Run the loop of `tfkit train`."""
-    from tfkit.tools.train.environment import bits_of
-    from tfkit.tools.train.record import RunFolder
+    from tfkit.tools.train.record import RunFolder, bits_of
     from tfkit.training.loop import Trainer
 
     with tempfile.TemporaryDirectory() as folder:
