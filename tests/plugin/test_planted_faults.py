@@ -26,6 +26,7 @@ Said = Callable[..., str]
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A new plugin, and no module of it left behind."""
     monkeypatch.setenv("COLUMNS", "400")  # paths in one line
+    monkeypatch.delitem(sys.modules, "tfkit_shift", raising=False)  # of a test in another folder
     folder = tmp_path / "tfkit-shift"
     write_plugin(PluginNames("shift"), folder)
     yield folder
