@@ -10,6 +10,7 @@ from torch import fx
 
 from tfkit.arguments import Positive, checked
 from tfkit.builder import build
+from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import AnySpec, Graph, as_graph
@@ -18,7 +19,7 @@ from tfkit.graph.sequence_limits import beyond, max_len
 from tfkit.placement import AnyDtype, dtype_of, name_of
 from tfkit.promises import Watch
 from tfkit.tools.build.first_run import failed
-from tfkit.tools.common.cache import cached_values
+from tfkit.tools.common.cache import cached_bytes
 from tfkit.tools.common.choices import LENGTH, Mode, Optimizer
 from tfkit.tools.common.memory import size_of
 from tfkit.tools.common.ownership import owners_of
@@ -190,7 +191,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optim
         if optimizer is None
         else sum(parameter.numel() * _bytes_kept(optimizer, parameter.itemsize) for parameter in trained)
     )
-    per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
+    per_token, cache = _cache(graph, shape, next(model.parameters()).dtype)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
     kept += sum(seen.extra.values())
@@ -215,14 +216,13 @@ def _bytes_kept(optimizer: str, itemsize: int) -> int:
     return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
 
 
-def _cache(graph: Graph, shape: Shape, itemsize: int) -> tuple[int, int]:
+def _cache(graph: Graph, shape: Shape, dtype: torch.dtype) -> tuple[int, int]:
     """Return the bytes cached for one more token of one sequence, and for all tokens of the batch."""
     parts = split_if_decodable(graph)
     if parts is None:
         return 0, 0
-    values = cached_values(parts.cached, shape.length)
+    total = cached_bytes(parts.cached, shape.length, dtype)
     for node, pieces in parts.again.values():
-        values += sum(entry.heads * entry.width for layer in pieces.memory_caches for entry in layer) * memory_of(
-            node, shape
-        )
-    return cached_values(parts.cached, 1) * itemsize, values * shape.batch * itemsize
+        total += sum(cached_bytes(layer, memory_of(node, shape), dtype) for layer in pieces.memory_caches)
+    slots = [entry for entry in parts.cached if isinstance(entry, Cached)]
+    return cached_bytes(slots, 1, dtype), total * shape.batch

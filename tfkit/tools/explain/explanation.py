@@ -17,6 +17,7 @@ from typing import Any
 
 from tfkit.component import (
     AttentionConfig,
+    Cached,
     Component,
     Config,
     FFNConfig,
@@ -206,7 +207,8 @@ def explain_attention(name: str, config: AttentionConfig, mask: MaskConfig | Non
     if mask is not None:
         facts.append(_reads(mask))
     if mask is not None and mask.causal and config.cached is not None:
-        facts.append(f"a cache keeps {sum(n * w for n, w in config.cached):,} numbers of each token in each layer")
+        numbers = sum(entry.heads * entry.width for entry in config.cached if isinstance(entry, Cached))
+        facts.append(f"a cache keeps {numbers:,} numbers of each token in each layer")
     return explain_component(name, config, facts=tuple(facts))
 
 
