@@ -29,6 +29,7 @@ from tfkit.component import Make as Make
 from tfkit.component import MaskConfig as MaskConfig
 from tfkit.component import MaskedWire as MaskedWire
 from tfkit.component import MemoryWire as MemoryWire
+from tfkit.component import MixerConfig as MixerConfig
 from tfkit.component import NormConfig as NormConfig
 from tfkit.component import Pieces as Pieces
 from tfkit.component import PositiveFloat as PositiveFloat
@@ -43,7 +44,9 @@ from tfkit.component import ScoreBiasConfig as ScoreBiasConfig
 from tfkit.component import Shared as Shared
 from tfkit.component import Signal as Signal
 from tfkit.component import Signals as Signals
+from tfkit.component import State as State
 from tfkit.component import Step as Step
+from tfkit.component import SublayerConfig as SublayerConfig
 from tfkit.component import TableWire as TableWire
 from tfkit.component import TemperatureConfig as TemperatureConfig
 from tfkit.component import Wire as Wire

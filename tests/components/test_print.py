@@ -33,6 +33,7 @@ NOT_SHOWN = {
     "labels": "the names of classes, for those who read the logits",
     "problem_type": "the meaning of logits, for those who read them",
     "pad_id": "for others, as the mask says what is padding",
+    "mixer": "no built-in kind fills it",
     "additive.scale": "refused",
     "additive.softcap": "refused",
     "additive.sinks": "refused",

@@ -10,7 +10,6 @@ mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
 from tfkit.component.block import BlockConfig as BlockConfig
-from tfkit.component.block import Cached as Cached
 from tfkit.component.block import Pieces as Pieces
 from tfkit.component.block import Signal as Signal
 from tfkit.component.block import Signals as Signals
@@ -51,15 +50,19 @@ from tfkit.component.field import value_of as value_of
 from tfkit.component.slots import ActivationConfig as ActivationConfig
 from tfkit.component.slots import AttentionConfig as AttentionConfig
 from tfkit.component.slots import AttentionPositionConfig as AttentionPositionConfig
+from tfkit.component.slots import Cached as Cached
 from tfkit.component.slots import FFNConfig as FFNConfig
 from tfkit.component.slots import InitConfig as InitConfig
 from tfkit.component.slots import InputPositionConfig as InputPositionConfig
 from tfkit.component.slots import MaskConfig as MaskConfig
+from tfkit.component.slots import MixerConfig as MixerConfig
 from tfkit.component.slots import NormConfig as NormConfig
 from tfkit.component.slots import PositionConfig as PositionConfig
 from tfkit.component.slots import RopeScalingConfig as RopeScalingConfig
 from tfkit.component.slots import RotaryConfig as RotaryConfig
 from tfkit.component.slots import ScoreBiasConfig as ScoreBiasConfig
+from tfkit.component.slots import State as State
+from tfkit.component.slots import SublayerConfig as SublayerConfig
 from tfkit.component.slots import TemperatureConfig as TemperatureConfig
 from tfkit.component.slots import divisors as divisors
 from tfkit.component.stack import Call as Call

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from tfkit.component.config import Component, Make
+from tfkit.component.slots import Cached, State
 from tfkit.component.stack import Head, Layers, Stage
 from tfkit.errors import Invalid
 
@@ -56,28 +57,14 @@ Signals = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Cached:
-    """A tensor that a block caches of the tokens that it has read, [b, heads, tokens, width]."""
-
-    heads: int
-    width: int
-    window: int | None = None
-    """Size of the sliding window in tokens; None: unlimited."""
-
-    def tokens(self, length: int) -> int:
-        """Return the most tokens of a sequence of `length` that are cached."""
-        return length if self.window is None else min(self.window, length)
-
-
-@dataclass(frozen=True)
 class Pieces:
     """The arguments that a block's module takes, besides its wires, to read a sequence step by step."""
 
     past: bool = False
     """True if it takes `past`, a `tfkit.nn.Past`: the part of the sequence that was read before."""
-    caches: tuple[tuple[Cached, ...], ...] = ()
+    caches: tuple[tuple[Cached | State, ...], ...] = ()
     """If not empty, it takes `caches`: for each of its layers, a list of the tensors that it caches of its input."""
-    memory_caches: tuple[tuple[Cached, ...], ...] = ()
+    memory_caches: tuple[tuple[Cached | State, ...], ...] = ()
     """If not empty, it takes `memory_caches`: as many lists, of its memory, which is then given only once."""
 
 

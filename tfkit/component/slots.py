@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -47,16 +48,104 @@ class NormConfig(Component):
         """Build the module for a last axis of `width`."""
 
 
-class FFNConfig(Component):
+@dataclass(frozen=True)
+class Cached:
+    """A tensor with a slot for each token that was read, [b, heads, tokens, width]."""
+
+    heads: int
+    width: int
+    window: int | None = None
+    """Size of the sliding window in tokens, which the stack sets; None: unlimited."""
+
+    def tokens(self, length: int) -> int:
+        """Return the most tokens of a sequence of `length` that are cached."""
+        return length if self.window is None else min(self.window, length)
+
+    def shape(self, length: int) -> tuple[int, int, int]:
+        """Return its shape for one sequence of `length` tokens."""
+        return self.heads, self.tokens(length), self.width
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor of fixed size that is updated with each token, [b, heads, rows, width]; zeros before the first token."""
+
+    heads: int
+    rows: int
+    width: int
+    wide: bool = False
+    """True if it has at least the precision of float32 in every model, as sums over all tokens need."""
+
+    def shape(self, length: int) -> tuple[int, int, int]:
+        """Return its shape for one sequence of any length."""
+        return self.heads, self.rows, self.width
+
+
+class SublayerConfig(Component):
+    """A component that a layer runs, [b, t, d_model] -> [b, t, d_model]: the base class of its slots.
+
+    A field of a layer that holds such a component is a sublayer. The module's `forward(x, context)` takes a
+    `tfkit.nn.Context`.
+    """
+
+    takes_context: ClassVar[bool] = True
+    """False if the module's `forward` takes x alone, because it computes each position independently."""
+    tokens_first: ClassVar[bool] = False
+    """True if the layer moves padding behind the tokens of each row before the module runs."""
+
+    @property
+    def cached(self) -> tuple[Cached | State, ...] | None:
+        """Tensors that the module keeps of the tokens that it has read, to read sequences step by step.
+
+        The module finds them in `context.cache.tensors`, in this order. With None, it cannot be decoded token by token,
+        and is never asked to.
+        """
+        return None
+
+
+class FFNConfig(SublayerConfig):
     """Slot `ffn`: acts on each position independently, [batch, length, d_model] -> [batch, length, d_model]."""
 
     slot = "ffn"
+    takes_context = False
     d_model: Shared[Dim]
     """Width of the residual stream."""
 
     @property
+    def cached(self) -> tuple[Cached | State, ...]:
+        return ()
+
+    @property
     def hidden_width(self) -> int | None:
         """Width of the hidden layer; None if there is not exactly one."""
+        return None
+
+    @abstractmethod
+    def build(self, make: Make) -> nn.Module:
+        """Build the module."""
+
+
+class MixerConfig(SublayerConfig):
+    """Slot `mixer`: mixes positions by a recurrence or a convolution, [batch, length, d_model] -> the same.
+
+    The module's `forward(x, context)` gets the tokens of each row first, then padding. `context.padding` is True at
+    tokens, [b, t], or None if there is no padding. What the module computes at padding is ignored, but padding must not
+    enter a state. docs/mixers.md has the contract, and a complete mixer.
+    """
+
+    slot = "mixer"
+    tokens_first = True
+    causal: ClassVar[bool] = True
+    """False if outputs depend on later positions: such a mixer belongs in an encoder."""
+    d_model: Shared[Dim]
+    """Width of the residual stream."""
+
+    @property
+    def cached(self) -> tuple[State, ...] | None:
+        """States that the module updates in place, in `context.cache.tensors`, if there is a cache.
+
+        With None, the module cannot be decoded token by token, and is never asked to.
+        """
         return None
 
     @abstractmethod
@@ -95,7 +184,7 @@ class TemperatureConfig(Config):
     """Number to add to the position: 1 if the first token counts as position 1."""
 
 
-class AttentionConfig(Component):
+class AttentionConfig(SublayerConfig):
     """Slot `attention`: mixes positions, [batch, queries, d_model] -> [batch, queries, d_model].
 
     The module's `forward(x, context)` gets a `tfkit.nn.Context`: mask, rotary table, memory, cache.
@@ -194,12 +283,13 @@ class AttentionConfig(Component):
         return False
 
     @property
-    def cached(self) -> tuple[tuple[int, int], ...] | None:
-        """Heads and width of each tensor that the module caches of every token, to read sequences step by step.
+    def cached(self) -> tuple[Cached | State, ...] | None:
+        """Tensors that the module keeps of the tokens that it has read, to read sequences step by step.
 
-        A module with such tensors passes each to `tfkit.nn.update_cache` before it is used, as `mha` does with keys
-        and values, and in cross-attention reads them from `context.cache` once `context.memory` is None. With None,
-        the module cannot be decoded token by token, and is never asked to.
+        A module passes each tensor with slots of tokens (`Cached`) to `tfkit.nn.update_cache` before it is used, as
+        `mha` does with keys and values, and in cross-attention reads them from `context.cache` once `context.memory` is
+        None. It updates a `State` in place. With None, the module cannot be decoded token by token, and is never asked
+        to.
         """
         return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tfkit.component.config import Component, Config, PositiveFloat
-from tfkit.component.slots import MaskConfig, NormConfig
+from tfkit.component.slots import Cached, MaskConfig, NormConfig, State, SublayerConfig
 
 
 class ResidualConfig(Config):
@@ -113,6 +113,16 @@ class Step:
         """The name of its kind of sublayer: `cross_attention`, or the slot of its component."""
         return "cross_attention" if self.reads_memory else self.config.slot
 
+    @property
+    def cached(self) -> tuple[Cached | State, ...] | None:
+        """The tensors that it keeps of the tokens that it has read; None if it cannot be decoded token by token."""
+        return self.config.cached if isinstance(self.config, SublayerConfig) else ()
+
+    @property
+    def tokens_first(self) -> bool:
+        """True if it gets the tokens of each row before padding, as mixers do."""
+        return isinstance(self.config, SublayerConfig) and self.config.tokens_first
+
     def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
         """Yield the operations between the stream and the addition, in order."""
         if self.norm_in is not None:
@@ -203,6 +213,12 @@ class Layers:
         for number, layer in enumerate(self.layers):
             indices.setdefault(layer.name, []).append(number)
         return indices
+
+    @property
+    def keeps_state(self) -> bool:
+        """True if a sublayer carries a state from token to token, as mixers do."""
+        steps = [step for layer in self.layers for step in layer.steps]
+        return any(step.tokens_first or any(isinstance(entry, State) for entry in step.cached or ()) for step in steps)
 
     def modules(self) -> set[str]:
         """Return the paths of the modules in the block that the layers name."""

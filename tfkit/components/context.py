@@ -99,9 +99,9 @@ class ContextKey:
 class AttentionContext(nn.Module):
     """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer's attention.
 
-    If sequences are read step by step, it says which slots of the caches the new tokens take and which are read: token
-    p has slot p modulo their number. Padding takes none, so each sequence has the positions that it would have by
-    itself.
+    If sequences are read step by step, it says which of the `n_slots` slots of the caches the new tokens take and which
+    are read: token p has slot p modulo their number. Padding takes none, so each sequence has the positions that it
+    would have alone. `real` and `places` are the `padding` and the `places` of the context.
     """
 
     def __init__(
@@ -133,11 +133,13 @@ class AttentionContext(nn.Module):
         padding: Tensor | None,
         prefix: Tensor | None,
         past: Past | None = None,
-        cached: list[Tensor] | None = None,
+        n_slots: int | None = None,
+        real: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
-        if past is None or cached is None or len(cached) == 0:
+        if past is None:
             queries = torch.arange(x.size(1), device=x.device)[None]
             if self.gaps:
                 queries = count_positions(x, padding, None)
@@ -146,8 +148,11 @@ class AttentionContext(nn.Module):
             keys = queries
         else:
             n_keys = past.length
-            queries = count_positions(x, padding, past)
-            cache, keys, tokens = place(queries, padding, past, n_slots=cached[0].size(2) - 1)
+            keys = queries = count_positions(x, padding, past)
+            no_tensors: list[Tensor] = []
+            cache = Cache(no_tensors, queries, 0, 0)
+            if n_slots is not None:
+                cache, keys, tokens = place(queries, padding, past, n_slots=n_slots)
         positions = count_positions(x, padding, past) if self.counts and cache is None else queries
         rotary: Tensor | None = None
         if self.rotary is not None:
@@ -158,13 +163,13 @@ class AttentionContext(nn.Module):
         # TorchScript skips this `if`; it would compile a condition that is joined to it.
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):
-                return Context(self.rule(x, padding, prefix), rotary, None, None, temperature)
+                return Context(self.rule(x, padding, prefix), rotary, None, None, temperature, real, places)
         visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cache is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
-        return Context(mask, rotary, None, cache, temperature)
+        return Context(mask, rotary, None, cache, temperature, real, places)
 
     def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
         """Return the mask as a `FlexMask`; None if the causal flag replaces it."""

@@ -14,9 +14,10 @@ Parallel: https://arxiv.org/abs/2204.02311.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
+from pydantic import Field
 from torch import nn
 
 from tfkit.component import (
@@ -28,29 +29,38 @@ from tfkit.component import (
     Layer,
     Make,
     MaskConfig,
+    MixerConfig,
     NormConfig,
     Probability,
     ResidualConfig,
     Shared,
     Step,
+    SublayerConfig,
     optional_slot,
     slot,
 )
 from tfkit.components.residual import add
-from tfkit.errors import Invalid
-from tfkit.nn import Context, Program, Value, cache_of_next
+from tfkit.errors import Invalid, listing, quoted, similar
+from tfkit.nn import Context, Program, Value, cache_of_next, order_tokens, restore_order
 
-SublayerName = Literal["attention", "cross_attention", "ffn"]
 Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
 
 
-class SublayerConfig(Config):
+def _list_sublayers(schema: dict[str, Any]) -> None:
+    """Add the sublayers of all layers, also of plugins, to the schema of a field for editors."""
+    layers: list[type[LayerConfig]] = [LayerConfig]
+    for layer in layers:
+        layers += layer.__subclasses__()
+    schema["enum"] = [*dict.fromkeys(name for layer in layers for name in layer.sublayer_names())]
+
+
+class StepConfig(Config):
     """A sublayer as a step of the layer; fields that are not given follow from the stack's `placement`."""
 
     word_key = "sublayer"
 
-    sublayer: SublayerName
-    """Sublayer to run."""
+    sublayer: str = Field(json_schema_extra=_list_sublayers)
+    """Sublayer to run: a field of the layer, such as `mixer`, `attention`, `cross_attention` or `ffn`."""
     norm_in: NormConfig | bool | None = None
     """Norm before the sublayer; true: the stack's norm."""
     norm_out: NormConfig | bool | None = None
@@ -72,6 +82,8 @@ class LayerConfig(Config):
     """Positions of the norms: a preset for the settings of `sublayers`."""
     norm: Shared[NormConfig] = slot("layernorm")
     """Norm at all places that do not name their own."""
+    mixer: MixerConfig | None = None
+    """Recurrence or convolution over the earlier positions."""
     attention: AttentionConfig | None = optional_slot("mha")
     """Self-attention."""
     cross_attention: AttentionConfig | None = optional_slot("mha")
@@ -84,8 +96,8 @@ class LayerConfig(Config):
     """Addition of all sublayers to the residual stream, unless they have their own."""
     input_norm: NormConfig | bool | None = None
     """Norm of the layer's input for the sublayers that read it; the only norm of `placement: parallel`."""
-    sublayers: tuple[SublayerConfig, ...] | None = None
-    """Sublayers in their order; attention, cross_attention, ffn unless given."""
+    sublayers: tuple[StepConfig, ...] | None = None
+    """Sublayers in their order; mixer, attention, cross_attention, ffn unless given."""
 
     def check(self) -> None:
         """Refuse positions and masks on cross-attention, and anything that has no effect."""
@@ -109,15 +121,35 @@ class LayerConfig(Config):
             if getattr(cross, name) is not None:
                 raise Invalid(f"cross_attention.{name}", why)
 
+    @classmethod
+    def sublayer_names(cls) -> list[str]:
+        """Return the fields that hold sublayers, in their default order."""
+        classes = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}
+        return [
+            name
+            for name, parts in classes.items()
+            if any(isinstance(part, type) and issubclass(part, SublayerConfig) for part in parts)
+        ]
+
+    def sublayer_configs(self) -> dict[str, SublayerConfig]:
+        """Return the sublayers that the layer states, by field."""
+        values = {name: getattr(self, name) for name in self.sublayer_names()}
+        return {name: value for name, value in values.items() if value is not None}
+
     def _check_parts(self) -> None:
-        if self.attention is None and self.cross_attention is None and self.ffn is None:
+        configs = self.sublayer_configs()
+        if not configs:
             raise Invalid("", "a layer without parts", help="add `attention`, `ffn` or both")
-        named = {step.sublayer for step in self.sublayers or ()}
-        for name in ("attention", "cross_attention", "ffn"):
-            if self.sublayers is not None and getattr(self, name) is not None and name not in named:
+        named, names = [step.sublayer for step in self.sublayers or ()], self.sublayer_names()
+        for index, name in enumerate(named):
+            if name not in names:
+                near, notes = similar("a sublayer", name, names), [f"sublayers: {listing(names)}"]
+                raise Invalid(f"sublayers.{index}.sublayer", f"unknown sublayer {quoted(name)}", notes=notes, help=near)
+        for name in configs:
+            if self.sublayers is not None and name not in named:
                 raise Invalid(name, f"`{name}` has no effect: `sublayers` leaves it out")
         for index, step in enumerate(self.sublayers or ()):
-            if step.sublayer != "cross_attention" and getattr(self, step.sublayer) is None:
+            if step.sublayer != "cross_attention" and step.sublayer not in configs:
                 raise Invalid(
                     f"sublayers.{index}",
                     f"the layer has no `{step.sublayer}` to run",
@@ -153,28 +185,24 @@ class LayerConfig(Config):
             return self.cross_attention
         return self.attention.model_copy(update=dict.fromkeys(self.attention.self_attention_only))
 
-    def order(self, *, memory: bool) -> tuple[SublayerConfig, ...]:
+    def order(self, *, memory: bool) -> tuple[StepConfig, ...]:
         """Return the sublayers in order, with cross-attention if there is a `memory`."""
         if self.sublayers is not None:
             return self.sublayers
-        present: dict[SublayerName, bool] = {
-            "attention": self.attention is not None,
-            "cross_attention": memory,
-            "ffn": self.ffn is not None,
-        }
-        return tuple(SublayerConfig(sublayer=name) for name, there in present.items() if there)
+        present = dict.fromkeys(self.sublayer_configs(), True) | {"cross_attention": memory}
+        return tuple(StepConfig(sublayer=name) for name in self.sublayer_names() if present.get(name))
 
     def steps(self, *, memory: bool, mask: MaskConfig | None = None) -> list[Step]:
         """Return the layer's program with the placement expanded; `mask` applies to attention without a `mask`."""
         seen: dict[str, int] = {}
         return [self._step(sublayer, seen, mask) for sublayer in self.order(memory=memory)]
 
-    def _step(self, sublayer: SublayerConfig, seen: dict[str, int], mask: MaskConfig | None) -> Step:
+    def _step(self, sublayer: StepConfig, seen: dict[str, int], mask: MaskConfig | None) -> Step:
         name = sublayer.sublayer
         count = seen[name] = seen.get(name, 0) + 1
         preset = self.placement
         parallel = preset in ("parallel", "parallel_two_norms")
-        config = {"attention": self.attention, "cross_attention": self.cross(), "ffn": self.ffn}[name]
+        config = self.cross() if name == "cross_attention" else self.sublayer_configs()[name]
         assert config is not None
         mask_of_attention = config.mask if isinstance(config, AttentionConfig) else None
         return Step(
@@ -214,21 +242,25 @@ def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None,
     """Build a layer: forward(x, context) or, with a memory, forward(x, context, cross_context)."""
     program = Program()
     x = program.input("x")
-    contexts = {"attention": program.input("context", Context)}
+    contexts = [program.input("context", Context)]
     if d_memory is not None:
-        contexts["cross_attention"] = program.input("cross_context", Context)
+        contexts.append(program.input("cross_context", Context))
     layer_input = x
     if layer.input_norm is not None:
         layer_input = program.call("input_norm", make(layer.input_norm, d_model), x)
-    seen: dict[str, int] = {}
+    counts = [0, 0]
     for step in layer.steps:
         y = layer_input if step.reads_input else x
         if step.norm_in is not None:
             y = program.call(f"{step.name}_norm_in", make(step.norm_in, d_model), y)
         onto = y if step.residual.onto == "normed" else x
         module = _build_sublayer(step, make, d_memory=d_memory, causal=causal)
-        context = _context(program, step, contexts, seen)
+        context = _context(program, step, contexts, counts)
+        if step.tokens_first:
+            y = program.apply(f"{step.name}_input", order_tokens, y, context)
         y = program.call(step.name, module, y) if context is None else program.call(step.name, module, y, context)
+        if step.tokens_first:
+            y = program.apply(f"{step.name}_output", restore_order, y, context)
         if step.norm_out is not None:
             y = program.call(f"{step.name}_norm_out", make(step.norm_out, d_model), y)
         if step.dropout:
@@ -239,12 +271,12 @@ def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None,
     return program.build(x, "Layer")
 
 
-def _context(program: Program, step: Step, contexts: Mapping[str, Value], seen: dict[str, int]) -> Value | None:
-    """Return the context of an attention; if a layer has several of a kind, each has its own cache."""
-    if not isinstance(step.config, AttentionConfig):
+def _context(program: Program, step: Step, contexts: Sequence[Value], counts: list[int]) -> Value | None:
+    """Return the context of a step; `counts` are the tensors that the steps before it keep of input and memory."""
+    if not isinstance(step.config, SublayerConfig) or not step.config.takes_context:
         return None
-    context, before = contexts[step.role], seen.get(step.role, 0)
-    seen[step.role] = before + len(step.config.cached or ())
+    context, before = contexts[step.reads_memory], counts[step.reads_memory]
+    counts[step.reads_memory] += len(step.cached or ())
     return program.apply(f"{step.name}_context", cache_of_next, context, before) if before else context
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tfkit.component import AttentionConfig, Config, Make, NormConfig, PositiveFloat, Shared
+from tfkit.component import AttentionConfig, Cached, Config, Make, NormConfig, PositiveFloat, Shared, State
 from tfkit.nn import Linear, Rearrange, settings
 
 
@@ -42,8 +42,8 @@ class ProjectedConfig(AttentionConfig):
         return self.bias
 
     @property
-    def cached(self) -> tuple[tuple[int, int], ...]:
-        return ((self.kv_heads, self.head_width), (self.kv_heads, self.head_width))
+    def cached(self) -> tuple[Cached | State, ...]:
+        return (Cached(self.kv_heads, self.head_width), Cached(self.kv_heads, self.head_width))
 
     def build_projection(self, make: Make, d_memory: int | None) -> nn.Module:
         """Build the module: x [b, t, d_model], or x and a memory -> q [b, h, q, d], k and v [b, g, k, d]."""

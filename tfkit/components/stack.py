@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tfkit.component import (
     AttentionBackend,
-    AttentionConfig,
     BlockConfig,
     Cached,
     Count,
@@ -28,6 +28,7 @@ from tfkit.component import (
     Pieces,
     Signal,
     Signals,
+    State,
     divisors,
     expect,
 )
@@ -35,7 +36,7 @@ from tfkit.components.context import AttentionContext, ContextKey, cross_context
 from tfkit.components.layer import LayerConfig, build_layer
 from tfkit.components.layer_pattern import BASE, LayersConfig
 from tfkit.errors import Invalid, ranges
-from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recomputed
+from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recomputed, token_order
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -75,9 +76,8 @@ class StackConfig(LayerConfig, BlockConfig):
         for path, layer in self.distinct():
             if layer.d_model != self.d_model:
                 raise Invalid(f"{path}d_model", f"a variant keeps the width of its stack, {self.d_model}")
-            for name in ("attention", "cross_attention", "ffn"):
-                width = getattr(getattr(layer, name), "d_model", self.d_model)
-                if width != self.d_model:
+            for name, sublayer in layer.sublayer_configs().items():
+                if getattr(sublayer, "d_model", self.d_model) != self.d_model:
                     message = f"`{name}` keeps the width of its stack, {self.d_model}"
                     raise Invalid(f"{path}{name}.d_model", message)
         self._check_memory()
@@ -169,8 +169,8 @@ class StackConfig(LayerConfig, BlockConfig):
         for path, layer in self.distinct():
             if layer.attention is not None and not self.context_key(layer).mask.causal:
                 raise Invalid(f"{path}attention", "attention that reads later tokens needs the whole sequence")
-        caches: list[tuple[Cached, ...]] = []
-        memory_caches: list[tuple[Cached, ...]] = []
+        caches: list[tuple[Cached | State, ...]] = []
+        memory_caches: list[tuple[Cached | State, ...]] = []
         for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):
             layer_caches = _cached(described, memory=False, window=self.context_key(layer).window)
             caches += [layer_caches] * self.repeats()
@@ -212,22 +212,30 @@ class StackConfig(LayerConfig, BlockConfig):
             shared={name: shared[name] for name in order},
             layers=layers,
             contexts=[order.index(name) for name, _ in contexts],
+            first_slots=[_first_slots(layer) for layer in stack.layers],
+            orders_tokens=stack.keeps_state,
             repeats=stack.repeats,
             recompute=make.recompute,
             final_norm=None if stack.final_norm is None else make(stack.final_norm, self.d_model),
         )
 
 
-def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[Cached, ...]:
-    """Return the tensors that a layer's attentions cache for every token of its input, or of its memory."""
-    cached: list[Cached] = []
+def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[Cached | State, ...]:
+    """Return the tensors that a layer's sublayers keep of its input, or of its memory."""
+    cached: list[Cached | State] = []
     for step in layer.steps:
-        if isinstance(step.config, AttentionConfig) and step.reads_memory == memory:
-            if step.config.cached is None:
-                message = f"attention `{step.config.kind_name()}` caches nothing of the tokens that it reads"
+        if step.reads_memory == memory:
+            if step.cached is None:
+                message = f"{step.config.slot} `{step.config.kind_name()}` caches nothing of the tokens that it reads"
                 raise Invalid(step.role, message)
-            cached += [Cached(*size, window) for size in step.config.cached]
+            cached += [replace(entry, window=window) if isinstance(entry, Cached) else entry for entry in step.cached]
     return tuple(cached)
+
+
+def _first_slots(layer: Layer) -> int:
+    """Return the number of the first tensor with slots of tokens that the layer keeps of its input; -1 for none."""
+    cached = [entry for step in layer.steps if not step.reads_memory for entry in step.cached or ()]
+    return next((number for number, entry in enumerate(cached) if isinstance(entry, Cached)), -1)
 
 
 class Stack(nn.Module):
@@ -243,6 +251,8 @@ class Stack(nn.Module):
         shared: dict[str, AttentionContext],
         layers: Sequence[nn.Module],
         contexts: list[int],
+        first_slots: list[int],
+        orders_tokens: bool,
         repeats: int,
         recompute: bool,
         final_norm: nn.Module | None,
@@ -251,7 +261,11 @@ class Stack(nn.Module):
         self.shared = nn.ModuleDict(shared)
         self.layers = nn.ModuleList(layers)
         self.context_of = contexts
-        self.first_run = [repeats * contexts.index(number) for number in range(len(shared))]
+        users = [[layer for layer, used in enumerate(contexts) if used == number] for number in range(len(shared))]
+        firsts = [max(layers, key=lambda layer: (first_slots[layer] >= 0, -layer)) for layers in users]
+        self.first_run = [repeats * layer for layer in firsts]
+        self.first_slots = [first_slots[layer] for layer in firsts]
+        self.orders_tokens = orders_tokens
         self.repeats = repeats
         self.recompute = recompute
         self.final_norm = final_norm
@@ -284,10 +298,16 @@ class Stack(nn.Module):
         """Return the contexts that layers share."""
         if past is not None:
             assert past.start + x.size(1) <= past.length, "the cache is full"
+        real: Tensor | None = None
+        places: Tensor | None = None
+        if self.orders_tokens and mask is not None:
+            real, places = token_order(mask.to(torch.bool))
         contexts: list[Context] = []
         for i, shared in enumerate(self.shared.values()):
-            cache = None if caches is None else caches[self.first_run[i]]
-            contexts.append(shared(x, mask, prefix, past, cache))
+            n_slots: int | None = None
+            if caches is not None and self.first_slots[i] >= 0:
+                n_slots = caches[self.first_run[i]][self.first_slots[i]].size(2) - 1
+            contexts.append(shared(x, mask, prefix, past, n_slots, real, places))
         return contexts
 
     def extra_repr(self) -> str:

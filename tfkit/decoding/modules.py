@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from tfkit.building.builder import call, mask_inputs
-from tfkit.component import Pieces
+from tfkit.component import Cached, Pieces, State
 from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import masks_in_use, table_owner
@@ -59,6 +60,33 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
         values |= call(program, graph, node, module, seen, **further)
     outputs = [values[name] for name in graph.outputs]
     return program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), "Stepping")
+
+
+def empty_caches(
+    parts: DecodeSplit, batch: int, length: int, memory_length: Callable[[Node], int], like: Tensor
+) -> dict[str, list[list[Tensor]]]:
+    """Create the tensors that each layer keeps, by node, and by `NODE.memory` for tensors of its memory.
+
+    They are zeros of the dtype and the device of `like`; a wide state has at least float32. A tensor with slots of the
+    node's tokens has one additional slot, for padding.
+    """
+
+    def empty(entry: Cached | State, n_tokens: int, n_more: int) -> Tensor:
+        if isinstance(entry, State):
+            dtype = torch.promote_types(like.dtype, torch.float32) if entry.wide else like.dtype
+            return like.new_zeros(batch, *entry.shape(n_tokens), dtype=dtype)
+        heads, slots, width = entry.shape(n_tokens)
+        return like.new_zeros(batch, heads, slots + n_more, width)
+
+    caches = {}
+    for name, (node, pieces) in parts.again.items():
+        if pieces.caches:
+            caches[name] = [[empty(entry, length, 1) for entry in layer] for layer in pieces.caches]
+        if pieces.memory_caches:
+            n_tokens = memory_length(node)
+            layers = pieces.memory_caches
+            caches[f"{name}.memory"] = [[empty(entry, n_tokens, 0) for entry in layer] for layer in layers]
+    return caches
 
 
 def _inputs(program: Program, graph: Graph, names: Iterable[str]) -> dict[str, Value]:

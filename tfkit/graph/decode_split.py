@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfkit.component import Cached, Pieces, WireMarker, marker
+from tfkit.component import Cached, Pieces, State, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, as_list
 from tfkit.spec.messages import refused
@@ -27,30 +26,9 @@ class DecodeSplit:
     """Inputs and nodes of the first half that the second one reads."""
 
     @property
-    def cached(self) -> list[Cached]:
-        """The tensors that all nodes cache of their input."""
-        return [slot for _, pieces in self.again.values() for layer in pieces.caches for slot in layer]
-
-    def cache_shapes(
-        self, batch: int, length: int, memory_length: Callable[[Node], int]
-    ) -> dict[str, list[list[tuple[int, int, int, int]]]]:
-        """Return the shapes of each layer's tensors by node, and by `NODE.memory` for tensors of its memory.
-
-        A cache that is written incrementally has one additional slot, for padding.
-        """
-        shapes = {}
-        for name, (node, pieces) in self.again.items():
-            if pieces.caches:
-                shapes[name] = [
-                    [(batch, slot.heads, slot.tokens(length) + 1, slot.width) for slot in layer]
-                    for layer in pieces.caches
-                ]
-            if pieces.memory_caches:
-                slots = memory_length(node)
-                shapes[f"{name}.memory"] = [
-                    [(batch, slot.heads, slots, slot.width) for slot in layer] for layer in pieces.memory_caches
-                ]
-        return shapes
+    def cached(self) -> list[Cached | State]:
+        """The tensors that all nodes keep of their input."""
+        return [entry for _, pieces in self.again.values() for layer in pieces.caches for entry in layer]
 
 
 def split_for_decoding(graph: Graph) -> DecodeSplit:

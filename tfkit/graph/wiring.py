@@ -20,7 +20,7 @@ def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
 def masks_of_pairs(nodes: Iterable[Node]) -> set[str | None]:
     """Return the masks that may be pairwise: every node that uses them supports pairwise masks."""
     nodes = list(nodes)
-    refused = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not node.config.pairs}
+    refused = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not _takes_pairs(node)}
     return masks_in_use(nodes) - refused
 
 
@@ -31,7 +31,17 @@ def deaf_to_pairs(graph: Graph) -> str | None:
 
 def _obeys(node: Node) -> bool:
     whole = any(wire_of(node, field).whole for field in node.wires)
-    return not whole and (node.config.pairs or (computes_alone(node) and not any(_masks(node))))
+    return not whole and (_takes_pairs(node) or (computes_alone(node) and not any(_masks(node))))
+
+
+def _takes_pairs(node: Node) -> bool:
+    """Return True if a node uses a pairwise mask. A state does not restart where a document begins."""
+    return node.config.pairs and not carries_state(node)
+
+
+def carries_state(node: Node) -> bool:
+    """Return True if a sublayer of the node carries a state from token to token."""
+    return node.stack is not None and node.stack.keeps_state
 
 
 def _masks(node: Node) -> Iterator[tuple[str, str | None]]:

@@ -13,6 +13,9 @@ from tfkit.nn.context import Past as Past
 from tfkit.nn.context import cache_of_layer as cache_of_layer
 from tfkit.nn.context import cache_of_next as cache_of_next
 from tfkit.nn.context import count_positions as count_positions
+from tfkit.nn.context import order_tokens as order_tokens
+from tfkit.nn.context import restore_order as restore_order
+from tfkit.nn.context import token_order as token_order
 from tfkit.nn.context import update_cache as update_cache
 from tfkit.nn.forward_text import Value as Value
 from tfkit.nn.layers import Linear as Linear

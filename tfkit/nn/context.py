@@ -1,4 +1,4 @@
-"""The inputs of attention besides x, and its cache of the tokens that it has read.
+"""The inputs of a sublayer besides x, and its cache of the tokens that it has read.
 
 Annotations are evaluated here, because TorchScript does not resolve the string annotations of a `NamedTuple`.
 
@@ -28,7 +28,7 @@ class Past(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """The tensors that one attention cached of each token, the slots for the new tokens, and the slots that are read.
+    """The tensors that a sublayer keeps of earlier tokens, the slots for the new tokens, and the slots that are read.
 
     There are three cases. At the start, only the new tokens are read: `before` and `after` are 0. If the slots hold
     everything that may be read, old and new, `after` of them are read once the new tokens are written. If new tokens
@@ -36,8 +36,9 @@ class Cache(NamedTuple):
     `tfkit.update_cache` does all of it.
 
     Attributes:
-        tensors: in the order of its config's `cached`, [b, heads, slots + 1, width] each; padding is written to the
-            last slot. In cross-attention [b, heads, k, width], a slot for each position of the memory.
+        tensors: in the order of its config's `cached`. With slots of tokens [b, heads, slots + 1, width], where padding
+            is written to the last slot. A state is [b, heads, rows, width]. In cross-attention [b, heads, k, width], a
+            slot for each position of the memory.
         slots: the slots of this many last new tokens: int [t], or [b, t] if they differ by sequence.
         before: slots that are read together with the new tokens.
         after: slots that are read once the new tokens are written.
@@ -50,10 +51,10 @@ class Cache(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The inputs of attention besides x [b, q, d_model], computed by the stack once per forward for all layers.
+    """The inputs of a sublayer besides x [b, q, d_model], computed by the stack once per forward for all layers.
 
     b batch, h heads, q queries (the new tokens), k keys (all tokens that are read, including those in the cache).
-    docs/attention.md shows an attention that uses it.
+    docs/attention.md shows an attention that uses it, docs/mixers.md a mixer.
 
     Attributes:
         mask: the keys that a query reads, [b or 1, h or 1, q or 1, k]: bool, True to read; or in the type of x, added
@@ -65,6 +66,9 @@ class Context(NamedTuple):
         cache: of the tokens that came before; None if sequences are read as a whole.
         temperature: factors of the queries, by their positions, [b or 1, 1, q, 1]; None unless the config has a
             `temperature`.
+        padding: bool [b, t], True at tokens, in the order of `order_tokens`: the tokens of each row come first. None if
+            there is no padding, and in a stack without mixers.
+        places: the place of each position in that order, [b, t]; None with `padding`.
     """
 
     mask: Tensor | None
@@ -72,6 +76,27 @@ class Context(NamedTuple):
     memory: Tensor | None
     cache: Cache | None = None
     temperature: Tensor | None = None
+    padding: Tensor | None = None
+    places: Tensor | None = None
+
+
+def token_order(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the `padding` and the `places` of a `Context`, from a padding mask [b, t] that is True at tokens."""
+    columns, tokens = torch.arange(mask.size(1), device=mask.device), mask.long().cumsum(dim=1)
+    count = tokens[:, -1:]
+    return columns < count, torch.where(mask, tokens - 1, count + columns - tokens)
+
+
+def order_tokens(x: Tensor, context: Context) -> Tensor:
+    """Move padding behind the tokens of each row of x [b, t, width], which keep their order."""
+    places = context.places
+    return x if places is None else torch.zeros_like(x).scatter(1, places[:, :, None].expand_as(x), x)
+
+
+def restore_order(x: Tensor, context: Context) -> Tensor:
+    """Move the positions of x [b, t, width] from the order of `order_tokens` back to the order of the sequence."""
+    places = context.places
+    return x if places is None else x.gather(1, places[:, :, None].expand_as(x))
 
 
 def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
@@ -130,11 +155,19 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
     if cache is None or caches is None:
         return context
     layer_cache = Cache(caches[layer], cache.slots, cache.before, cache.after)
-    return Context(context.mask, context.rotary, context.memory, layer_cache, context.temperature)
+    return Context(
+        context.mask,
+        context.rotary,
+        context.memory,
+        layer_cache,
+        context.temperature,
+        context.padding,
+        context.places,
+    )
 
 
 def cache_of_next(context: Context, before: int) -> Context:
-    """Return the context of a further attention in a layer, whose tensors follow `before` others."""
+    """Return the context of a further sublayer of a layer, whose tensors follow `before` others."""
     cache = context.cache
     if cache is None:
         return context

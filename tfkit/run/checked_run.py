@@ -16,7 +16,7 @@ from tfkit.component import Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
-from tfkit.graph.wiring import deaf_to_pairs
+from tfkit.graph.wiring import carries_state, deaf_to_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
 from tfkit.run.guarded_data import guarded
@@ -160,7 +160,10 @@ def mask_of(graph: Graph, names: Iterable[str]) -> str:
         raise Invalid("", "the documents of a row are kept apart for models with one input, of any length")
     if deaf is not None:
         message = f"the documents of a row would mix: `{deaf}` of the model cannot keep them apart"
-        raise Invalid("", message, help="encoders, decoders and heads over single positions can")
+        help = "encoders, decoders and heads over single positions can"
+        if carries_state(graph.node(deaf)):
+            help = "the state of a mixer does not restart where a document begins: train on rows of one document"
+        raise Invalid("", message, help=help)
     return mask
 
 

@@ -211,7 +211,7 @@ class SchemaWriter:
             "type": "object",
             "properties": {word: {"enum": list(kinds)}},
             **({} if partial else named),
-            "allOf": cases,
+            **({"allOf": cases} if cases else {}),
         }
 
     def _of_some_kind(self, kinds: Iterable[Registered], name: str) -> Schema:

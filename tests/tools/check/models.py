@@ -22,6 +22,8 @@ from tfkit.tools.check.properties.all import PROPERTIES, PropertySet, properties
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 
+from ...mixers.short_conv import DecayConfig, ShortConvConfig
+
 
 class Retention(nn.Module):
     """Attention without softmax, as recurrent layers have it: a state that decays, written as a sum over tokens.
@@ -103,7 +105,9 @@ def faults(checked: Subject, only: Sequence[str] = ()) -> dict[str, str]:
     return {outcome.name: outcome.detail for outcome in outcomes(checked, properties) if outcome.status == "failed"}
 
 
-PLUGINS = with_component(tfkit.load_plugins(), RetentionConfig)
+PLUGINS = tfkit.load_plugins()
+for _config in (RetentionConfig, ShortConvConfig, DecayConfig):
+    PLUGINS = with_component(PLUGINS, _config)
 POOLED = """
 tfkit: 1
 name: pooled
@@ -147,7 +151,24 @@ DECODERS = {
     "retention": ("{kind: retention, n_heads: 4, position: alibi}", "{kind: swiglu, d_ff: 64}"),
 }
 """Attention and FFN of decoders that no shipped spec has as briefly."""
-TEXTS = {"pooled": POOLED, "trained": LLAMA}
+MIXERS = """
+tfkit: 1
+name: mixers
+d_model: 32
+vocab_size: 97
+max_len: 24
+graph:
+  embedding: embedding
+  decoder:
+    block: decoder
+    n_layers: 2
+    mixer: short_conv
+    ffn: {kind: swiglu, d_ff: 64}
+    sublayers: [mixer, ffn, mixer]
+    layers: {variants: {slow: {mixer: decay}}, pattern: [base, slow]}
+  logits: lm_head
+"""
+TEXTS = {"mixers": MIXERS, "pooled": POOLED, "trained": LLAMA}
 SHIPPED = {
     "bart": "bart_base",
     "bert": "bert_base",

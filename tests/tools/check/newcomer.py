@@ -84,8 +84,8 @@ class WrongCount(AttentionOfANewcomer):
     kind: Literal["wrong_count"] = "wrong_count"  # type: ignore[assignment]
 
     @property
-    def cached(self) -> tuple[tuple[int, int], ...]:
-        return ((self.n_heads - 1, self.head_width),) * 2
+    def cached(self) -> tuple[tfkit.Cached, ...]:
+        return (tfkit.Cached(self.n_heads - 1, self.head_width),) * 2
 
 
 class LosesItsBias(nn.Module):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from tfkit.building.placement import name_of
-from tfkit.component import Cached
+from tfkit.component import Cached, State
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph
@@ -88,6 +90,8 @@ class CacheSize:
     """Type of the cached tensors."""
     per_token: int
     """Bytes per token, as long as it is within every window."""
+    states: int
+    """Bytes of the states, which do not grow with the sequence."""
     windows: tuple[int, ...]
     """The windows: a layer with a window caches at most that many tokens."""
     per_memory_token: int
@@ -106,18 +110,26 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
     cached = parts.cached
     if not cached:
         return None
-    memory = [tensor for _, pieces in parts.again.values() for layer in pieces.memory_caches for tensor in layer]
+    memory: list[Cached | State] = [
+        tensor for _, pieces in parts.again.values() for layer in pieces.memory_caches for tensor in layer
+    ]
+    slots = [entry for entry in cached if isinstance(entry, Cached)]
     limit = max_len(graph)
     return CacheSize(
         dtype=name_of(dtype),
-        per_token=cached_values(cached, 1) * dtype.itemsize,
-        windows=tuple(sorted({tensor.window for tensor in cached if tensor.window is not None})),
-        per_memory_token=cached_values(memory, 1) * dtype.itemsize,
+        per_token=cached_bytes(slots, 1, dtype),
+        states=cached_bytes(cached, 0, dtype),
+        windows=tuple(sorted({tensor.window for tensor in slots if tensor.window is not None})),
+        per_memory_token=cached_bytes(memory, 1, dtype),
         max_len=limit,
-        at_max_len=None if limit is None else cached_values(cached, limit) * dtype.itemsize,
+        at_max_len=None if limit is None else cached_bytes(cached, limit, dtype),
     )
 
 
-def cached_values(cached: list[Cached], tokens: int) -> int:
-    """Return the number of values that caches hold for a sequence of `tokens`."""
-    return sum(tensor.heads * tensor.width * tensor.tokens(tokens) for tensor in cached)
+def cached_bytes(cached: Iterable[Cached | State], tokens: int, dtype: torch.dtype) -> int:
+    """Return the bytes that are kept of a sequence of `tokens`, without the slots for padding; 0 tokens for states."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return sum(
+        math.prod(entry.shape(tokens)) * (wide if isinstance(entry, State) and entry.wide else dtype).itemsize
+        for entry in cached
+    )

@@ -13,12 +13,13 @@ from tfkit.arguments import Positive, checked
 from tfkit.building.builder import build
 from tfkit.building.guarantees import Watch
 from tfkit.building.placement import AnyDtype, dtype_of, name_of
+from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
 from tfkit.tools.build.first_run import failed
-from tfkit.tools.common.memory_needs import cached_values, size_of
+from tfkit.tools.common.memory_needs import cached_bytes, size_of
 from tfkit.tools.common.modes import LENGTH, Mode, Optimizer
 from tfkit.tools.common.ownership import By, in_rows, owners_of
 from tfkit.tools.common.pages import html_table
@@ -190,7 +191,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, o
         if optimizer is None
         else sum(parameter.numel() * _bytes_kept(optimizer, parameter.itemsize) for parameter in trained)
     )
-    per_token, cache = _cache(graph, shape, next(model.parameters()).itemsize)
+    per_token, per_sequence, cache = _cache(graph, shape, next(model.parameters()).dtype)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
     kept += sum(seen.extra.values())
@@ -203,6 +204,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, o
         activations_recomputed=kept - sum(run.frees for run in runs) + max((run.keeps for run in runs), default=0),
         cache=0 if optimizer is not None else cache,
         cache_per_token=per_token,
+        states=per_sequence,
         peak=base + seen.layers.peak(recompute=False),
         peak_recomputed=base + seen.layers.peak(recompute=True),
     )
@@ -215,17 +217,16 @@ def _bytes_kept(optimizer: str, itemsize: int) -> int:
     return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
 
 
-def _cache(graph: Graph, shape: StepShape, itemsize: int) -> tuple[int, int]:
-    """Return the bytes cached for one more token of one sequence, and for all tokens of the batch."""
+def _cache(graph: Graph, shape: StepShape, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return the bytes cached for one more token of one sequence, for its states, and for all tokens of the batch."""
     parts = split_if_decodable(graph)
     if parts is None:
-        return 0, 0
-    values = cached_values(parts.cached, shape.length)
+        return 0, 0, 0
+    total = cached_bytes(parts.cached, shape.length, dtype)
     for node, pieces in parts.again.values():
-        values += sum(entry.heads * entry.width for layer in pieces.memory_caches for entry in layer) * memory_of(
-            node, shape
-        )
-    return cached_values(parts.cached, 1) * itemsize, values * shape.batch * itemsize
+        total += sum(cached_bytes(layer, memory_of(node, shape), dtype) for layer in pieces.memory_caches)
+    slots = [entry for entry in parts.cached if isinstance(entry, Cached)]
+    return cached_bytes(slots, 1, dtype), cached_bytes(parts.cached, 0, dtype), total * shape.batch
 
 
 # ---- the costs of a model as data: components that add up, memory, and the least time that a device needs ----
@@ -315,8 +316,9 @@ class MemoryCost:
         optimizer: the optimizer's states.
         activations: bytes that the full forward saves for the backward.
         activations_recomputed: `activations` if only layer inputs are saved, and one layer at a time is recomputed.
-        cache: keys and values, and whatever else is cached of each token, for all sequences of the batch.
+        cache: keys, values and states, and whatever else is kept of the tokens, for all sequences of the batch.
         cache_per_token: cached bytes of one token of one sequence, as long as it is within every window.
+        states: bytes of the states of one sequence, which do not grow with its length.
         peak: peak memory use of a step.
         peak_recomputed: the peak with recomputed layers.
     """
@@ -328,6 +330,7 @@ class MemoryCost:
     activations_recomputed: int
     cache: int
     cache_per_token: int
+    states: int
     peak: int
     peak_recomputed: int
 

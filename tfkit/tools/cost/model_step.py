@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Signal
-from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.decoding.modules import empty_caches, made_once, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.input_shapes import input_shapes
@@ -100,13 +100,8 @@ class _CachedStep:
 
     def _make_caches(self) -> dict[str, list[list[Tensor]]]:
         """Return the caches by node and layer, as long as the sequence."""
-        cache_shapes = self.parts.cache_shapes(
-            self.shape.batch, self.shape.length, lambda node: memory_of(node, self.shape)
-        )
-        return {
-            name: [[torch.empty(shape, dtype=self.dtype, device="meta") for shape in shapes] for shapes in layers]
-            for name, layers in cache_shapes.items()
-        }
+        shape, like = self.shape, torch.empty(0, dtype=self.dtype, device="meta")
+        return empty_caches(self.parts, shape.batch, shape.length, lambda node: memory_of(node, shape), like)
 
 
 def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:

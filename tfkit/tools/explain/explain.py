@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,15 +14,19 @@ from typing import Any
 from tfkit.arguments import checked
 from tfkit.component import (
     AttentionConfig,
+    Cached,
     Component,
     Config,
     FFNConfig,
     Layer,
     Layers,
     MaskConfig,
+    MixerConfig,
     PositionConfig,
     SharedMarker,
     Signal,
+    State,
+    SublayerConfig,
     WireMarker,
     marker,
 )
@@ -247,6 +252,8 @@ def _explained(layer: Layer, role: str) -> Iterator[Explanation]:
     for step in layer.steps:
         if step.role == role and isinstance(step.config, AttentionConfig):
             yield explain_attention(role, step.config, step.mask)
+        elif step.role == role and isinstance(step.config, MixerConfig):
+            yield explain_mixer(role, step.config)
         elif step.role == role:
             yield explain_component(role, step.config)
 
@@ -462,13 +469,29 @@ def _fact(config: Config, name: str, value: Any) -> str:
 
 
 def explain_attention(name: str, config: AttentionConfig, mask: MaskConfig | None) -> Explanation:
-    """Describe an attention: its heads, its cache per token, and the tokens that a query attends to."""
+    """Describe an attention: its heads, the tensors that it keeps, and the tokens that a query attends to."""
     facts = [_heads(config)]
     if mask is not None:
         facts.append(_reads(mask))
     if mask is not None and mask.causal and config.cached is not None:
-        facts.append(f"a cache keeps {sum(n * w for n, w in config.cached):,} numbers of each token in each layer")
-    return explain_component(name, config, facts=tuple(facts))
+        numbers = sum(entry.heads * entry.width for entry in config.cached if isinstance(entry, Cached))
+        facts.append(f"a cache keeps {numbers:,} numbers of each token in each layer")
+    return explain_component(name, config, facts=(*facts, *_states(config)))
+
+
+def explain_mixer(name: str, config: MixerConfig) -> Explanation:
+    """Describe a mixer: the positions that it mixes, and its states."""
+    reads = "each token reads itself and all before it" if config.causal else "each token reads the whole sequence"
+    return explain_component(name, config, facts=(reads, *_states(config)))
+
+
+def _states(config: SublayerConfig) -> Iterator[str]:
+    """Describe the states of a sublayer, of which there may be none."""
+    states = [entry for entry in config.cached or () if isinstance(entry, State)]
+    numbers = sum(math.prod(state.shape(0)) for state in states)
+    if numbers:
+        shapes = " and ".join(dict.fromkeys(" x ".join(map(str, state.shape(0))) for state in states))
+        yield f"a state keeps {numbers:,} numbers of a sequence of any length in each layer, {shapes}"
 
 
 def _heads(config: AttentionConfig) -> str:

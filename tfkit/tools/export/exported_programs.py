@@ -21,7 +21,8 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.component import Cached, State
+from tfkit.decoding.modules import empty_caches, made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, as_list
@@ -61,6 +62,7 @@ class Caches:
             for name, layers in layers_by_node.items()
             for layer, cached in enumerate(layers)
             for i, cache in enumerate(cached)
+            if isinstance(cache, Cached)
         ]
         windows = [cache.window for _, cache in places if cache.window]
         self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
@@ -70,27 +72,25 @@ class Caches:
 
     def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
         """Create caches of zeros for `length` tokens and a memory; one additional slot receives padding."""
-        shapes_by_node = self.parts.cache_shapes(batch, max(length, self.least), lambda _: memory)
-        return {
-            name: [[like.new_zeros(shape) for shape in shapes] for shapes in layers]
-            for name, layers in shapes_by_node.items()
-        }
+        return empty_caches(self.parts, batch, max(length, self.least), lambda _: memory, like)
 
     def room(self, cache: Cache) -> int:
         """Return the number of tokens that the caches have room for."""
         return _room(cache, self.full, self.limit)
 
     def free(self, cache: Cache) -> dict[str, list[list[dict[int, Any]]]]:
-        """Return the dynamic sizes of each cache; the slots of a sliding window are fixed."""
-        full = self.room(cache) + 1
+        """Return the dynamic sizes of each cache; the slots of a sliding window and the rows of a state are fixed."""
+        room = self.room(cache)
 
-        def sizes(name: str, slots: int) -> dict[int, Any]:
-            return {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if name in self.of_memory or slots == full else {})
+        def sizes(entry: Cached | State, of_memory: bool) -> dict[int, Any]:
+            free = isinstance(entry, Cached) and (of_memory or entry.tokens(room) == room)
+            return {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if free else {})
 
-        return {
-            name: [[sizes(name, tensor.size(2)) for tensor in tensors] for tensors in layers]
-            for name, layers in cache.items()
-        }
+        free = {}
+        for name, (_, pieces) in self.parts.again.items():
+            free[name] = [[sizes(entry, False) for entry in layer] for layer in pieces.caches]
+            free[f"{name}.memory"] = [[sizes(entry, True) for entry in layer] for layer in pieces.memory_caches]
+        return {name: free[name] for name in cache}
 
 
 def caches_of(graph: Graph) -> Caches | None:

@@ -21,16 +21,20 @@ def empty_state(batch: int, length: int, like: Tensor) -> dict[str, list[list[Te
 
 
 def add_caches(
-    state: dict[str, list[list[Tensor]]], name: str, layers: int, sizes: list[tuple[int, int, int]], like: Tensor
+    state: dict[str, list[list[Tensor]]], name: str, layers: int, sizes: list[tuple[int, int, int, bool]], like: Tensor
 ) -> None:
-    """Add the caches of equal layers to the caches of `name`: for each size of heads, slots and width [b, *size]."""
+    """Add the caches of equal layers to the caches of `name`: [b, heads, slots, width] for each of `sizes`.
+
+    The last value of a size is True for a tensor that has at least float32.
+    """
     batch = state[".lengths"][0][0].size(0)
     if name not in state:
         state[name] = torch.jit.annotate(list[list[Tensor]], [])
     for _ in range(layers):
         caches = torch.jit.annotate(list[Tensor], [])
-        for heads, slots, width in sizes:
-            caches.append(torch.zeros((batch, heads, slots, width), dtype=like.dtype, device=like.device))
+        for heads, slots, width, wide in sizes:
+            dtype = torch.promote_types(like.dtype, torch.float32) if wide else like.dtype
+            caches.append(torch.zeros((batch, heads, slots, width), dtype=dtype, device=like.device))
         state[name].append(caches)
 
 

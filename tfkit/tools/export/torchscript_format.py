@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.component import Cached
+from tfkit.component import Cached, State
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
@@ -146,7 +146,7 @@ def _reason(error: Exception) -> str:
 
 STATE = "dict[str, list[list[Tensor]]]"
 OPTIONAL = "Tensor | None = None"
-Layer = tuple[Cached, ...]
+Layer = tuple[Cached | State, ...]
 
 
 def with_methods(model: fx.GraphModule) -> nn.Module:
@@ -222,21 +222,26 @@ def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
     """Write the lines that create the caches, equal ones in one call."""
     for name, (node, pieces) in parts.again.items():
         for layer, count in _runs(pieces.caches):
-            slots = [f"{'length' if cache.window is None else f'min(length, {cache.window})'} + 1" for cache in layer]
-            yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, slots)}, like)"
+            yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, 'length', 1)}, like)"
         for layer, count in _runs(pieces.memory_caches):
-            slots = [f"{values[str(node.wires['memory'])]}.size(1)"] * len(layer)
-            yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, slots)}, like)"
+            length = f"{values[str(node.wires['memory'])]}.size(1)"
+            yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, length, 0)}, like)"
 
 
 def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
     return [(layer, len(list(run))) for layer, run in groupby(layers)]
 
 
-def _sizes(layer: Layer, slots: Sequence[str]) -> str:
-    """Format heads, slots and width of the caches of a layer as an argument."""
-    sizes = [f"({cache.heads}, {n}, {cache.width})" for cache, n in zip(layer, slots, strict=True)]
-    return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int]], [])"
+def _sizes(layer: Layer, length: str, n_more: int) -> str:
+    """Format heads, slots or rows, width and wideness of the tensors that a layer keeps as an argument."""
+    sizes = []
+    for entry in layer:
+        if isinstance(entry, State):
+            sizes.append(f"({entry.heads}, {entry.rows}, {entry.width}, {entry.wide})")
+        else:
+            slots = length if entry.window is None else f"min({length}, {entry.window})"
+            sizes.append(f"({entry.heads}, {slots} + {n_more}, {entry.width}, False)")
+    return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int, bool]], [])"
 
 
 def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:

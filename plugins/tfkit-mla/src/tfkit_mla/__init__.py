@@ -97,8 +97,8 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
         return backend != "eager"
 
     @property
-    def cached(self) -> tuple[tuple[int, int], ...]:
-        return ((1, self.kv_rank), (1, self.d_rope))
+    def cached(self) -> tuple[tfkit.Cached, ...]:
+        return (tfkit.Cached(1, self.kv_rank), tfkit.Cached(1, self.d_rope))
 
     def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         d_source = self.d_model if d_memory is None else d_memory

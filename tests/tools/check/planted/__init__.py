@@ -12,6 +12,7 @@ from . import positions as positions
 from . import caches as caches
 from . import attention as attention
 from . import layers as layers
+from . import states as states
 from . import training as training
 
 # isort: on

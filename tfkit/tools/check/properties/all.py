@@ -27,7 +27,7 @@ PROPERTIES: tuple[Property, ...] = (
     *(reading.alone, numbers.types, reading.look_ahead, reading.look_ahead_gradient),
     *(attention.extents, attention.nothing_to_read, reading.padding, reading.neighbours, reading.documents),
     *(attention.memory_order, reading.token_order, attention.head_order),
-    *(steps.cached_steps, steps.cached_types, steps.cached_step),
+    *(steps.cached_steps, steps.cached_types, steps.state, steps.cached_step),
     *(numbers.meaning, attention.backends, numbers.silent, values.values, values.neutral),
     *(numbers.rounding, numbers.large, numbers.inputs_kept),
     *(training.gradients, training.gradients_beside_padding, training.every_row, training.finite_differences),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.checkpoint.weight_map import places
-from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
+from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal, State
 from tfkit.nn import Context
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.runs import Inputs, Padding, arguments_of, compared
@@ -42,13 +42,20 @@ def _calls(subject: Subject, inputs: Inputs) -> Iterator[tuple[Attends, nn.Modul
 @property_of("extents", "reads the keys that masks grant", follows=("alone",))
 def extents(subject: Subject) -> Iterator[Deviation]:
     """Each attention reads exactly the keys that its mask grants, also next to padding."""
-    require(subject.attentions, "the spec has no stack with attention")
+    # With a state, an attention also depends on tokens that its mask hides.
+    stateful = {
+        attention.path
+        for attention in subject.attentions
+        if any(isinstance(entry, State) for entry in attention.step.cached or ())
+    }
+    require(len(subject.attentions) > len(stateful), "the spec has no stack with attention to keys alone")
     paddings: tuple[Padding, ...] = ("none", "left", "right") if subject.padded else ("none",)
     for padding in paddings:
         inputs = subject.inputs(padding=padding)
         for attention, module, x, context in _calls(subject, inputs):
             # No input has the mask that a block makes.
-            if padding == "none" or not _signal(subject, attention, context.memory).gaps:
+            masked = padding == "none" or not _signal(subject, attention, context.memory).gaps
+            if masked and attention.path not in stateful:
                 granted = _granted(subject, attention, inputs, x.size(1), context.memory)
                 yield from _extent(attention, module, x, context, granted, padding)
 
@@ -192,7 +199,13 @@ def _turn(attention: nn.Module, config: AttentionConfig) -> None:
 @property_of("backends", "is alike with every attention backend", follows=("alone",))
 def backends(subject: Subject) -> Iterator[Deviation]:
     """Attention that is written out step by step returns the same, also next to padding."""
-    require(subject.attentions, "the spec has no stack with attention")
+    # With a state, an attention also depends on tokens that its mask hides.
+    stateful = {
+        attention.path
+        for attention in subject.attentions
+        if any(isinstance(entry, State) for entry in attention.step.cached or ())
+    }
+    require(len(subject.attentions) > len(stateful), "the spec has no stack with attention to keys alone")
     eager = subject.build(attention_backend="eager")
     for padding in ("none", "left") if subject.padded else ("none",):
         inputs = subject.inputs(padding=padding)
