@@ -67,7 +67,7 @@ class BoundsConfig(FieldConfig):
 
 
 def _is_infinite(value: Any) -> bool:
-    return value == INFINITY or value == float("inf")
+    return value in (INFINITY, "Infinity", float("inf"))
 
 
 class PeriodConfig(FieldConfig):
