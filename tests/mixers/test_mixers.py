@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -17,8 +18,12 @@ from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.graph.run import mask_of
 from tfkit.nn import Context, order_tokens, restore_order, token_order
-from tfkit.testing import check_cached, example_inputs
+from tfkit.reference import Part
+from tfkit.reference.model import Array
+from tfkit.testing import Layout, check_cached, check_component, check_model, example_inputs
+from tfkit.testing.component import broken_promises
 from tfkit.tools.check.small import with_component
+from tfkit.tools.check.subject import Subject
 from tfkit.tools.draw.model import scene_of
 from tfkit.tools.draw.scene import Tower
 from tfkit.tools.show.steps import programs_of
@@ -276,3 +281,45 @@ def test_the_layer_of_a_plugin_brings_a_sublayer(order: list[str] | None) -> Non
     names = [step.name for step in model.meta["graph"].node("decoder").stack.layers[0].steps]
     assert names == (order or ["attention", "ffn", "resample"])
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))
+
+
+# ---- what tools say ----
+
+
+def short_conv(part: Part, x: Array) -> Array:
+    """The definition of `short_conv` in NumPy, of the tokens x [t, d_model] of one sequence."""
+    before, after, x = np.split(part.at("input").linear(x, True), 3, axis=1)
+    weight = part.at("conv").weight()
+    padded = np.concatenate([np.zeros((weight.shape[1] - 1, x.shape[1])), before * x])
+    windows = [padded[i : i + weight.shape[1]] for i in range(len(x))]
+    y = np.array([(window * weight.T).sum(axis=0) for window in windows]).reshape(x.shape)
+    return part.at("output").linear(after * y, True)
+
+
+def decay(part: Part, x: Array) -> Array:
+    """The definition of `decay` in NumPy: a recurrence, token by token."""
+    factor, state, rows = np.exp(-np.exp(part.weight("rate_log"))), np.zeros(x.shape[1]), []
+    for token in part.at("input").linear(x, True):
+        state = factor * state + (1 - factor) * token
+        rows.append(state)
+    return part.at("output").linear(np.array(rows).reshape(x.shape), True)
+
+
+@pytest.mark.parametrize(("kind", "reference"), [("short_conv", short_conv), ("decay", decay)])
+@pytest.mark.parametrize("layout", ["encoder", "decoder", "memory"])
+@pytest.mark.slow
+def test_check_component(kind: str, reference: Any, layout: Layout) -> None:
+    check_component(kind, slot="mixer", plugins=PLUGINS, reference=reference, within=[layout])
+
+
+@pytest.mark.parametrize("name", ["alternating", "in_an_attention_after_a_mixer", "parallel", "twice"])
+@pytest.mark.slow
+def test_check_model(name: str) -> None:
+    check_model(tfkit.loads(SPECS[name], plugins=PLUGINS), plugins=PLUGINS)
+
+
+@pytest.mark.slow
+def test_programs_and_meaning() -> None:
+    kinds = {"mixer": {"short_conv": short_conv, "decay": decay}}
+    subject = Subject(tfkit.loads(HYBRID, plugins=PLUGINS), PLUGINS, kinds=kinds)
+    assert not broken_promises(subject, "full", ["meaning", "cached-step", "capture", "export", "eject"])

@@ -126,7 +126,7 @@ class FFNConfig(SublayerConfig):
 
 
 class MixerConfig(SublayerConfig):
-    """Slot `mixer`: mixes each position with the positions before it, by a recurrence or a convolution.
+    """Slot `mixer`: mixes positions by a recurrence or a convolution, [batch, length, d_model] -> the same.
 
     The module's `forward(x, context)` gets the tokens of each row first, then padding. `context.padding` is True at
     tokens, [b, t], or None if there is no padding. What the module computes at padding is ignored, but padding must not
@@ -135,6 +135,8 @@ class MixerConfig(SublayerConfig):
 
     slot = "mixer"
     tokens_first = True
+    causal: ClassVar[bool] = True
+    """False if outputs depend on later positions: such a mixer belongs in an encoder."""
     d_model: Shared[Dim]
     """Width of the residual stream."""
 

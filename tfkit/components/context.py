@@ -101,7 +101,7 @@ class AttentionContext(nn.Module):
 
     If sequences are read step by step, it says which of the `n_slots` slots of the caches the new tokens take and which
     are read: token p has slot p modulo their number. Padding takes none, so each sequence has the positions that it
-    would have alone. `order` contains the `padding` and the `places` of the context.
+    would have alone. `real` and `places` are the `padding` and the `places` of the context.
     """
 
     def __init__(
@@ -134,7 +134,8 @@ class AttentionContext(nn.Module):
         prefix: Tensor | None,
         past: Past | None = None,
         n_slots: int | None = None,
-        order: tuple[Tensor, Tensor] | None = None,
+        real: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
@@ -159,7 +160,6 @@ class AttentionContext(nn.Module):
         temperature: Tensor | None = None
         if self.temperature is not None:
             temperature = self.temperature(positions).to(x.dtype)
-        real, places = (None, None) if order is None else order
         # TorchScript skips this `if`; it would compile a condition that is joined to it.
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):

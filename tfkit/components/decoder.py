@@ -40,6 +40,9 @@ class DecoderConfig(StackConfig):
                     "a decoder's self-attention must not read later keys",
                     help="write `right: 0`, or use `block: encoder` for attention in both directions",
                 )
+            if layer.mixer is not None and not layer.mixer.causal:
+                help = "use `block: encoder` for mixers in both directions"
+                raise Invalid(f"{path}mixer", "a decoder's mixer must not read later positions", help=help)
         if self.memory is not None and self.prefix is not None:
             raise Invalid("prefix", "a decoder has either a memory or a prefix")
 

@@ -298,15 +298,16 @@ class Stack(nn.Module):
         """Return the contexts that layers share."""
         if past is not None:
             assert past.start + x.size(1) <= past.length, "the cache is full"
-        order: tuple[Tensor, Tensor] | None = None
+        real: Tensor | None = None
+        places: Tensor | None = None
         if self.orders_tokens and mask is not None:
-            order = token_order(mask.to(torch.bool))
+            real, places = token_order(mask.to(torch.bool))
         contexts: list[Context] = []
         for i, shared in enumerate(self.shared.values()):
             n_slots: int | None = None
             if caches is not None and self.first_slots[i] >= 0:
                 n_slots = caches[self.first_run[i]][self.first_slots[i]].size(2) - 1
-            contexts.append(shared(x, mask, prefix, past, n_slots, order))
+            contexts.append(shared(x, mask, prefix, past, n_slots, real, places))
         return contexts
 
     def extra_repr(self) -> str:

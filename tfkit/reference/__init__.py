@@ -8,6 +8,7 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
 
     activation, norm, ffn    x                                                      -> its shape
     attention                x [t, d_model], a Scope                                -> [t, d_model]
+    mixer                    x [t, d_model], only tokens                            -> [t, d_model]
     position                 of an embedding: positions [t], width                  -> [t, width]
                              rotary: x [t, h, d], positions [t], number of keys     -> [t, h, d]
                              of scores: attention's config, positions [t], causal   -> [h, q, k]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ def stack(
         position = part.at(f"{context}.position", attention and attention.position)
         scopes = _scopes(layer.config, position, input, memory, prefix, causal)
         for _ in range(config.n_layers // len(names)):
-            x = _layer(layer, x, scopes)
+            x = _layer(layer, x, scopes, input.tokens)
     return Value(_normed(part, "final_norm", config.final_norm, x), input.pairs)
 
 
@@ -67,6 +68,8 @@ def _scopes(
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
     scopes, attention = dict[str, tuple[Scope, ...]](), config.attention
+    if config.mixer is not None:
+        scopes["mixer"] = ()
     if attention is not None:
         mask, positions = attention.mask, input.positions
         left, right = (None, 0 if causal else None) if mask is None else (mask.left, mask.right)
@@ -80,7 +83,7 @@ def _scopes(
     return scopes if config.ffn is None else {**scopes, "ffn": ()}
 
 
-def _layer(part: Part, x: Array, scopes: Scopes) -> Array:
+def _layer(part: Part, x: Array, scopes: Scopes, tokens: Array) -> Array:
     """Apply sublayers one after the other; further ones of a kind are numbered."""
     config, times = part.config, Counter[str]()
     start = _normed(part, "input_norm", config.input_norm, x)
@@ -89,16 +92,18 @@ def _layer(part: Part, x: Array, scopes: Scopes) -> Array:
         times[kind] += 1
         name = kind if times[kind] == 1 else f"{kind}_{times[kind]}"
         reads = step.get("reads") or ("input" if config.placement.startswith("parallel") else "previous")
-        x = _step(part, name, step, x, start if reads == "input" else x, *scopes[kind])
+        x = _step(part, name, step, x, start if reads == "input" else x, tokens, *scopes[kind])
     return part.record(x)
 
 
-def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, *scope: Scope) -> Array:
+def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, tokens: Array, *scope: Scope) -> Array:
     """Compute norm_after(onto + scale * norm_out(sublayer(norm_in(read)))), onto x or onto the sublayer's input."""
     config = part.config
     component = dict(config)[step["sublayer"]] or config.attention  # which cross-attention may share
     inside = _normed(part, "norm_in", step.get("norm_in"), read, name)
-    y = _normed(part, "norm_out", step.get("norm_out"), part.at(name, component)(inside, *scope), name)
+    sublayer = part.at(name, component)
+    y = _of_tokens(sublayer, inside, tokens) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
+    y = _normed(part, "norm_out", step.get("norm_out"), y, name)
     residual = step.get("residual") or config.residual or ResidualConfig()
     onto = x if residual.onto == "previous" else inside
     if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
@@ -106,6 +111,13 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
     if residual.learned_onto != "none":
         onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
     return _normed(part, "norm_after", step.get("norm_after"), onto + residual.scale * y, name)
+
+
+def _of_tokens(mixer: Part, x: Array, tokens: Array) -> Array:
+    """Apply a mixer to the tokens alone: it has no output at padding, and no trace, as rows differ in length."""
+    y = np.zeros_like(x)
+    y[tokens] = replace(mixer, trace=[])(x[tokens])
+    return y
 
 
 def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, of: str = "") -> Array:

@@ -18,7 +18,7 @@ Layout = Literal["encoder", "decoder", "memory"]
 
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
 IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
-SLOTS = ("activation", "attention", "ffn", "init", "norm", "position", "rope_scaling")
+SLOTS = ("activation", "attention", "ffn", "init", "mixer", "norm", "position", "rope_scaling")
 """The slots of components that have a small model."""
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
 SMALL |= {"n_experts_per_token": 2}
@@ -77,7 +77,7 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
     embedding: dict[str, Any] = {"block": "embedding"}
     stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
     stack |= {"attention": attention, "ffn": {"kind": "gelu", "d_ff": 24, "dropout": 0.1}}
-    if config.slot in ("attention", "ffn", "norm"):
+    if config.slot in ("attention", "ffn", "mixer", "norm"):
         stack[config.slot] = part
     elif config.slot == "activation":
         stack["ffn"] = {"kind": "mlp", "d_ff": 24, "activation": part}
@@ -85,6 +85,8 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         attention["position"] = {"kind": "rope", "scaling": part}
     elif config.slot == "position":
         (embedding if issubclass(config, InputPositionConfig) else attention)["position"] = part
+    if config.slot == "mixer" and layout != "memory":
+        del stack["attention"]
     spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": 32}
     spec |= {"dropout": 0.1, **({"init": part} if config.slot == "init" else {})}
     if layout == "memory":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import build, evaluating
-from tfkit.component import AttentionConfig, Component, Layer, Step
+from tfkit.component import AttentionConfig, Component, Layer, MixerConfig, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, expand
@@ -216,7 +216,9 @@ def _keeps_order(node: Node) -> bool:
             for step in layer.steps
             if isinstance(step.config, AttentionConfig) and not step.reads_memory
         ]
-        return node.stack.prefix is None and all(mask is not None and mask.causal for mask in masks)
+        mixers = [step.config for layer in node.stack.layers for step in layer.steps if step.tokens_first]
+        ordered = all(not isinstance(mixer, MixerConfig) or mixer.causal for mixer in mixers)
+        return node.stack.prefix is None and ordered and all(mask is not None and mask.causal for mask in masks)
     try:
         return node.output.type != "vector" and node.config.pieces(node.signals) is not None
     except Invalid:

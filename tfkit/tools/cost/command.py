@@ -206,6 +206,8 @@ def _memory_notes(costs: Cost) -> Iterator[str]:
     yield f"memory: weights {_bytes(memory.weights)}, cache {_bytes(memory.cache)}, peak {_bytes(memory.peak)}"
     if memory.cache_per_token:
         yield f"KV cache: {_bytes(memory.cache_per_token)} for each token of a sequence"
+    if memory.states:
+        yield f"states: {_bytes(memory.states)} for each sequence, of any length"
 
 
 def time_text(seconds: float) -> str:

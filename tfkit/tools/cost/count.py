@@ -191,7 +191,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optim
         if optimizer is None
         else sum(parameter.numel() * _bytes_kept(optimizer, parameter.itemsize) for parameter in trained)
     )
-    per_token, cache = _cache(graph, shape, next(model.parameters()).dtype)
+    per_token, per_sequence, cache = _cache(graph, shape, next(model.parameters()).dtype)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
     kept += sum(seen.extra.values())
@@ -204,6 +204,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: Shape, optim
         activations_recomputed=kept - sum(run.frees for run in runs) + max((run.keeps for run in runs), default=0),
         cache=0 if optimizer is not None else cache,
         cache_per_token=per_token,
+        states=per_sequence,
         peak=base + seen.layers.peak(recompute=False),
         peak_recomputed=base + seen.layers.peak(recompute=True),
     )
@@ -216,13 +217,13 @@ def _bytes_kept(optimizer: str, itemsize: int) -> int:
     return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
 
 
-def _cache(graph: Graph, shape: Shape, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the bytes cached for one more token of one sequence, and for all tokens of the batch."""
+def _cache(graph: Graph, shape: Shape, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return the bytes cached for one more token of one sequence, for its states, and for all tokens of the batch."""
     parts = split_if_decodable(graph)
     if parts is None:
-        return 0, 0
+        return 0, 0, 0
     total = cached_bytes(parts.cached, shape.length, dtype)
     for node, pieces in parts.again.values():
         total += sum(cached_bytes(layer, memory_of(node, shape), dtype) for layer in pieces.memory_caches)
     slots = [entry for entry in parts.cached if isinstance(entry, Cached)]
-    return cached_bytes(slots, 1, dtype), total * shape.batch
+    return cached_bytes(slots, 1, dtype), cached_bytes(parts.cached, 0, dtype), total * shape.batch

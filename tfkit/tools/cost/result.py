@@ -96,8 +96,9 @@ class Memory:
         optimizer: the optimizer's states.
         activations: bytes that the full forward saves for the backward.
         activations_recomputed: `activations` if only layer inputs are saved, and one layer at a time is recomputed.
-        cache: keys and values, and whatever else is cached of each token, for all sequences of the batch.
+        cache: keys, values and states, and whatever else is kept of the tokens, for all sequences of the batch.
         cache_per_token: cached bytes of one token of one sequence, as long as it is within every window.
+        states: bytes of the states of one sequence, which do not grow with its length.
         peak: peak memory use of a step.
         peak_recomputed: the peak with recomputed layers.
     """
@@ -109,6 +110,7 @@ class Memory:
     activations_recomputed: int
     cache: int
     cache_per_token: int
+    states: int
     peak: int
     peak_recomputed: int
 

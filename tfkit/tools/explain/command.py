@@ -76,8 +76,11 @@ def _end(explained: Explained) -> Iterator[str]:
     """Describe the cost of a full forward and of the cache."""
     per_token = explained.flops / explained.length
     yield f"A forward takes {_flops(per_token)} per token if {explained.length:,} are read at once."
-    if explained.cache is not None:
-        yield f"The KV cache grows by {bytes_text(explained.cache.per_token)} per token in {explained.cache.dtype}."
+    cache = explained.cache
+    if cache is not None and cache.per_token:
+        yield f"The KV cache grows by {bytes_text(cache.per_token)} per token in {cache.dtype}."
+    if cache is not None and cache.states:
+        yield f"The states of a sequence take {bytes_text(cache.states)} at any length in {cache.dtype}."
 
 
 def _flops(count: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tfkit.arguments import checked
-from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, Signal
+from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Signal
 from tfkit.errors import ranges
 from tfkit.graph.expand import AnySpec, Graph, Node, as_graph
 from tfkit.graph.order import as_list
@@ -23,6 +23,7 @@ from tfkit.tools.explain.explanation import (
     doc_of,
     explain_attention,
     explain_component,
+    explain_mixer,
     field_papers,
     many,
     papers_of,
@@ -240,6 +241,8 @@ def _explained(layer: Layer, role: str) -> Iterator[Explanation]:
     for step in layer.steps:
         if step.role == role and isinstance(step.config, AttentionConfig):
             yield explain_attention(role, step.config, step.mask)
+        elif step.role == role and isinstance(step.config, MixerConfig):
+            yield explain_mixer(role, step.config)
         elif step.role == role:
             yield explain_component(role, step.config)
 

@@ -8,6 +8,7 @@ therefore explained like a built-in component, in its author's words.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,8 +23,11 @@ from tfkit.component import (
     Config,
     FFNConfig,
     MaskConfig,
+    MixerConfig,
     PositionConfig,
     SharedMarker,
+    State,
+    SublayerConfig,
     WireMarker,
     marker,
 )
@@ -202,14 +206,29 @@ def _fact(config: Config, name: str, value: Any) -> str:
 
 
 def explain_attention(name: str, config: AttentionConfig, mask: MaskConfig | None) -> Explanation:
-    """Describe an attention: its heads, its cache per token, and the tokens that a query attends to."""
+    """Describe an attention: its heads, the tensors that it keeps, and the tokens that a query attends to."""
     facts = [_heads(config)]
     if mask is not None:
         facts.append(_reads(mask))
     if mask is not None and mask.causal and config.cached is not None:
         numbers = sum(entry.heads * entry.width for entry in config.cached if isinstance(entry, Cached))
         facts.append(f"a cache keeps {numbers:,} numbers of each token in each layer")
-    return explain_component(name, config, facts=tuple(facts))
+    return explain_component(name, config, facts=(*facts, *_states(config)))
+
+
+def explain_mixer(name: str, config: MixerConfig) -> Explanation:
+    """Describe a mixer: the positions that it mixes, and its states."""
+    reads = "each token reads itself and all before it" if config.causal else "each token reads the whole sequence"
+    return explain_component(name, config, facts=(reads, *_states(config)))
+
+
+def _states(config: SublayerConfig) -> Iterator[str]:
+    """Describe the states of a sublayer, of which there may be none."""
+    states = [entry for entry in config.cached or () if isinstance(entry, State)]
+    numbers = sum(math.prod(state.shape(0)) for state in states)
+    if numbers:
+        shapes = " and ".join(dict.fromkeys(" x ".join(map(str, state.shape(0))) for state in states))
+        yield f"a state keeps {numbers:,} numbers of a sequence of any length in each layer, {shapes}"
 
 
 def _heads(config: AttentionConfig) -> str:

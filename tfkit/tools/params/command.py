@@ -94,9 +94,13 @@ def _notes(count: Params) -> Iterator[str]:
 
 
 def _cache_note(size: CacheSize) -> str:
+    if not size.per_token and not size.per_memory_token:
+        return f"states in {size.dtype}: {bytes_text(size.states)} for a sequence of any length"
     each = f"{bytes_text(size.per_token)} per token"
     if size.per_memory_token:
         each += f", {bytes_text(size.per_memory_token)} per token of the memory"
+    if size.states:
+        each += f", {bytes_text(size.states)} of states"
     whole = "" if size.at_max_len is None else f", {bytes_text(size.at_max_len)} at {size.max_len:,} tokens"
     return f"KV cache in {size.dtype}: {each}{whole}"
 

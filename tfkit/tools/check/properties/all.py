@@ -43,6 +43,7 @@ PROPERTIES: tuple[Property, ...] = (
     symmetry.head_order,
     steps.cached_steps,
     steps.cached_types,
+    steps.state,
     steps.cached_step,
     meaning.meaning,
     programs.backends,

@@ -10,6 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from tfkit.builder import build
+from tfkit.component import Cached
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.nn import StackedLinear
@@ -89,6 +90,6 @@ def cache_bytes(subject: Subject) -> Iterator[Measured]:
     counted = _cost(subject, batch=3, mode="decode").memory.cache
     cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs()
     cached.start(3, **{name: inputs[name] for name in parts.given_once if name in inputs})
-    padding = sum(3 * slot.heads * slot.width for slot in parts.cached) * 4
+    padding = sum(3 * slot.heads * slot.width for slot in parts.cached if isinstance(slot, Cached)) * 4
     observed = cached.nbytes - padding
     yield Measured(abs(observed - counted), f"{counted:,} bytes of caches are counted, and {observed:,} allocated", 0)

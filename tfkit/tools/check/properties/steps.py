@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.builder import evaluating, inputs_of
+from tfkit.component import Cached, State
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
@@ -57,6 +59,43 @@ def cached_types(subject: Subject) -> Iterator[Measured]:
         yield from _typed(subject.model, subject, torch.bfloat16)
 
 
+@property_of("state", "keeps padding out of its states", follows=("cached",))
+def state(subject: Subject) -> Iterator[Measured]:
+    """Padding between tokens changes no state, and a piece of padding alone leaves every bit of it."""
+    model = _decodable(subject)
+    if not any(isinstance(entry, State) for entry in split_for_decoding(subject.graph).cached):
+        raise DoesNotApplyError("no sublayer keeps a state")
+    rows = Rows.of(model, subject.inputs())
+    generator = torch.Generator().manual_seed(subject.seed)
+    order = torch.stack([torch.randperm(rows.length, generator=generator) for _ in range(rows.batch)])
+    n_tokens = rows.length // 2
+    padding = torch.zeros(rows.batch, rows.length - n_tokens, dtype=torch.bool)
+    ways: list[Schedule] = [[n_tokens], [*(order < n_tokens).split(5, dim=1)], [n_tokens, padding]]
+    with evaluating(model), torch.no_grad():
+        states = [_states_after(rows.started_by(1), pieces) for pieces in ways]
+    for (path, alone), (_, between), (_, after) in zip(*states, strict=True):
+        error = distance(between, alone)
+        yield Measured(error, f"with padding between the tokens, a state differs by {error:.1e}", where=path)
+        error = 0.0 if torch.equal(after, alone) else distance(after, alone) or math.inf
+        yield Measured(error, f"a piece of padding alone changes a state by {error:.1e}", 0.0, path)
+
+
+def _states_after(rows: Rows, pieces: Schedule) -> list[tuple[str, Tensor]]:
+    """Return the states of a model that has read these pieces, each with the path of its layer."""
+    reading = _Reading(CachedModel(rows.model, length=rows.length), rows, rows.alone(), "", TOLERANCE)
+    deque(reading.read(pieces), maxlen=0)
+    return [(path, tensor) for path, entry, tensor in _tensors_of(reading.cached) if isinstance(entry, State)]
+
+
+def _tensors_of(cached: CachedModel) -> Iterator[tuple[str, Cached | State, Tensor]]:
+    """Yield the tensors that a model keeps, each with the path of its layer and its declaration."""
+    for name, (node, pieces) in cached._parts.again.items():
+        for key, layers in {name: pieces.caches, f"{name}.memory": pieces.memory_caches}.items():
+            for number, (entries, tensors) in enumerate(zip(layers, cached._cache.get(key, []), strict=True)):
+                path = f"{name}.layers.{number // (node.stack.repeats if node.stack else 1)}"
+                yield from ((path, entry, tensor) for entry, tensor in zip(entries, tensors, strict=True))
+
+
 def _decodable(subject: Subject) -> fx.GraphModule:
     """Return the model; raise `DoesNotApplyError` if it cannot be decoded step by step."""
     try:
@@ -89,9 +128,12 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
-        mismatched = cached.dtypes - {dtype}
-        if mismatched:
-            yield Measured.fault(f"a model of {dtype} has caches of {', '.join(map(str, mismatched))}")
+        for path, entry, tensor in _tensors_of(cached):
+            wide = isinstance(entry, State) and entry.wide
+            if tensor.dtype != (torch.promote_types(dtype, torch.float32) if wide else dtype):
+                yield Measured.fault(
+                    f"a model of {dtype} has {'wide states' * wide or 'caches'} of {tensor.dtype}", path
+                )
         if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
             return  # rounding may send a token to other experts
         limit = TOLERANCE if dtype == torch.float64 else ROUGH
