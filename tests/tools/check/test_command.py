@@ -121,7 +121,7 @@ def test_wrong_usage(run: Run, specs: Path, arguments: tuple[str, ...], said: st
     assert said in run("check", *arguments, status=2, stderr=True)
 
 
-@pytest.mark.parametrize("name", ["tfkit-additive", "tfkit-mla", "tfkit-moe"])
+@pytest.mark.parametrize("name", ["tfkit-additive", "tfkit-mla", "tfkit-moe", "tfkit-recurrent"])
 def test_a_plugin_is_checked_without_fields(name: str) -> None:
     """Required numbers have small values."""
     work = Work(tfkit.load_plugins(), only=["forward"])
