@@ -28,6 +28,22 @@ MAMBA2 = {
 }
 EQUAL = {"linear_key_head_dim": 16, "linear_value_head_dim": 8}
 """The class of OLMo-Hybrid stores convolutions in three equal parts, whatever their widths."""
+KIMI = {
+    **LLAMA,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 160,
+    "linear_num_heads": 3,
+    "linear_head_dim": 8,
+    "linear_conv_kernel_dim": 3,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 12,
+}
 LAYERS = ["linear_attention", "full_attention", "linear_attention"]
 
 
@@ -41,6 +57,11 @@ def slow_decays(model: Any) -> None:
 def recurrent(model_type: str, config: dict[str, Any], **more: Any) -> Case:
     """Build a case whose padded rows are compared with each row alone, as several classes are wrong there."""
     return Case(model_type, config, length=LENGTH, alone=True, prepare=slow_decays, **more)
+
+
+def correction(*layers: int) -> dict[str, str]:
+    """Return the buffers of Kimi's routers that move their choice."""
+    return {f"model.layers.{i}.mlp.gate.e_score_correction_bias": "a training loop moves it" for i in layers}
 
 
 RECURRENT: dict[str, Case] = {
@@ -219,5 +240,42 @@ RECURRENT: dict[str, Case] = {
             "layer_norm_epsilon": 1e-4,
         },
         buffers={"model.layers.3.mixer.gate.e_score_correction_bias": "a training loop moves it, and no gradient"},
+    ),
+    "recurrent_gemma": recurrent(
+        "recurrent_gemma",
+        {
+            **{key: value for key, value in HYBRID.items() if key != "max_position_embeddings"},
+            "num_hidden_layers": 4,
+            "lru_width": 36,
+            "conv1d_width": 3,
+            "attention_window_size": 5,
+            "attention_bias": True,
+            "logits_soft_cap": 3.0,
+            "rms_norm_eps": 1e-4,
+            "block_types": ["recurrent", "attention"],
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5},
+        },
+        norm_mean=0.0,
+    ),
+    "kimi_linear": recurrent(
+        "kimi_linear",
+        {
+            **KIMI,
+            "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "attention_bias": True,
+            "q_lora_rank": 10,
+            "num_shared_experts": 2,
+            "num_expert_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rms_norm_eps": 1e-4,
+        },
+        buffers=correction(2, 3),
+    ),
+    "kimi_linear_bare": recurrent(
+        "kimi_linear",
+        {**KIMI, "layer_types": ["linear_attention", "full_attention"] * 2, "moe_renormalize": False},
+        buffers=correction(1, 2, 3),
     ),
 }

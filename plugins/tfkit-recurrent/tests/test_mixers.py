@@ -121,6 +121,7 @@ def test_wide_states_stay_wide(name: str) -> None:
     decoder(tokens)
     config = model.meta["components"]["decoder.layers.0.mixer"]
     types = [torch.float32 if state.wide else torch.bfloat16 for state in config.cached]
+    assert (torch.float32 in types) == (name != "short_conv")
     assert [tensor.dtype for tensor in decoder._cache["decoder"][0]] == types
     full = model(tokens)
     assert full.dtype == torch.bfloat16

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import tfkit
 from tfkit_recurrent.conv import CausalConv
-from tfkit_recurrent.fields import AdjustedWidthConfig, BlockTypesConfig, BoundsConfig, PeriodConfig
+from tfkit_recurrent.fields import (
+    AdjustedWidthConfig,
+    BlockTypesConfig,
+    BoundsConfig,
+    DeltaLayersConfig,
+    PeriodConfig,
+    RoundedRootConfig,
+)
 from tfkit_recurrent.gated_delta import DeltaRule, GatedDelta, GatedDeltaConfig
 from tfkit_recurrent.kda import KimiDelta, KimiDeltaConfig
 from tfkit_recurrent.lightning import Lightning, LightningConfig
@@ -55,6 +62,8 @@ def tfkit_register(register: tfkit.Register) -> None:
         AdjustedWidthConfig,
         BlockTypesConfig,
         BoundsConfig,
+        DeltaLayersConfig,
         PeriodConfig,
+        RoundedRootConfig,
     ):
         register(config)

@@ -61,10 +61,12 @@ class CausalConv(nn.Module):
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
             if has_kernel("causal_conv1d", history):
                 return convolve(history, self.weight, self.bias)
-        if history.size(1) == self.size:  # a single token
-            y = (history * self.weight[:, 0].T).sum(dim=1, keepdim=True)
-            return y if self.bias is None else y + self.bias
-        return F.conv1d(history.mT, self.weight, self.bias, groups=self.weight.size(0)).mT
+        # Much faster than `F.conv1d`, which would move the channels in front of the positions and back.
+        count = history.size(1) - self.size + 1
+        y = history[:, :count] * self.weight[:, 0, 0]
+        for tap in range(1, self.size):
+            y = torch.addcmul(y, history[:, tap : tap + count], self.weight[:, 0, tap])
+        return y if self.bias is None else y + self.bias
 
     def extra_repr(self) -> str:
         return f"{self.weight.size(0)}, size={self.size}, bias={self.bias is not None}"

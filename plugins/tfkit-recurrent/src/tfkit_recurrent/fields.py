@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Literal
 
 import tfkit
@@ -137,3 +138,66 @@ class BlockTypesConfig(FieldConfig):
     def write(self, name: str, file: Writing) -> None:
         types = {variant: kind for kind, variant in reversed(self.block_types.items())}
         file.put(name, [types[variant] for variant in file.layers(self.at)])
+
+
+class DeltaLayersConfig(FieldConfig):
+    """Kimi's mapping with the numbers of the layers that have attention, from 1 on; the field `layer_types` precedes it."""
+
+    kind: Literal["delta_layers"] = "delta_layers"
+    delta_layers: tuple[str, str]
+    """The variant of layers with attention, and the variant of the other layers."""
+    sizes: dict[str, str]
+    """The fields that have the sizes in the mapping, by their names there."""
+    at: str
+    """The path of the stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        entries, layers = file.given(name).get("", {}), file.layers(self.at)
+        for size, twin in self.sizes.items():
+            if entries.get(size, file.value(twin)) != file.value(twin):
+                message = f"`{size}` is {entries[size]}, but `{twin}` is {file.value(twin)}"
+                raise tfkit.Invalid("", message, help=f"add `{twin}`, or change it")
+        if layers is None or file.value("layer_types") is not None:
+            return
+        full, linear = self.delta_layers
+        numbers = entries.get("full_attn_layers", range(5, len(layers) + 1, 4))
+        file.arrange(self.at, [full if i + 1 in numbers else linear for i in range(len(layers))])
+
+    def write(self, name: str, file: Writing) -> None:
+        """Write nothing: other fields have the types of the layers and the sizes."""
+
+
+class RoundedRootConfig(FieldConfig):
+    """A width, and a scale that is its square root in bfloat16: `{rounded_root: embedding.scale, at: d_model}`."""
+
+    kind: Literal["rounded_root"] = "rounded_root"
+    rounded_root: str
+    """The path of the scale."""
+    at: str
+    """The path of the width."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.at,)
+
+    def read(self, name: str, file: Reading) -> None:
+        width = file.value(name)
+        if type(width) is not int or width < 1:
+            raise tfkit.Invalid("", f"`{name}` must be a whole number above 0; got {width}")
+        file.put(self.at, width)
+        if file.reaches(self.rounded_root):
+            file.put(self.rounded_root, _rounded(width**0.5))
+
+    def write(self, name: str, file: Writing) -> None:
+        width = file.value(self.at)
+        if not file.says(self.rounded_root, _rounded(width**0.5)):
+            raise tfkit.Invalid("", f"`{self.rounded_root}` must be {_rounded(width**0.5)}, the root of the width")
+        file.put(name, width)
+
+
+def _rounded(number: float) -> float:
+    """Round a number to bfloat16: the upper half of a float32."""
+    (bits,) = struct.unpack("I", struct.pack("f", number))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    (rounded,) = struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))
+    return float(rounded)

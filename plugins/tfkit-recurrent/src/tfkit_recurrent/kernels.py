@@ -38,7 +38,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: 
         q.transpose(1, 2),
         k.transpose(1, 2),
         _ungrouped(v).transpose(1, 2),
-        _ungrouped(log_decay).transpose(1, 2),
+        _ungrouped(log_decay.expand(v.shape[:4])).transpose(1, 2),
         scale=1.0,
         initial_state=_ungrouped(state),
         output_final_state=True,

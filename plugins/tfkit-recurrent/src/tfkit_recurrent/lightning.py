@@ -78,7 +78,7 @@ class Lightning(nn.Module):
         q, k, v = self.activation(self.project(x)).chunk(3, dim=-1)
         q, k = widened(self.split_heads(q)), widened(self.split_heads(k))
         v = widened(self.split_heads(v))[:, :, None]
-        log_decay = -widened(self.slopes)[:, None].expand(x.size(0), -1, x.size(1))
+        log_decay = -widened(self.slopes)[:, None].expand(1, -1, x.size(1))
         padding = context.padding
         if padding is not None:  # nothing decays, and nothing is written
             log_decay, k = log_decay * padding[:, None], k * padding[:, None, :, None]

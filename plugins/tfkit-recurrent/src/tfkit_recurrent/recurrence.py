@@ -53,7 +53,7 @@ def linear_attention(
         q: [b, g, t, n]: what is read. All heads of a group share q and k.
         k: [b, g, t, n]: the rows where a token is written.
         v: [b, g, r, t, p]: what a token writes.
-        log_decay: [b, g, r, t], at most 0.
+        log_decay: [b or 1, g, r, t], at most 0.
         state: [b, g, r, n, p], before the first token.
         chunk: positions of a chunk.
 
