@@ -272,10 +272,12 @@ RECURRENT: dict[str, Case] = {
             "rms_norm_eps": 1e-4,
         },
         buffers=correction(2, 3),
+        std=0.2,
     ),
     "kimi_linear_bare": recurrent(
         "kimi_linear",
         {**KIMI, "layer_types": ["linear_attention", "full_attention"] * 2, "moe_renormalize": False},
         buffers=correction(1, 2, 3),
+        std=0.15,
     ),
 }

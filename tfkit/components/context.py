@@ -97,7 +97,7 @@ class ContextKey:
 
 
 class AttentionContext(nn.Module):
-    """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer.
+    """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer's attention.
 
     If sequences are read step by step, it says which of the `n_slots` slots of the caches the new tokens take and which
     are read: token p has slot p modulo their number. Padding takes none, so each sequence has the positions that it

@@ -12,10 +12,13 @@ from tfkit.tools.check.relative import relative
 from tfkit.tools.check.small import with_component
 from tfkit.tools.check.subject import Subject
 
+from ...mixers.short_conv import DecayConfig, ShortConvConfig
 from .retention import RetentionConfig
 from .trained import LLAMA, publish
 
-PLUGINS = with_component(tfkit.load_plugins(), RetentionConfig)
+PLUGINS = tfkit.load_plugins()
+for _config in (RetentionConfig, ShortConvConfig, DecayConfig):
+    PLUGINS = with_component(PLUGINS, _config)
 POOLED = """
 tfkit: 1
 name: pooled
@@ -59,7 +62,24 @@ DECODERS = {
     "retention": ("{kind: retention, n_heads: 4, position: alibi}", "{kind: swiglu, d_ff: 64}"),
 }
 """Attention and FFN of decoders that no shipped spec has as briefly."""
-TEXTS = {"pooled": POOLED, "trained": LLAMA}
+MIXERS = """
+tfkit: 1
+name: mixers
+d_model: 32
+vocab_size: 97
+max_len: 24
+graph:
+  embedding: embedding
+  decoder:
+    block: decoder
+    n_layers: 2
+    mixer: short_conv
+    ffn: {kind: swiglu, d_ff: 64}
+    sublayers: [mixer, ffn, mixer]
+    layers: {variants: {slow: {mixer: decay}}, pattern: [base, slow]}
+  logits: lm_head
+"""
+TEXTS = {"mixers": MIXERS, "pooled": POOLED, "trained": LLAMA}
 SHIPPED = {
     "bart": "bart_base",
     "bert": "bert_base",

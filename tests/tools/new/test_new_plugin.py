@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -57,11 +58,20 @@ def test_its_own_tests_are_green(project: Path, monkeypatch: pytest.MonkeyPatch)
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=project, check=True, timeout=300)
 
 
+@pytest.mark.slow
+def test_a_new_mixer_is_green(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("new", "plugin", "smooth", "--slot", "mixer")
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path("tfkit-smooth").resolve()))
+    monkeypatch.setenv("PYTHONPATH", str(Path("tfkit-smooth/src").resolve()))
+    subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd="tfkit-smooth", check=True, timeout=300)
+
+
+@pytest.mark.parametrize("slot", ["ffn", "mixer"])
 @pytest.mark.parametrize("name", NAMES)
-def test_its_code_is_clean(name: str, run: Run) -> None:
-    run("new", "plugin", name, "-o", "made")
+def test_its_code_is_clean(name: str, slot: str, run: Run) -> None:
+    run("new", "plugin", name, "-o", "made", "--slot", slot)
     lint(Path("made"))
-    assert not [text for text in files(Path("made")).values() if "emplate" in text or "@TFKIT@" in text]
+    assert not [text for text in files(Path("made")).values() if re.search(r"emplate|@[A-Z]+@", text)]
 
 
 def test_its_files(run: Run) -> None:

@@ -16,23 +16,25 @@ from tfkit.errors import printable
     "new",
     sets=False,
     notes="""
-    The plugin works at once: its FFN is a kind NAME, its spec is NAME_tiny, and
-    its tests prove what tfkit promises of a component. Its README says what to
-    change first, and where `make test` gets tfkit from.
+    The plugin works at once: its FFN, or its mixer, is a kind NAME, its spec is
+    NAME_tiny, and its tests prove what tfkit promises of a component. Its README
+    says what to change first, and where `make test` gets tfkit from.
     """,
     examples="""
     tfkit new plugin shift
     cd tfkit-shift && make test
     tfkit new plugin token_shift -o ~/token-shift
+    tfkit new plugin smooth --slot mixer
     """,
 )
 @click.argument("what", metavar="plugin", type=click.Choice(["plugin"]))
 @click.argument("name", metavar="NAME")
+@click.option("--slot", type=click.Choice(["ffn", "mixer"]), default="ffn", help="The slot of its component.")
 @output_option("DIR", "The folder to write.  [default: tfkit-NAME]")
-def new(reader: Reader, what: str, name: str, output: Path | None) -> None:
+def new(reader: Reader, what: str, name: str, slot: str, output: Path | None) -> None:
     from tfkit.tools.new.plugin import checked_names, write_plugin
 
-    names = checked_names(name, reader.found)
+    names = checked_names(name, reader.found, slot)
     folder = output or Path(names.distribution)
     files = write_plugin(names, folder)
     click.echo(f"wrote {printable(str(folder))}: {len(files)} files; next: make test, in it")

@@ -19,6 +19,19 @@ from tfkit.plugin.manager import Plugins
 from tfkit.tools.common.atomic_files import names_in, written_folder
 
 TEMPLATE = Path(__file__).parent / "template"
+SLOTS = {
+    "ffn": {
+        "@KIND@": "FFN",
+        "@ABOUT@": "maxout (https://arxiv.org/abs/1302.4389)",
+        "@FIELD@": "n_pieces: int > 0, default 2",
+    },
+    "mixer": {
+        "@KIND@": "mixer",
+        "@ABOUT@": "a short convolution (https://arxiv.org/abs/2511.23404)",
+        "@FIELD@": "size: int > 0, default 3",
+    },
+}
+"""The slots that a new plugin can fill, with the texts of its README; `template/slots` has the files that differ."""
 CACHES = re.compile(r"\..*|__pycache__")
 WORDS = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 LONGEST = 24
@@ -30,6 +43,8 @@ class PluginNames:
     """The names that follow from the name of a plugin, `token_shift`."""
 
     word: str
+    slot: str = "ffn"
+    """The slot of its component."""
 
     @property
     def distribution(self) -> str:
@@ -43,13 +58,15 @@ class PluginNames:
 
     def rendered(self, text: str) -> str:
         """Fill in a text of the template, or a file name, for this plugin."""
+        for name, words in {"@SLOT@": self.slot, **SLOTS[self.slot]}.items():
+            text = text.replace(name, words)
         text = text.replace("tfkit-template", self.distribution).replace("@TFKIT@", _for_make(installed_from()))
         return text.replace("Template", self.camel).replace("template", self.word)
 
 
-def checked_names(name: str, plugins: Plugins) -> PluginNames:
+def checked_names(name: str, plugins: Plugins, slot: str = "ffn") -> PluginNames:
     """Derive the names of a plugin; raise SpecError if `name` is not lower-case words, or is taken."""
-    names = PluginNames(name.replace("-", "_"))
+    names = PluginNames(name.replace("-", "_"), slot)
     if not WORDS.fullmatch(name) or len(name) > LONGEST:
         message = f"{quoted(name)} is not a name for a plugin"
         raise SpecError(Diagnostic(message, help=f"lower-case words, up to {LONGEST} characters: token_shift"))
@@ -73,10 +90,11 @@ def _taken(names: PluginNames, plugins: Plugins) -> str | None:
     names_in_use = {canonical(name): name for name in plugin_names}
     if names.distribution in names_in_use:
         return f"there is a plugin {names_in_use[names.distribution]}"
-    kind, spec = plugins.registry.find("ffn", names.word), plugins.specs.files.get(f"{names.word}_tiny")
+    kind, spec = plugins.registry.find(names.slot, names.word), plugins.specs.files.get(f"{names.word}_tiny")
     if spec is not None:
         return f"there is a spec {spec.path.stem}, {spec.plugin}"
-    return None if kind is None else f"it is an ffn kind, {kind.plugin}"
+    article = "an" if names.slot == "ffn" else "a"
+    return None if kind is None else f"it is {article} {names.slot} kind, {kind.plugin}"
 
 
 def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
@@ -98,12 +116,16 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
 
 
 def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
-    """Yield the files of the project. In the template, hidden files begin with `dot-`; caches are skipped."""
-    for path in TEMPLATE.rglob("*"):
-        parts = path.relative_to(TEMPLATE).parts
-        if path.is_file() and not any(map(CACHES.fullmatch, parts)):
-            place = Path(*(re.sub("^dot-", ".", names.rendered(part)) for part in parts))
-            yield place, names.rendered(path.read_text(encoding="utf-8"))
+    """Yield the files of the project. In the template, hidden files begin with `dot-`; caches are skipped.
+
+    The files of a slot's template come last: they replace the files of the same name.
+    """
+    for template in (TEMPLATE, TEMPLATE / "slots" / names.slot):
+        for path in template.rglob("*"):
+            parts = path.relative_to(template).parts
+            if path.is_file() and parts[0] != "slots" and not any(map(CACHES.fullmatch, parts)):
+                place = Path(*(re.sub("^dot-", ".", names.rendered(part)) for part in parts))
+                yield place, names.rendered(path.read_text(encoding="utf-8"))
 
 
 def installed_from() -> str:

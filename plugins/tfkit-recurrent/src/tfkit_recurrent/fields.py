@@ -141,7 +141,7 @@ class BlockTypesConfig(FieldConfig):
 
 
 class DeltaLayersConfig(FieldConfig):
-    """Kimi's mapping with the numbers of the layers that have attention, from 1 on; the field `layer_types` precedes it."""
+    """Kimi's mapping with the numbers of the layers that have attention, from 1 on; `layer_types` precedes it."""
 
     kind: Literal["delta_layers"] = "delta_layers"
     delta_layers: tuple[str, str]

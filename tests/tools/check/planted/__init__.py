@@ -14,6 +14,7 @@ from . import attention as attention
 from . import layers as layers
 from . import experts as experts
 from . import recurrent as recurrent
+from . import states as states
 from . import training as training
 from . import storage as storage
 from . import replaced as replaced

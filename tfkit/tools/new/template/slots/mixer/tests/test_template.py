@@ -1,0 +1,38 @@
+"""The mixer keeps every promise of tfkit, and is its formula; the spec builds."""
+
+import numpy as np
+import tfkit
+import torch
+from tfkit.testing import check_component
+
+from tfkit_template import TemplateConfig
+
+
+def reference(part, x):
+    """Compute the mixer in the slowest way: token by token, x [t, d_model]."""
+    weight, bias = part.weight("weight"), part.config.bias
+    gate, x = np.split(part.at("input").linear(x, bias), 2, axis=1)
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        for age in range(min(part.config.size, t + 1)):
+            y[t] += weight[:, -1 - age] * x[t - age]
+    return part.at("output").linear(gate * y, bias)
+
+
+def test_it_keeps_every_promise() -> None:
+    """Check it in a decoder, in an encoder and with a memory: at once, incrementally and with padding."""
+    check_component(TemplateConfig, reference=reference)
+
+
+def test_its_state_is_small() -> None:
+    """Check that the mixer keeps two positions of any number of tokens."""
+    model = tfkit.build("template_tiny", sets=["decoder.layers=null"]).eval()
+    cached = tfkit.CachedModel(model, length=100)
+    cached(torch.zeros(1, 50, dtype=torch.long))
+    assert cached.nbytes == 2 * 2 * 64 * 4  # layers, rows, channels, bytes
+
+
+def test_the_spec_generates() -> None:
+    model = tfkit.build("template_tiny").eval()
+    result = tfkit.generate(model, [[1, 2, 3]], max_new_tokens=4)
+    assert len(result.tokens[0]) == 4
