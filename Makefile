@@ -68,7 +68,8 @@ imports: $(VENV)/.dev
 # What editors complete specs with: made again when the code has changed, with the plugins that the specs need.
 
 $(SCHEMA): $(shell find tfkit plugins -name '*.py') | $(VENV)/.base
-	$(BIN)/tfkit schema --no-plugins --plugin-dir plugins/tfkit-moe --plugin-dir plugins/tfkit-mla -o $@
+	$(BIN)/tfkit schema --no-plugins --plugin-dir plugins/tfkit-moe --plugin-dir plugins/tfkit-mla \
+	  --plugin-dir plugins/tfkit-recurrent -o $@
 
 # Set-up. The stamp .dev implies .base: `make demo` after `make test` installs nothing.
 

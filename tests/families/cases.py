@@ -12,6 +12,7 @@ from .experts import EXPERTS
 from .latent import LATENT_KIN
 from .llama_kin import LLAMA_KIN
 from .mixed_experts import MIXED_EXPERTS
+from .recurrent import RECURRENT
 from .seq2seq import SEQ2SEQ
 
 CASES: dict[str, Case] = {
@@ -22,6 +23,7 @@ CASES: dict[str, Case] = {
     **EXPERTS,
     **MIXED_EXPERTS,
     **LATENT_KIN,
+    **RECURRENT,
 }
 
 

@@ -115,6 +115,7 @@ def test_what_does_not_apply_has_a_reason(run: Run, specs: Path) -> None:
         (None, "tfkit-additive", "forward"),
         (None, "tfkit-mla", "forward"),
         (None, "tfkit-moe", "forward"),
+        (None, "tfkit-recurrent", "forward"),
         ("longrope", None, "meaning"),
     ],
 )

@@ -1,0 +1,69 @@
+"""Recurrent mixers: the kinds of the slot `mixer`.
+
+`recurrence.py` has the recurrences in chunks, `conv.py` the short convolution, `kernels.py` the kernels of other
+libraries, `rates.py` initial values, `fields.py` fields of config.json; each other file has one kind.
+"""
+
+from __future__ import annotations
+
+import tfkit
+from tfkit_recurrent.conv import CausalConv
+from tfkit_recurrent.fields import (
+    AdjustedWidthConfig,
+    BlockTypesConfig,
+    BoundsConfig,
+    DeltaLayersConfig,
+    PeriodConfig,
+    RoundedRootConfig,
+)
+from tfkit_recurrent.gated_delta import DeltaRule, GatedDelta, GatedDeltaConfig
+from tfkit_recurrent.kda import KimiDelta, KimiDeltaConfig
+from tfkit_recurrent.lightning import Lightning, LightningConfig
+from tfkit_recurrent.mamba import Mamba, MambaConfig
+from tfkit_recurrent.mamba2 import Mamba2, Mamba2Config
+from tfkit_recurrent.recurrence import delta_rule, linear_attention, linear_scan
+from tfkit_recurrent.rg_lru import RGLRU, RGLRUConfig
+from tfkit_recurrent.short_conv import ShortConv, ShortConvConfig
+
+__all__ = [
+    "RGLRU",
+    "CausalConv",
+    "DeltaRule",
+    "GatedDelta",
+    "GatedDeltaConfig",
+    "KimiDelta",
+    "KimiDeltaConfig",
+    "Lightning",
+    "LightningConfig",
+    "Mamba",
+    "Mamba2",
+    "Mamba2Config",
+    "MambaConfig",
+    "RGLRUConfig",
+    "ShortConv",
+    "ShortConvConfig",
+    "delta_rule",
+    "linear_attention",
+    "linear_scan",
+]
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    """Hand the configs to tfkit."""
+    for config in (
+        ShortConvConfig,
+        MambaConfig,
+        Mamba2Config,
+        GatedDeltaConfig,
+        KimiDeltaConfig,
+        LightningConfig,
+        RGLRUConfig,
+        AdjustedWidthConfig,
+        BlockTypesConfig,
+        BoundsConfig,
+        DeltaLayersConfig,
+        PeriodConfig,
+        RoundedRootConfig,
+    ):
+        register(config)

@@ -1,0 +1,203 @@
+"""Fields of config.json that hybrid models have: widths that follow from others, bounds, and periods of layers."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Literal
+
+import tfkit
+from tfkit.component import FieldConfig, Reading, Writing
+
+INFINITY = {"__float__": "Infinity"}
+"""The form in which transformers writes infinity to a config.json."""
+
+
+class AdjustedWidthConfig(FieldConfig):
+    """The width of an FFN before LFM2's adjustment: two thirds, times a factor, rounded up to a multiple."""
+
+    kind: Literal["adjusted_width"] = "adjusted_width"
+    adjusted_width: str
+    """The path of the width after the adjustment."""
+    older: str
+    """The older name of the field, which is read first."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.adjusted_width,)
+
+    def read(self, name: str, file: Reading) -> None:
+        width = file.given(self.older).get("", file.value(name))
+        file.used([self.older])
+        settings = {"auto_adjust_ff_dim": True, "multiple_of": 256, "ffn_dim_multiplier": 1.0} | file.given("block_")
+        if settings["auto_adjust_ff_dim"]:
+            width, multiple = int(settings["ffn_dim_multiplier"] * int(2 * width / 3)), settings["multiple_of"]
+            width = multiple * -(-width // multiple)
+        file.put(self.adjusted_width, width)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.value(self.adjusted_width))
+
+
+class BoundsConfig(FieldConfig):
+    """A list of the least and the largest value: `{bounds: [path, path]}`; infinity is null in the spec."""
+
+    kind: Literal["bounds"] = "bounds"
+    bounds: tuple[str, str]
+    """The paths of the least and of the largest value."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return self.bounds
+
+    def read(self, name: str, file: Reading) -> None:
+        bounds = file.value(name)
+        if bounds is None:
+            bounds = [0.0, INFINITY]
+        if not isinstance(bounds, list) or len(bounds) != 2:
+            raise tfkit.Invalid("", "the bounds must be a list of two numbers")
+        least, largest = bounds
+        for path, value in zip(self.bounds, (least, None if _is_infinite(largest) else largest), strict=True):
+            if file.reaches(path):
+                file.put(path, value)
+
+    def write(self, name: str, file: Writing) -> None:
+        least, largest = (file.value(path) for path in self.bounds)
+        if not isinstance(least, int | float):
+            return
+        file.put(name, [least, INFINITY if largest is None else largest])
+
+
+def _is_infinite(value: Any) -> bool:
+    return value in (INFINITY, "Infinity", float("inf"))
+
+
+class PeriodConfig(FieldConfig):
+    """The period of the layers that differ: `{period: {base: full}, offset: attn_layer_offset, at: decoder}`."""
+
+    kind: Literal["period"] = "period"
+    period: dict[str, str]
+    """Their variant by the variant that an earlier field gave them, or that the other layers have."""
+    offset: str
+    """The field with the number of the first of these layers."""
+    at: str
+    """The path of the stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        period, offset, layers = file.value(name), file.value(self.offset), file.layers(self.at)
+        file.used([self.offset])
+        if layers is None:
+            return
+        if type(period) is not int or type(offset) is not int or not 0 <= offset < period:
+            message = f"`{name}` must be a number above `{self.offset}`, {offset}; got {period}"
+            raise tfkit.Invalid("", message)
+        names = [self.period[layer] if number % period == offset else layer for number, layer in enumerate(layers)]
+        file.arrange(self.at, names)
+
+    def write(self, name: str, file: Writing) -> None:
+        layers, differing = file.layers(self.at), set(self.period.values())
+        numbers = [(period, offset) for period in range(1, len(layers) + 2) for offset in range(period)]
+        for period, offset in [(file.default(name), file.default(self.offset)), *numbers]:
+            if all((number % period == offset) == (layer in differing) for number, layer in enumerate(layers)):
+                file.put(name, period)
+                file.put(self.offset, offset)
+                return
+        raise tfkit.Invalid("", f"no value of `{name}` expresses the variants of the layers")
+
+
+class BlockTypesConfig(FieldConfig):
+    """A list with the type of each layer that also gives the number of layers."""
+
+    kind: Literal["block_types"] = "block_types"
+    block_types: dict[str, str]
+    """The variant for each type."""
+    older: str
+    """The older name of the field, which is a text with a letter for each layer."""
+    letters: dict[str, str]
+    """The type for each letter of this text."""
+    at: str
+    """The path of the stack."""
+
+    @property
+    def lists(self) -> str:
+        return self.at
+
+    def read(self, name: str, file: Reading) -> None:
+        letters = file.given(self.older).get("")
+        file.used([self.older])
+        types = file.given(name).get("")
+        if types is None and isinstance(letters, str):
+            types = [self.letters.get(letter, letter) for letter in letters]
+        types = file.value(name) if types is None else types
+        if not isinstance(types, list) or not types:
+            raise tfkit.Invalid("", "the types of the layers must be a list with a word for each layer")
+        if unknown := [kind for kind in types if kind not in self.block_types]:
+            raise tfkit.Invalid("", f"unknown layer type `{unknown[0]}`", notes=[f"it can be {list(self.block_types)}"])
+        file.put(f"{self.at}.n_layers", len(types))
+        file.arrange(self.at, [self.block_types[kind] for kind in types])
+
+    def write(self, name: str, file: Writing) -> None:
+        types = {variant: kind for kind, variant in reversed(self.block_types.items())}
+        file.put(name, [types[variant] for variant in file.layers(self.at)])
+
+
+class DeltaLayersConfig(FieldConfig):
+    """Kimi's mapping with the numbers of the layers that have attention, from 1 on; `layer_types` precedes it."""
+
+    kind: Literal["delta_layers"] = "delta_layers"
+    delta_layers: tuple[str, str]
+    """The variant of layers with attention, and the variant of the other layers."""
+    sizes: dict[str, str]
+    """The fields that have the sizes in the mapping, by their names there."""
+    at: str
+    """The path of the stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        entries, layers = file.given(name).get("", {}), file.layers(self.at)
+        for size, twin in self.sizes.items():
+            if entries.get(size, file.value(twin)) != file.value(twin):
+                message = f"`{size}` is {entries[size]}, but `{twin}` is {file.value(twin)}"
+                raise tfkit.Invalid("", message, help=f"add `{twin}`, or change it")
+        if layers is None or file.value("layer_types") is not None:
+            return
+        full, linear = self.delta_layers
+        numbers = entries.get("full_attn_layers", range(5, len(layers) + 1, 4))
+        file.arrange(self.at, [full if i + 1 in numbers else linear for i in range(len(layers))])
+
+    def write(self, name: str, file: Writing) -> None:
+        """Write nothing: other fields have the types of the layers and the sizes."""
+
+
+class RoundedRootConfig(FieldConfig):
+    """A width, and a scale that is its square root in bfloat16: `{rounded_root: embedding.scale, at: d_model}`."""
+
+    kind: Literal["rounded_root"] = "rounded_root"
+    rounded_root: str
+    """The path of the scale."""
+    at: str
+    """The path of the width."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.at,)
+
+    def read(self, name: str, file: Reading) -> None:
+        width = file.value(name)
+        if type(width) is not int or width < 1:
+            raise tfkit.Invalid("", f"`{name}` must be a whole number above 0; got {width}")
+        file.put(self.at, width)
+        if file.reaches(self.rounded_root):
+            file.put(self.rounded_root, _rounded(width**0.5))
+
+    def write(self, name: str, file: Writing) -> None:
+        width = file.value(self.at)
+        if not file.says(self.rounded_root, _rounded(width**0.5)):
+            raise tfkit.Invalid("", f"`{self.rounded_root}` must be {_rounded(width**0.5)}, the root of the width")
+        file.put(name, width)
+
+
+def _rounded(number: float) -> float:
+    """Round a number to bfloat16: the upper half of a float32."""
+    (bits,) = struct.unpack("I", struct.pack("f", number))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    (rounded,) = struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))
+    return float(rounded)

@@ -1,0 +1,97 @@
+"""Kimi Delta Attention, https://arxiv.org/abs/2510.26692: a gated delta rule with a decay for each channel of the keys.
+
+    q, k, v = activation(conv(project(x)));  q and k are normed to length 1, q is divided by d ** 0.5
+    decay = exp(-exp(a_log) softplus(decay_up(decay_down(x)) + step_bias));  beta = sigmoid(beta(x))
+    output(norm(y) sigmoid(gate_up(gate_down(x))))
+
+b batch, t positions, h heads, d width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tfkit
+from tfkit.nn import Context, Linear, Rearrange
+from tfkit_recurrent.conv import CausalConv
+from tfkit_recurrent.gated_delta import DeltaRule
+from tfkit_recurrent.rates import reset_decay_rates, reset_step_bias
+from tfkit_recurrent.recurrence import widened
+
+CHUNK = 16
+"""Decays between all pairs of positions of a chunk are computed for each channel: chunks are shorter."""
+
+
+class KimiDeltaConfig(tfkit.MixerConfig):
+    """A gated delta rule with a decay for each channel of the keys."""
+
+    kind: Literal["kda"] = "kda"
+    n_heads: tfkit.Count
+    """Number of heads."""
+    d_head: tfkit.Dim
+    """Width of one head, and of the layers that the decay and the gate are computed from."""
+    size: tfkit.Count = 4
+    """Number of tokens that the convolution covers."""
+    activation: tfkit.ActivationConfig = tfkit.slot("silu")
+    """Activation after the convolution."""
+    output_norm: tfkit.NormConfig = tfkit.slot("rmsnorm")
+    """Norm of the output of each head."""
+
+    @property
+    def pattern_sizes(self) -> Mapping[str, int]:
+        """Sizes by letter: h heads, d the width of a head."""
+        return {"h": self.n_heads, "d": self.d_head}
+
+    @property
+    def cached(self) -> tuple[tfkit.State, ...]:
+        width = 3 * self.n_heads * self.d_head
+        return (tfkit.State(1, self.size - 1, width), tfkit.State(self.n_heads, self.d_head, self.d_head, wide=True))
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return KimiDelta(self, activation=make(self.activation), norm=make(self.output_norm, self.d_head))
+
+
+class KimiDelta(nn.Module):
+    """[b, t, d_model] -> [b, t, d_model]."""
+
+    def __init__(self, config: KimiDeltaConfig, *, activation: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        width, head = config.n_heads * config.d_head, config.d_head
+        self.project = Linear(config.d_model, {"q": width, "k": width, "v": width}, bias=False)
+        self.conv = CausalConv({"q_conv": width, "k_conv": width, "v_conv": width}, config.size, bias=False)
+        self.activation = activation
+        self.decay_down = Linear(config.d_model, head, bias=False)
+        self.decay_up = Linear(head, width, bias=False)
+        self.a_log = nn.Parameter(torch.empty(config.n_heads))
+        self.step_bias = nn.Parameter(torch.empty(width))
+        self.beta = Linear(config.d_model, config.n_heads, bias=False)
+        self.gate_down = Linear(config.d_model, head, bias=False)
+        self.gate_up = Linear(head, width, bias=False)
+        self.norm = norm
+        self.output = Linear(width, config.d_model, bias=False, residual=True)
+        self.rule = DeltaRule(config.n_heads, 1, head, head, CHUNK)
+        self.split_heads = Rearrange("b t (h d) -> b h t d", d=head)
+        self.split_rates = Rearrange("b t h -> b h t 1")
+        self.split_gate = Rearrange("b t (h d) -> b t h d", d=head)
+        self.swap = Rearrange("b h t d -> b t h d")
+        self.merge_heads = Rearrange("b t h d -> b t (h d)")
+
+    def reset_parameters(self) -> None:
+        """Fill the parameters of the decay: rates from 0 to 16, steps from 0.001 to 0.1."""
+        reset_decay_rates(self.a_log)
+        reset_step_bias(self.step_bias)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, k, v = self.activation(self.conv(self.project(x), context, 0)).chunk(3, dim=-1)
+        step = F.softplus(widened(self.decay_up(self.decay_down(x))) + widened(self.step_bias))
+        log_decay = -widened(self.a_log).exp()[:, None, None] * self.split_heads(step)
+        beta = self.split_rates(torch.sigmoid(widened(self.beta(x))))
+        y = self.rule(self.split_heads(q), self.split_heads(k), self.split_heads(v), log_decay, beta, context)
+        gate = self.split_gate(self.gate_up(self.gate_down(x)))
+        y = self.norm(self.swap(y)) * torch.sigmoid(widened(gate))
+        return self.output(self.merge_heads(y).to(gate.dtype))

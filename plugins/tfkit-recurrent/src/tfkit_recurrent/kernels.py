@@ -1,0 +1,72 @@
+"""Kernels of other libraries, for tensors on CUDA: `causal_conv1d`, and Flash Linear Attention, `fla`.
+
+A library is used if it is installed, and imported when it is first used. Each function calls one kernel, and has
+arguments and results like the code in torch that it replaces.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+def has_kernel(library: str, x: Tensor) -> bool:
+    """Return True if a library is installed and its kernels take x."""
+    return x.is_cuda and x.dtype != torch.float64 and not torch.compiler.is_compiling() and is_installed(library)
+
+
+def is_installed(library: str) -> bool:
+    """Return True if a library can be imported."""
+    return find_spec(library) is not None
+
+
+def convolve(history: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve [b, k - 1 + t, c] with the weight [c, 1, k] -> [b, t, c]."""
+    kernel = import_module("causal_conv1d").causal_conv1d_fn
+    y = kernel(history.mT.contiguous(), weight[:, 0], bias)
+    return y[:, :, weight.size(2) - 1 :].mT
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `recurrence.linear_attention`."""
+    kernel = import_module("fla.ops.simple_gla").chunk_simple_gla
+    q, k = (_ungrouped(x[:, :, None].expand(-1, -1, v.size(2), -1, -1)) for x in (q, k))
+    y, last = kernel(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        _ungrouped(v).transpose(1, 2),
+        _ungrouped(log_decay.expand(v.shape[:4])).transpose(1, 2),
+        scale=1.0,
+        initial_state=_ungrouped(state),
+        output_final_state=True,
+    )
+    return y.transpose(1, 2).unflatten(1, v.shape[1:3]), last.unflatten(1, v.shape[1:3])
+
+
+def _ungrouped(x: Tensor) -> Tensor:
+    """Merge groups and their heads: [b, g, r, ...] -> [b, h, ...]."""
+    return x.flatten(1, 2)
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute `recurrence.delta_rule`."""
+    if log_decay.size(3) == 1:
+        kernel, log_decay = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule, log_decay[..., 0]
+    else:
+        kernel = import_module("fla.ops.kda").chunk_kda
+    y, last = kernel(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        log_decay.transpose(1, 2),
+        beta[..., 0].transpose(1, 2),
+        scale=1.0,
+        initial_state=state,
+        output_final_state=True,
+    )
+    return y.transpose(1, 2), last

@@ -1,0 +1,139 @@
+"""Linear recurrences over tokens, in chunks: a loop over chunks carries the state, and matrix products cover a chunk.
+
+    linear_scan        h_t = a_t h_(t-1) + b_t                              for each channel
+    linear_attention   S_t = a_t S_(t-1) + k_t' v_t                         y_t = q_t S_t
+    delta_rule         S_t = a_t S_(t-1) + k_t' b_t (v_t - k_t a_t S_(t-1))   y_t = q_t S_t
+
+The state of one chunk is the start of the next, so no result depends on the size of a chunk or on where a sequence is
+cut. All exponents of decays are at most 0: no decay, however fast, overflows. A single token takes the formula above.
+
+A token that must not change the state has a decay of 1 (a logarithm of 0) and writes nothing.
+
+b batch, t positions, c positions of a chunk, h heads, g groups of heads, r heads of a group, n rows and p columns of a
+state.
+
+Chunks: https://arxiv.org/abs/2405.21060, section 6; https://arxiv.org/abs/2406.06484, section 3; for a decay of each
+row https://arxiv.org/abs/2510.26692, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 if it has that type: the types in which states are summed."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def linear_scan(decay: Tensor, write: Tensor, state: Tensor) -> Tensor:
+    """Compute all states [b, t, ...] of a recurrence for each channel.
+
+    Args:
+        decay: factors of the state, [b, t, ...].
+        write: [b, t, ...], added to the state.
+        state: [b, ...], before the first token.
+    """
+    states: list[Tensor] = []
+    for factor, addend in zip(decay.unbind(1), write.unbind(1)):  # noqa: B905  TorchScript has no `strict`
+        state = torch.addcmul(addend, factor, state)
+        states.append(state)
+    return torch.stack(states, dim=1)
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Read and write a state that decays as a whole, for each head.
+
+    Args:
+        q: [b, g, t, n]: what is read. All heads of a group share q and k.
+        k: [b, g, t, n]: the rows where a token is written.
+        v: [b, g, r, t, p]: what a token writes.
+        log_decay: [b or 1, g, r, t], at most 0.
+        state: [b, g, r, n, p], before the first token.
+        chunk: positions of a chunk.
+
+    Returns:
+        [b, g, r, t, p], and the state after the last token.
+    """
+    length = q.size(2)
+    if length == 1:
+        state = state * log_decay.exp()[..., None] + k.mT[:, :, None] * v
+        return q[:, :, None] @ state, state
+    outputs: list[Tensor] = []
+    for start in range(0, length, chunk):
+        stop = min(start + chunk, length)
+        queries, keys = q[:, :, start:stop], k[:, :, start:stop]
+        values, total = v[:, :, :, start:stop], log_decay[..., start:stop].cumsum(dim=-1)
+        scores = (queries @ keys.mT)[:, :, None] * decays_between(total)
+        read = queries[:, :, None] @ state
+        outputs.append(scores @ values + total.exp()[..., None] * read)
+        rest = (total[..., -1:] - total).exp()[..., None]
+        state = total[..., -1, None, None].exp() * state + keys.mT[:, :, None] @ (rest * values)
+    return torch.cat(outputs, dim=3), state
+
+
+def decays_between(total: Tensor) -> Tensor:
+    """Return the decay from position j to position i, [..., i, j], from running sums [..., c]; 0 if j is later."""
+    size = total.size(-1)
+    later = torch.ones(size, size, dtype=torch.bool, device=total.device).triu(1)
+    # Masked before the exponential: afterwards, an infinite decay would make the gradient NaN.
+    return (total[..., :, None] - total[..., None, :]).masked_fill(later, -math.inf).exp()
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Write the difference between a value and what the decayed state has in its place, and read the state.
+
+    Args:
+        q: [b, h, t, n]: what is read.
+        k: [b, h, t, n]: where a token is written.
+        v: [b, h, t, p]: the values.
+        log_decay: [b, h, t, n], at most 0; [b, h, t, 1] if all rows of a state have one decay.
+        beta: [b, h, t, 1]: how much of the difference is written.
+        state: [b, h, n, p], before the first token.
+        chunk: positions of a chunk.
+
+    Returns:
+        [b, h, t, p], and the state after the last token.
+    """
+    length = q.size(2)
+    if length == 1:
+        state = state * log_decay.exp().mT
+        state = state + k.mT * (beta * (v - k @ state))
+        return q @ state, state
+    outputs: list[Tensor] = []
+    for start in range(0, length, chunk):
+        stop = min(start + chunk, length)
+        queries, keys, share = q[:, :, start:stop], k[:, :, start:stop], beta[:, :, start:stop]
+        total = log_decay[:, :, start:stop].cumsum(dim=2)
+        decay = total.exp()
+        read, overlap = scores_of(queries, keys, total)
+        # Each token corrects what earlier tokens of the chunk wrote: a triangular system instead of a loop.
+        missing = share * (v[:, :, start:stop] - (decay * keys) @ state)
+        written = torch.linalg.solve_triangular(share * overlap, missing, upper=False, unitriangular=True)
+        outputs.append((decay * queries) @ state + read @ written)
+        last = total[:, :, -1:]
+        state = last.exp().mT * state + ((last - total).exp() * keys).mT @ written
+    return torch.cat(outputs, dim=2), state
+
+
+def scores_of(queries: Tensor, keys: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the decayed products of queries with keys and of keys with keys, [b, h, c, c] each, 0 if later.
+
+    Args:
+        queries: [b, h, c, n].
+        keys: [b, h, c, n].
+        total: running sums of log decays, [b, h, c, n or 1].
+    """
+    if total.size(3) == 1:
+        decay = decays_between(total[..., 0])
+        return (queries @ keys.mT) * decay, (keys @ keys.mT) * decay
+    decayed = decays_between(total.mT).movedim(2, 4) * keys[:, :, None]
+    products = decayed @ torch.stack((queries, keys), dim=4)
+    return products[..., 0], products[..., 1]

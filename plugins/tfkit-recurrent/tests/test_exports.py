@@ -1,0 +1,30 @@
+"""Every mixer as TorchScript that decodes, and in an ejected file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tfkit.tools.eject.check import check
+
+from .mixers import PLUGINS
+from .test_mixers import SMALL, model_of
+
+QUICK = {"gated_delta"}
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scripted_model_decodes(name: str, tmp_path: Path) -> None:
+    exported = tfkit.export(model_of(name), tmp_path / "model.ts", plugins=PLUGINS)
+    assert exported.difference <= 1e-5
+    assert sum("by cached decoding" in check.case for check in exported.checks) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_ejected_file_runs_alone(name: str) -> None:
+    graph = model_of(name).meta["graph"]
+    assert check(graph, tfkit.eject(graph)).ran

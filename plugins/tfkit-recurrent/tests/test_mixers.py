@@ -1,0 +1,154 @@
+"""Every mixer against the class of transformers, in pieces, under padding, in other types, and scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tfkit
+
+from .mixers import PAIRS, PLUGINS, WIDTH, built, context, states
+
+LENGTH = 90
+"""Longer than a chunk of any recurrence."""
+
+
+def inputs(batch: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def difference(output: Tensor, expected: Tensor) -> float:
+    if output.numel() == 0:
+        return 0.0
+    return float((output - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def in_pieces(config: Any, mixer: nn.Module, x: Tensor, pieces: Sequence[int]) -> Tensor:
+    tensors = states(config, x.size(0), x.dtype)
+    return torch.cat([mixer(piece, context(tensors)) for piece in x.split(pieces, dim=1)], dim=1)
+
+
+def shorten_chunks(mixer: nn.Module, size: int) -> None:
+    for module in mixer.modules():
+        if hasattr(module, "chunk"):
+            module.chunk = size
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@torch.no_grad()
+def test_mixer_is_the_published_class(name: str) -> None:
+    pair = PAIRS[name]
+    theirs = pair.theirs()
+    config, mixer = pair.ours(theirs)
+    x = inputs()
+    expected = pair.output(theirs, x)
+    assert expected.std() > 0.05, "the comparison means something"
+    assert difference(mixer(x, context()), expected) <= 1e-5
+
+    mixer = mixer.double()
+    x = x.double()
+    full = mixer(x, context())
+    assert difference(expected.double(), full) <= 1e-5
+    assert full.dtype == torch.float64
+    for pieces in ([1] * LENGTH, [7, 1, 5, LENGTH - 13], [LENGTH - 1, 1], [64, LENGTH - 64]):
+        assert difference(in_pieces(config, mixer, x, pieces), full) <= 1e-12, pieces
+    shorten_chunks(mixer, 5)
+    short = x[:, :23]
+    assert difference(mixer(short, context()), full[:, :23]) <= 1e-12
+    assert difference(in_pieces(config, mixer, short, [7, 1, 1, 5, 9]), full[:, :23]) <= 1e-12
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@torch.no_grad()
+def test_padding_enters_no_state(name: str) -> None:
+    config, mixer = PAIRS[name].ours(PAIRS[name].theirs())
+    mixer, x = mixer.double(), inputs().double()
+    counts = [0, 61]
+    padding = torch.arange(70) < torch.tensor(counts)[:, None]
+    tensors = states(config, 2, x.dtype)
+    y = mixer(x[:, :70], context(tensors, padding))
+    alone = states(config, 1, x.dtype)
+    assert difference(y[1:, :61], mixer(x[1:, :61], context(alone))) <= 1e-12
+    assert all(difference(state[1:], single) <= 1e-12 for state, single in zip(tensors, alone, strict=True))
+    assert all(not state[0].any() for state in tensors), "a row without tokens keeps its empty states"
+
+    before = [state.clone() for state in tensors]
+    mixer(x[:, 70:77], context(tensors, torch.zeros(2, 7, dtype=torch.bool)))
+    assert all(torch.equal(state, earlier) for state, earlier in zip(tensors, before, strict=True))
+
+    rest = torch.tensor([[True, True, False], [True, False, False]])
+    y = mixer(x[:, 80:83], context(tensors, rest))
+    assert difference(y[1:, :1], mixer(x[1:, 80:81], context(alone))) <= 1e-12
+    assert difference(y[:1, :2], mixer(x[:1, 80:82], context())) <= 1e-12
+
+
+SMALL = {name: PAIRS[name].fields for name in PAIRS if "," not in name and " " not in name}
+SMALL |= {"mamba2 with everything": PAIRS["mamba2 gated after its norm"].fields, "rg_lru": PAIRS["rg_lru"].fields}
+
+
+def model_of(name: str) -> torch.fx.GraphModule:
+    spec = {
+        "tfkit": 1,
+        "name": "test",
+        "d_model": WIDTH,
+        "vocab_size": 50,
+        "max_len": 128,
+        "graph": {
+            "embedding": {"block": "embedding"},
+            "decoder": {
+                "block": "decoder",
+                "n_layers": 2,
+                "attention": None,
+                "ffn": {"kind": "swiglu", "d_ff": 32},
+                "mixer": dict(SMALL[name]),
+            },
+            "logits": {"block": "lm_head"},
+        },
+    }
+    return tfkit.build(tfkit.load(spec, plugins=PLUGINS)).eval()
+
+
+@pytest.mark.parametrize("name", SMALL)
+@torch.no_grad()
+def test_wide_states_stay_wide(name: str) -> None:
+    model = model_of(name).bfloat16()
+    decoder = tfkit.CachedModel(model, length=8)
+    tokens = torch.randint(50, (2, 5))
+    decoder(tokens)
+    config = model.meta["components"]["decoder.layers.0.mixer"]
+    types = [torch.float32 if state.wide else torch.bfloat16 for state in config.cached]
+    assert (torch.float32 in types) == (name != "short_conv")
+    assert [tensor.dtype for tensor in decoder._cache["decoder"][0]] == types
+    full = model(tokens)
+    assert full.dtype == torch.bfloat16
+    assert full.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
+    _, mixer = built(SMALL[name])
+    x = inputs(length=40).requires_grad_()
+    padding = torch.arange(40) < torch.tensor([[40], [21]])
+    mixer(x, context(padding=padding))[padding].square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert not x.grad[1, 21:].any()
+    for parameter, values in mixer.named_parameters():
+        if values.requires_grad:
+            assert values.grad is not None, parameter
+            assert values.grad.isfinite().all(), parameter
+            assert values.grad.any(), parameter
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rates_do_not_decay(name: str) -> None:
+    model = model_of(name)
+    decaying, constant = tfkit.parameter_groups(model)
+    names = {id(values): parameter for parameter, values in model.named_parameters()}
+    rates = {"a_log", "step_bias", "skip", "decay", "slopes"}
+    assert not rates & {names[id(values)].rpartition(".")[2] for values in decaying["params"]}
+    assert {names[id(values)].rpartition(".")[2] for values in constant["params"]} & {*rates, "weight"}

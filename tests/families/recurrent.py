@@ -1,0 +1,283 @@
+"""Models with recurrent layers, by a plugin: small, with everything switched on that a family can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .case import Case
+from .llama_kin import LLAMA, ROPE
+
+LENGTH = 75
+"""Longer than a chunk of any recurrence."""
+STATE_SPACE = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 6, "conv_kernel": 3}
+HYBRID = {**LLAMA, "num_hidden_layers": 3, "max_position_embeddings": 160}
+DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 3,
+}
+MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_d_conv": 3,
+    "mamba_proj_bias": True,
+}
+EQUAL = {"linear_key_head_dim": 16, "linear_value_head_dim": 8}
+"""The class of OLMo-Hybrid stores convolutions in three equal parts, whatever their widths."""
+KIMI = {
+    **LLAMA,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 160,
+    "linear_num_heads": 3,
+    "linear_head_dim": 8,
+    "linear_conv_kernel_dim": 3,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 12,
+}
+LAYERS = ["linear_attention", "full_attention", "linear_attention"]
+
+
+def slow_decays(model: Any) -> None:
+    """Make decays slow: after fast decays, the norm of a head's output amplifies rounding errors."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data = parameter.data - 2.0
+
+
+def recurrent(model_type: str, config: dict[str, Any], **more: Any) -> Case:
+    """Build a case whose padded rows are compared with each row alone, as several classes are wrong there."""
+    return Case(model_type, config, length=LENGTH, alone=True, prepare=slow_decays, **more)
+
+
+def correction(*layers: int) -> dict[str, str]:
+    """Return the buffers of Kimi's routers that move their choice."""
+    return {f"model.layers.{i}.mlp.gate.e_score_correction_bias": "a training loop moves it" for i in layers}
+
+
+RECURRENT: dict[str, Case] = {
+    "lfm2": recurrent(
+        "lfm2",
+        {
+            **HYBRID,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_multiple_of": 8,
+            "block_ffn_dim_multiplier": 1.3,
+            "norm_eps": 1e-4,
+            "rope_parameters": ROPE,
+        },
+    ),
+    "lfm2_plain": recurrent(
+        "lfm2",
+        {**HYBRID, "layer_types": ["full_attention", "conv", "conv"], "block_auto_adjust_ff_dim": False},
+    ),
+    "mamba": recurrent("mamba", {**STATE_SPACE, "use_bias": True, "expand": 3, "time_step_rank": 5}),
+    "mamba_untied": recurrent("mamba", {**STATE_SPACE, "use_conv_bias": False, "tie_word_embeddings": False}),
+    "falcon_mamba": recurrent("falcon_mamba", {**STATE_SPACE, "use_bias": True, "mixer_rms_eps": 1e-3}),
+    "mamba2": recurrent(
+        "mamba2",
+        {
+            **STATE_SPACE,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 2,
+            "use_bias": True,
+            "time_step_limit": [0.1, 1.5],
+            "layer_norm_epsilon": 1e-4,
+        },
+    ),
+    "mamba2_plain": recurrent(
+        "mamba2", {**STATE_SPACE, "num_heads": 8, "head_dim": 8, "n_groups": 1, "use_conv_bias": False}
+    ),
+    "qwen3_next": recurrent(
+        "qwen3_next",
+        {
+            **HYBRID,
+            **DELTA,
+            "layer_types": LAYERS,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 20,
+            "mlp_only_layers": [2],
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5},
+        },
+        norm_mean=0.0,
+    ),
+    "bamba": recurrent(
+        "bamba",
+        {
+            **HYBRID,
+            **MAMBA2,
+            "attn_layer_indices": [1],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_conv_bias": False,
+            "time_step_limit": [0.1, 1.5],
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "lfm2_moe": recurrent(
+        "lfm2_moe",
+        {
+            **HYBRID,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "full_attention", "conv"],
+            "num_dense_layers": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "routed_scaling_factor": 1.5,
+            "conv_bias": True,
+            "norm_eps": 1e-4,
+        },
+        buffers={f"model.layers.{i}.feed_forward.expert_bias": "a training loop moves it" for i in (2, 3)},
+    ),
+    "olmo_hybrid": recurrent(
+        "olmo_hybrid",
+        {
+            **HYBRID,
+            **DELTA,
+            **EQUAL,
+            "layer_types": LAYERS,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": ROPE,
+        },
+        std=0.2,
+    ),
+    "olmo_hybrid_bare": recurrent(
+        "olmo_hybrid",
+        {
+            **HYBRID,
+            **DELTA,
+            **EQUAL,
+            "layer_types": LAYERS,
+            "linear_allow_neg_eigval": False,
+        },
+        std=0.2,
+    ),
+    "qwen3_5_text": recurrent(
+        "qwen3_5_text",
+        {
+            **HYBRID,
+            **DELTA,
+            "layer_types": LAYERS,
+            "head_dim": 12,
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5},
+        },
+        norm_mean=0.0,
+    ),
+    "qwen3_5_moe_text": recurrent(
+        "qwen3_5_moe_text",
+        {
+            **HYBRID,
+            **DELTA,
+            "layer_types": LAYERS,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 20,
+            "tie_word_embeddings": True,
+        },
+        norm_mean=0.0,
+    ),
+    "jamba": recurrent(
+        "jamba",
+        {
+            **HYBRID,
+            "num_hidden_layers": 4,
+            "mamba_d_state": 6,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": 5,
+            "mamba_proj_bias": True,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "rms_norm_eps": 1e-4,
+        },
+    ),
+    "nemotron_h": recurrent(
+        "nemotron_h",
+        {
+            **HYBRID,
+            "num_hidden_layers": 5,
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
+            "head_dim": 12,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 6,
+            "n_groups": 2,
+            "ssm_state_size": 6,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "time_step_min": 0.2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "moe_shared_expert_intermediate_size": 20,
+            "routed_scaling_factor": 1.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "layer_norm_epsilon": 1e-4,
+        },
+        buffers={"model.layers.3.mixer.gate.e_score_correction_bias": "a training loop moves it, and no gradient"},
+    ),
+    "recurrent_gemma": recurrent(
+        "recurrent_gemma",
+        {
+            **{key: value for key, value in HYBRID.items() if key != "max_position_embeddings"},
+            "num_hidden_layers": 4,
+            "lru_width": 36,
+            "conv1d_width": 3,
+            "attention_window_size": 5,
+            "attention_bias": True,
+            "logits_soft_cap": 3.0,
+            "rms_norm_eps": 1e-4,
+            "block_types": ["recurrent", "attention"],
+            "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5},
+        },
+        norm_mean=0.0,
+    ),
+    "kimi_linear": recurrent(
+        "kimi_linear",
+        {
+            **KIMI,
+            "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "attention_bias": True,
+            "q_lora_rank": 10,
+            "num_shared_experts": 2,
+            "num_expert_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rms_norm_eps": 1e-4,
+        },
+        buffers=correction(2, 3),
+        std=0.2,
+    ),
+    "kimi_linear_bare": recurrent(
+        "kimi_linear",
+        {**KIMI, "layer_types": ["linear_attention", "full_attention"] * 2, "moe_renormalize": False},
+        buffers=correction(1, 2, 3),
+        std=0.15,
+    ),
+}

@@ -1,0 +1,74 @@
+"""Families with recurrent layers: padding anywhere, any pieces, ragged prompts, scripted and ejected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import tfkit
+from tfkit.tools.eject.check import check
+
+from ..sampling import chosen
+from .case import BATCH, Trial, logits_of
+from .recurrent import LENGTH, RECURRENT
+
+QUICK = {"lfm2"}
+PIECES = {"tokens": [1] * LENGTH, "short": [7, 1, 5, LENGTH - 13], "last": [LENGTH - 1, 1]}
+
+
+def mask_of(place: str) -> Tensor:
+    """Return which positions of three rows are tokens, with padding on the left, on the right, or between them."""
+    counts = torch.tensor([[LENGTH - 2], [LENGTH], [3]])
+    positions = torch.arange(LENGTH)
+    if place == "right":
+        return positions < counts
+    if place == "left":
+        return positions >= LENGTH - counts
+    mask = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.7
+    mask[1] = True
+    return mask
+
+
+@pytest.mark.parametrize("name", chosen(RECURRENT, QUICK))
+@torch.no_grad()
+def test_a_padded_row_is_the_row_alone(name: str, tmp_path: Path) -> None:
+    trial = Trial.of(RECURRENT[name], tmp_path)
+    ids = torch.randint(3, 61, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+    for place in ("left", "right", "between"):
+        mask = mask_of(place)
+        expected = [logits_of(trial.theirs(input_ids=row[real][None]))[0] for row, real in zip(ids, mask, strict=True)]
+        if place == "between" and "rope" in trial.imported.text:
+            with pytest.raises(ValueError, match="padding stands between tokens"):
+                trial.ours(ids, mask)
+        else:
+            check_rows(trial.ours(ids, mask), mask, expected)
+        for pieces in PIECES.values():
+            decoder = tfkit.CachedModel(trial.ours, length=LENGTH)
+            cuts = zip(ids.split(pieces, dim=1), mask.split(pieces, dim=1), strict=True)
+            check_rows(torch.cat([decoder(*piece) for piece in cuts], dim=1), mask, expected)
+
+
+def check_rows(logits: Tensor, mask: Tensor, expected: list[Tensor]) -> None:
+    for row, real, alone in zip(logits, mask, expected, strict=True):
+        largest = max(1.0, alone.abs().max().item())
+        torch.testing.assert_close(row[real], alone, rtol=1e-5, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("name", chosen(RECURRENT, set()))
+def test_exported_and_ejected_models_are_the_model(name: str, tmp_path: Path) -> None:
+    trial = Trial.of(RECURRENT[name], tmp_path)
+    exported = tfkit.export(trial.ours, tmp_path / "model.ts")
+    assert exported.difference <= 1e-5
+    assert sum("by cached decoding" in case.case for case in exported.checks) == 3
+    graph = trial.ours.meta["graph"]
+    assert check(graph, tfkit.eject(graph)).ran
+
+
+@pytest.mark.parametrize("name", chosen(RECURRENT, QUICK))
+def test_a_ragged_batch_generates_what_each_prompt_does_alone(name: str, tmp_path: Path) -> None:
+    model, prompts = Trial.of(RECURRENT[name], tmp_path).ours, [[5, 9, 3, 17, 20, 8], [11], [7, 30, 4]]
+    batch = tfkit.generate(model, prompts, max_new_tokens=6).tokens.tolist()
+    assert batch == [tfkit.generate(model, [prompt], max_new_tokens=6).tokens[0].tolist() for prompt in prompts]
