@@ -34,32 +34,32 @@ from ..decoding.small import spec_of
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parent], entry_points=False)
 ATTENTION = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "position": "rope"}
 STACKS: dict[str, dict[str, Any]] = yaml.safe_load("""
-alone: {mixer: short_conv}
+alone: {mixer: gated_conv}
 wide_state: {mixer: decay}
-without_state: {mixer: {kind: short_conv, size: 1}}
-before_attention: {mixer: short_conv, attention: &gqa {kind: gqa, n_heads: 4, n_kv_heads: 2, position: rope}}
+without_state: {mixer: {kind: gated_conv, size: 1}}
+before_attention: {mixer: gated_conv, attention: &gqa {kind: gqa, n_heads: 4, n_kv_heads: 2, position: rope}}
 after_attention: {mixer: decay, attention: *gqa, sublayers: [attention, mixer, ffn]}
-twice: {mixer: {kind: short_conv, size: 4}, attention: *gqa, sublayers: [mixer, attention, mixer, ffn, attention]}
+twice: {mixer: {kind: gated_conv, size: 4}, attention: *gqa, sublayers: [mixer, attention, mixer, ffn, attention]}
 alternating:
   n_layers: 4
-  mixer: short_conv
+  mixer: gated_conv
   layers:
     variants:
       full: {mixer: null, attention: *gqa}
       window: {mixer: decay, attention: {kind: mha, n_heads: 2, position: alibi, mask: {left: 2, right: 0}}}
     pattern: [base, full, window]
 parallel:
-  mixer: short_conv
+  mixer: gated_conv
   attention: *gqa
   input_norm: true
   sublayers: [{sublayer: mixer, reads: input, norm_in: false}, {sublayer: attention, reads: input, norm_in: false}, ffn]
-shared_weights: {n_layers: 4, mixer: short_conv, attention: *gqa, layers: {groups: 2}}
+shared_weights: {n_layers: 4, mixer: gated_conv, attention: *gqa, layers: {groups: 2}}
 in_an_attention: {attention: {kind: conv_attention, n_heads: 4, position: rope}}
 in_an_attention_after_a_mixer: {mixer: decay, attention: {kind: conv_attention, n_heads: 4, position: rope}}
 """)
 SPECS = {name: spec_of(fields) for name, fields in STACKS.items()}
 SPECS["with_a_memory"] = spec_of(
-    {"mixer": "short_conv", "attention": {"n_heads": 4}, "memory": "source"}, source={"type": "features", "width": 12}
+    {"mixer": "gated_conv", "attention": {"n_heads": 4}, "memory": "source"}, source={"type": "features", "width": 12}
 )
 HYBRID = SPECS["alternating"]
 PURE = ("alone", "wide_state", "without_state")
@@ -202,13 +202,13 @@ def test_what_a_layer_shows() -> None:
     assert [box.role for box in tower.layers[0].boxes() if box.role != "norm"] == ["mixer", "attention", "ffn"]
 
 
-FULL = {"mixer": {"kind": "short_conv", "size": 5}, "attention": ATTENTION}
+FULL = {"mixer": {"kind": "gated_conv", "size": 5}, "attention": ATTENTION}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no kind": ({"mixer": "unknown_mixer"}, "unknown_mixer"),
     "left out": ({**FULL, "sublayers": ["attention", "ffn"]}, "`mixer` has no effect"),
     "not there": ({"attention": ATTENTION, "sublayers": ["mixer", "attention", "ffn"]}, "has no `mixer` to run"),
     "misspelt": ({**FULL, "sublayers": ["mixr", "attention", "ffn"]}, "unknown sublayer `mixr`"),
-    "another width": ({"mixer": {"kind": "short_conv", "d_model": 8}}, "`mixer` keeps the width of its stack"),
+    "another width": ({"mixer": {"kind": "gated_conv", "d_model": 8}}, "`mixer` keeps the width of its stack"),
 }
 
 
@@ -286,8 +286,8 @@ def test_the_layer_of_a_plugin_brings_a_sublayer(order: list[str] | None) -> Non
 # ---- what tools say ----
 
 
-def short_conv(part: Part, x: Array) -> Array:
-    """The definition of `short_conv` in NumPy, of the tokens x [t, d_model] of one sequence."""
+def gated_conv(part: Part, x: Array) -> Array:
+    """The definition of `gated_conv` in NumPy, of the tokens x [t, d_model] of one sequence."""
     before, after, x = np.split(part.at("input").linear(x, True), 3, axis=1)
     weight = part.at("conv").weight()
     padded = np.concatenate([np.zeros((weight.shape[1] - 1, x.shape[1])), before * x])
@@ -305,7 +305,7 @@ def decay(part: Part, x: Array) -> Array:
     return part.at("output").linear(np.array(rows).reshape(x.shape), True)
 
 
-@pytest.mark.parametrize(("kind", "reference"), [("short_conv", short_conv), ("decay", decay)])
+@pytest.mark.parametrize(("kind", "reference"), [("gated_conv", gated_conv), ("decay", decay)])
 @pytest.mark.parametrize("layout", ["encoder", "decoder", "memory"])
 @pytest.mark.slow
 def test_check_component(kind: str, reference: Any, layout: Layout) -> None:
@@ -320,6 +320,6 @@ def test_check_model(name: str) -> None:
 
 @pytest.mark.slow
 def test_programs_and_meaning() -> None:
-    kinds = {"mixer": {"short_conv": short_conv, "decay": decay}}
+    kinds = {"mixer": {"gated_conv": gated_conv, "decay": decay}}
     subject = Subject(tfkit.loads(HYBRID, plugins=PLUGINS), PLUGINS, kinds=kinds)
     assert not broken_properties(subject, "full", ["meaning", "cached-step", "capture", "export", "eject"])

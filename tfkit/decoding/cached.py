@@ -19,6 +19,7 @@ from torch import Tensor
 from tfkit.arguments import Positive, checked, shown
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.building.model import BuiltModel, called, is_sharded, name_layer, sharded_dtype, unwrapped, wrong_inputs
+from tfkit.component import Cached, State
 from tfkit.decoding.modules import cache_sizes, made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.decode_split import split_for_decoding
@@ -196,6 +197,15 @@ class CachedModel:
     def nbytes(self) -> int:
         """Memory of the caches in bytes."""
         return sum(tensor.nbytes for tensor in leaves(self._cache))
+
+    def tensors(self) -> Iterator[tuple[str, Cached | State, Tensor]]:
+        """Yield the tensors that the model keeps, each with the path of its layer and its declaration."""
+        for name, (node, pieces) in self._parts.again.items():
+            repeats = node.stack.repeats if node.stack else 1
+            for key, layers in {name: pieces.caches, f"{name}.memory": pieces.memory_caches}.items():
+                for number, (entries, tensors) in enumerate(zip(layers, self._cache.get(key, []), strict=True)):
+                    path = f"{name}.layers.{number // repeats}"
+                    yield from ((path, entry, tensor) for entry, tensor in zip(entries, tensors, strict=True))
 
     @property
     def dtypes(self) -> set[torch.dtype]:

@@ -22,7 +22,7 @@ from tfkit.tools.check.properties.all import PROPERTIES, PropertySet, properties
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 
-from ...mixers.short_conv import DecayConfig, ShortConvConfig
+from ...mixers.gated_conv import DecayConfig, GatedConvConfig
 
 
 class Retention(nn.Module):
@@ -106,7 +106,7 @@ def faults(checked: Subject, only: Sequence[str] = ()) -> dict[str, str]:
 
 
 PLUGINS = tfkit.load_plugins()
-for _config in (RetentionConfig, ShortConvConfig, DecayConfig):
+for _config in (RetentionConfig, GatedConvConfig, DecayConfig):
     PLUGINS = with_component(PLUGINS, _config)
 POOLED = """
 tfkit: 1
@@ -162,7 +162,7 @@ graph:
   decoder:
     block: decoder
     n_layers: 2
-    mixer: short_conv
+    mixer: gated_conv
     ffn: {kind: swiglu, d_ff: 64}
     sublayers: [mixer, ffn, mixer]
     layers: {variants: {slow: {mixer: decay}}, pattern: [base, slow]}

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import evaluating, graph_of, inputs_of
 from tfkit.building.placement import name_of
-from tfkit.component import Cached, State
+from tfkit.component import State
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
@@ -188,16 +188,7 @@ def _states_after(rows: SequenceBatch, pieces: Schedule) -> list[tuple[str, Tens
     """Return the states of a model that has read these pieces, each with the path of its layer."""
     reading = _StepReader(CachedModel(rows.model, length=rows.length), rows, rows.alone(), "", TOLERANCE)
     deque(reading.read(pieces), maxlen=0)
-    return [(path, tensor) for path, entry, tensor in _tensors_of(reading.cached) if isinstance(entry, State)]
-
-
-def _tensors_of(cached: CachedModel) -> Iterator[tuple[str, Cached | State, Tensor]]:
-    """Yield the tensors that a model keeps, each with the path of its layer and its declaration."""
-    for name, (node, pieces) in cached._parts.again.items():
-        for key, layers in {name: pieces.caches, f"{name}.memory": pieces.memory_caches}.items():
-            for number, (entries, tensors) in enumerate(zip(layers, cached._cache.get(key, []), strict=True)):
-                path = f"{name}.layers.{number // (node.stack.repeats if node.stack else 1)}"
-                yield from ((path, entry, tensor) for entry, tensor in zip(entries, tensors, strict=True))
+    return [(path, tensor) for path, entry, tensor in reading.cached.tensors() if isinstance(entry, State)]
 
 
 def _decodable(subject: Subject) -> fx.GraphModule:
@@ -232,7 +223,7 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
     with evaluating(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
-        for path, entry, tensor in _tensors_of(cached):
+        for path, entry, tensor in cached.tensors():
             wide = isinstance(entry, State) and entry.wide
             if tensor.dtype != (torch.promote_types(dtype, torch.float32) if wide else dtype):
                 kept = "wide states" if wide else "caches"

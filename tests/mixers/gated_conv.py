@@ -13,10 +13,10 @@ import tfkit
 from tfkit.nn import order_tokens, restore_order
 
 
-class ShortConvConfig(tfkit.MixerConfig):
+class GatedConvConfig(tfkit.MixerConfig):
     """A short causal convolution between two gates."""
 
-    kind: Literal["short_conv"] = "short_conv"
+    kind: Literal["gated_conv"] = "gated_conv"
     size: tfkit.Count = 3
     """Number of positions that the convolution covers."""
 
@@ -25,10 +25,10 @@ class ShortConvConfig(tfkit.MixerConfig):
         return (tfkit.State(1, self.size - 1, self.d_model),)
 
     def build(self, make: tfkit.Make) -> nn.Module:
-        return ShortConv(self.d_model, self.size)
+        return GatedConv(self.d_model, self.size)
 
 
-class ShortConv(nn.Module):
+class GatedConv(nn.Module):
     """x [b, t, d_model] -> [b, t, d_model]."""
 
     def __init__(self, d_model: int, size: int) -> None:
@@ -144,6 +144,6 @@ class Decay(nn.Module):
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    register(ShortConvConfig)
+    register(GatedConvConfig)
     register(ConvAttentionConfig)
     register(DecayConfig)
