@@ -55,8 +55,11 @@ def slow_decays(model: Any) -> None:
 
 
 def recurrent(model_type: str, config: dict[str, Any], **more: Any) -> Case:
-    """Build a case whose padded rows are compared with each row alone, as several classes are wrong there."""
-    return Case(model_type, config, length=LENGTH, alone=True, prepare=slow_decays, **more)
+    """Build a case whose padded rows are compared with each row alone, as several classes are wrong there.
+
+    Weights are smaller than in other cases: the norm of a head's output amplifies rounding errors.
+    """
+    return Case(model_type, config, length=LENGTH, alone=True, prepare=slow_decays, std=0.15, **more)
 
 
 def correction(*layers: int) -> dict[str, str]:
@@ -158,7 +161,6 @@ RECURRENT: dict[str, Case] = {
             "rms_norm_eps": 1e-4,
             "rope_parameters": ROPE,
         },
-        std=0.2,
     ),
     "olmo_hybrid_bare": recurrent(
         "olmo_hybrid",
@@ -169,7 +171,6 @@ RECURRENT: dict[str, Case] = {
             "layer_types": LAYERS,
             "linear_allow_neg_eigval": False,
         },
-        std=0.2,
     ),
     "qwen3_5_text": recurrent(
         "qwen3_5_text",
@@ -272,12 +273,10 @@ RECURRENT: dict[str, Case] = {
             "rms_norm_eps": 1e-4,
         },
         buffers=correction(2, 3),
-        std=0.2,
     ),
     "kimi_linear_bare": recurrent(
         "kimi_linear",
         {**KIMI, "layer_types": ["linear_attention", "full_attention"] * 2, "moe_renormalize": False},
         buffers=correction(1, 2, 3),
-        std=0.15,
     ),
 }
