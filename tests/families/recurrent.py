@@ -44,6 +44,16 @@ KIMI = {
     "num_experts_per_token": 3,
     "moe_intermediate_size": 12,
 }
+FALCON_H1 = {
+    "ssm_in_multiplier": 0.7,
+    "ssm_multipliers": [0.5, 1.2, 0.8, 0.9, 1.1],
+    "ssm_out_multiplier": 0.6,
+    "attention_out_multiplier": 0.8,
+    "key_multiplier": 1.3,
+    "mlp_multipliers": [0.7, 1.4],
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+}
 LAYERS = ["linear_attention", "full_attention", "linear_attention"]
 
 
@@ -278,5 +288,21 @@ RECURRENT: dict[str, Case] = {
         "kimi_linear",
         {**KIMI, "layer_types": ["linear_attention", "full_attention"] * 2, "moe_renormalize": False},
         buffers=correction(1, 2, 3),
+    ),
+    "falcon_h1": recurrent(
+        "falcon_h1",
+        {
+            **HYBRID,
+            **MAMBA2,
+            **FALCON_H1,
+            "mamba_d_ssm": 64,
+            "mamba_rms_norm": True,
+            "time_step_limit": [0.1, 1.5],
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": ROPE,
+        },
+    ),
+    "falcon_h1_without_norm": recurrent(
+        "falcon_h1", {**HYBRID, **MAMBA2, "mamba_d_ssm": 64, "projectors_bias": True, "mamba_conv_bias": False}
     ),
 }
