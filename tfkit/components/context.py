@@ -149,10 +149,11 @@ class AttentionContext(nn.Module):
         else:
             n_keys = past.length
             keys = queries = count_positions(x, padding, past)
-            no_tensors: list[Tensor] = []
-            cache = Cache(no_tensors, queries, 0, 0)
             if n_slots is not None:
                 cache, keys, tokens = place(queries, padding, past, n_slots=n_slots)
+            else:
+                no_tensors: list[Tensor] = []
+                cache = Cache(no_tensors, queries, 0, 0)
         positions = count_positions(x, padding, past) if self.counts and cache is None else queries
         rotary: Tensor | None = None
         if self.rotary is not None:

@@ -15,6 +15,7 @@ Parallel: https://arxiv.org/abs/2204.02311.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal, get_args
 
 from pydantic import Field
@@ -122,6 +123,7 @@ class LayerConfig(Config):
                 raise Invalid(f"cross_attention.{name}", why)
 
     @classmethod
+    @cache
     def sublayer_names(cls) -> list[str]:
         """Return the fields that hold sublayers, in their default order."""
         classes = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}

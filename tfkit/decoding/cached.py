@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tfkit.arguments import Positive, checked, shown
 from tfkit.builder import graph_of, inputs_of
-from tfkit.decoding.modules import empty_caches, made_once, reading_module, stepping_module
+from tfkit.decoding.modules import cache_sizes, made_once, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Graph
@@ -211,17 +211,18 @@ class CachedModel:
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         memory = {name: value.size(1) for name, value in self._first.items() if value.dim() > 1}
-        like = torch.empty(0, dtype=dtype, device="meta")
-        new = empty_caches(self._parts, batch, self.length, lambda node: memory[str(node.wires["memory"])], like)
-        for name, layers in new.items():
-            old = list(leaves(self._cache.get(name, [])))
-            fits = [(tensor.shape, tensor.dtype, device) for tensor in leaves(layers)]
-            if name in self._cache and [(tensor.shape, tensor.dtype, tensor.device) for tensor in old] == fits:
-                for tensor in old:
+        sizes = cache_sizes(self._parts, batch, self.length, lambda node: memory[str(node.wires["memory"])], dtype)
+        for name, layers in sizes.items():
+            old = self._cache.get(name, [])
+            fits = [[(shape, dtype, device) for shape, dtype in layer] for layer in layers]
+            if [[(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors] for tensors in old] == fits:
+                for tensor in leaves(old):
                     tensor.zero_()
             else:
                 with torch.inference_mode(False):  # they may be written outside of it
-                    self._cache[name] = map_nested(lambda tensor: torch.zeros_like(tensor, device=device), layers)
+                    self._cache[name] = [
+                        [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in layer] for layer in layers
+                    ]
         self._stay_where_they_are()
 
     def _stay_where_they_are(self) -> None:

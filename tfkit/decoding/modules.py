@@ -63,31 +63,41 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
     return program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), "Stepping")
 
 
-def empty_caches(
-    parts: DecodeSplit, batch: int, length: int, memory_length: Callable[[Node], int], like: Tensor
-) -> dict[str, list[list[Tensor]]]:
-    """Create the tensors that each layer keeps, by node, and by `NODE.memory` for tensors of its memory.
+def cache_sizes(
+    parts: DecodeSplit, batch: int, length: int, memory_length: Callable[[Node], int], dtype: torch.dtype
+) -> dict[str, list[list[tuple[tuple[int, ...], torch.dtype]]]]:
+    """Return shape and dtype of the tensors that each layer keeps, by node, and by `NODE.memory` for its memory.
 
-    They are zeros of the dtype and the device of `like`; a wide state has at least float32. A tensor with slots of the
-    node's tokens has one additional slot, for padding.
+    A wide state has at least float32. A tensor with slots of the node's tokens has one additional slot, for padding.
     """
+    wide = torch.promote_types(dtype, torch.float32)
 
-    def empty(entry: Cached | State, n_tokens: int, n_more: int) -> Tensor:
+    def size(entry: Cached | State, n_tokens: int, n_more: int) -> tuple[tuple[int, ...], torch.dtype]:
+        heads, rows, width = entry.shape(n_tokens)
         if isinstance(entry, State):
-            dtype = torch.promote_types(like.dtype, torch.float32) if entry.wide else like.dtype
-            return like.new_zeros(batch, *entry.shape(n_tokens), dtype=dtype)
-        heads, slots, width = entry.shape(n_tokens)
-        return like.new_zeros(batch, heads, slots + n_more, width)
+            return (batch, heads, rows, width), wide if entry.wide else dtype
+        return (batch, heads, rows + n_more, width), dtype
 
-    caches = {}
+    sizes = {}
     for name, (node, pieces) in parts.again.items():
         if pieces.caches:
-            caches[name] = [[empty(entry, length, 1) for entry in layer] for layer in pieces.caches]
+            sizes[name] = [[size(entry, length, 1) for entry in layer] for layer in pieces.caches]
         if pieces.memory_caches:
             n_tokens = memory_length(node)
             layers = pieces.memory_caches
-            caches[f"{name}.memory"] = [[empty(entry, n_tokens, 0) for entry in layer] for layer in layers]
-    return caches
+            sizes[f"{name}.memory"] = [[size(entry, n_tokens, 0) for entry in layer] for layer in layers]
+    return sizes
+
+
+def empty_caches(
+    parts: DecodeSplit, batch: int, length: int, memory_length: Callable[[Node], int], like: Tensor
+) -> dict[str, list[list[Tensor]]]:
+    """Create the tensors that each layer keeps: zeros, see `cache_sizes`, with dtype and device of `like`."""
+    sizes = cache_sizes(parts, batch, length, memory_length, like.dtype)
+    return {
+        name: [[like.new_zeros(shape, dtype=dtype) for shape, dtype in layer] for layer in layers]
+        for name, layers in sizes.items()
+    }
 
 
 def _inputs(program: Program, graph: Graph, names: Iterable[str]) -> dict[str, Value]:

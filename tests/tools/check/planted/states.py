@@ -15,7 +15,7 @@ from tfkit.torch_private.tensors import map_nested
 from .bug import plant
 
 token_order = stack.token_order
-empty_caches = decoding.empty_caches
+cache_sizes = decoding.cache_sizes
 repeat = decoding.CachedModel.repeat
 
 
@@ -43,10 +43,11 @@ def all_tokens(mask: Tensor) -> tuple[Tensor, Tensor]:
     "mixers",
     "cached-types",
     decoding,
-    "empty_caches",
+    "cache_sizes",
 )
-def narrow(parts: Any, batch: int, length: int, memory_length: Any, like: Tensor) -> Any:
-    return map_nested(lambda tensor: tensor.to(like.dtype), empty_caches(parts, batch, length, memory_length, like))
+def narrow(parts: Any, batch: int, length: int, memory_length: Any, dtype: torch.dtype) -> Any:
+    sizes = cache_sizes(parts, batch, length, memory_length, dtype)
+    return {name: [[(shape, dtype) for shape, _ in layer] for layer in layers] for name, layers in sizes.items()}
 
 
 @plant(
