@@ -70,8 +70,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     put("fla.ops.kda", "chunk_kda", chunk_delta)
     # Not in `sys.modules`: transformers would use the stand-ins, too.
     monkeypatch.setattr(kernels, "import_module", modules.__getitem__)
-    monkeypatch.setattr(kernels, "has_kernel", lambda library, x: True)
-    monkeypatch.setattr("tfkit_recurrent.conv.has_kernel", lambda library, x: True)
+    for module in ("conv", "gated_delta", "lightning", "mamba2"):
+        monkeypatch.setattr(f"tfkit_recurrent.{module}.has_kernel", lambda library, x: True)
     return names
 
 

@@ -1,7 +1,8 @@
 """Recurrent mixers: the kinds of the slot `mixer`.
 
 `recurrence.py` has the recurrences in chunks, `conv.py` the short convolution, `kernels.py` the kernels of other
-libraries, `rates.py` initial values, `fields.py` fields of config.json; each other file has one kind.
+libraries, `rates.py` initial values, `fields.py` fields of config.json, `scaled.py` an
+activation; each other file has one kind.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from tfkit_recurrent.fields import (
     BlockTypesConfig,
     BoundsConfig,
     DeltaLayersConfig,
+    HasNormConfig,
+    KeyFactorConfig,
+    ListedConfig,
     PeriodConfig,
     RoundedRootConfig,
+    StepScaleConfig,
 )
 from tfkit_recurrent.gated_delta import DeltaRule, GatedDelta, GatedDeltaConfig
 from tfkit_recurrent.kda import KimiDelta, KimiDeltaConfig
@@ -23,6 +28,7 @@ from tfkit_recurrent.mamba import Mamba, MambaConfig
 from tfkit_recurrent.mamba2 import Mamba2, Mamba2Config
 from tfkit_recurrent.recurrence import delta_rule, linear_attention, linear_scan
 from tfkit_recurrent.rg_lru import RGLRU, RGLRUConfig
+from tfkit_recurrent.scaled import ScaledActivation, ScaledActivationConfig
 from tfkit_recurrent.short_conv import ShortConv, ShortConvConfig
 
 __all__ = [
@@ -40,6 +46,8 @@ __all__ = [
     "Mamba2Config",
     "MambaConfig",
     "RGLRUConfig",
+    "ScaledActivation",
+    "ScaledActivationConfig",
     "ShortConv",
     "ShortConvConfig",
     "delta_rule",
@@ -59,11 +67,16 @@ def tfkit_register(register: tfkit.Register) -> None:
         KimiDeltaConfig,
         LightningConfig,
         RGLRUConfig,
+        ScaledActivationConfig,
         AdjustedWidthConfig,
         BlockTypesConfig,
         BoundsConfig,
         DeltaLayersConfig,
+        HasNormConfig,
+        KeyFactorConfig,
+        ListedConfig,
         PeriodConfig,
         RoundedRootConfig,
+        StepScaleConfig,
     ):
         register(config)

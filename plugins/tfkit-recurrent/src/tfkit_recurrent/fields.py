@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import tfkit
@@ -165,6 +166,98 @@ class DeltaLayersConfig(FieldConfig):
 
     def write(self, name: str, file: Writing) -> None:
         """Write nothing: other fields have the types of the layers and the sizes."""
+
+
+class ListedConfig(FieldConfig):
+    """A list of numbers at several places: `{listed: [decoder.mixer.factors.gate, decoder.mixer.factors.x]}`."""
+
+    kind: Literal["listed"] = "listed"
+    listed: tuple[str, ...]
+    """The path of each number; a null in place of the list stands for numbers of 1."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return self.listed
+
+    def read(self, name: str, file: Reading) -> None:
+        numbers = file.value(name)
+        if numbers is None:
+            numbers = [1.0] * len(self.listed)
+        if not isinstance(numbers, list) or len(numbers) != len(self.listed):
+            raise tfkit.Invalid("", f"`{name}` must be a list of {len(self.listed)} numbers")
+        for path, number in zip(self.listed, numbers, strict=True):
+            _put(file, path, number)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, [_value(file, path) for path in self.listed])
+
+
+class StepScaleConfig(FieldConfig):
+    """The factor of a sublayer's output: `{step_scale: decoder.sublayers.0}`."""
+
+    kind: Literal["step_scale"] = "step_scale"
+    step_scale: str
+    """The path of the sublayer in the list of its stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        _put(file, self.step_scale, file.value(name))
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, _value(file, self.step_scale))
+
+
+class HasNormConfig(FieldConfig):
+    """True for an RMSNorm with the `eps` of the field `rms_norm_eps`: `{has_norm: decoder.mixer.output_norm}`."""
+
+    kind: Literal["has_norm"] = "has_norm"
+    has_norm: str
+    """The path of the norm."""
+
+    def read(self, name: str, file: Reading) -> None:
+        norm = {"kind": "rmsnorm", "eps": file.value("rms_norm_eps")} if file.value(name) else None
+        file.put(self.has_norm, norm)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.value(self.has_norm) is not None)
+
+
+class KeyFactorConfig(FieldConfig):
+    """A factor of the keys, which multiplies the scale of the scores: `{key_factor: decoder.attention}`."""
+
+    kind: Literal["key_factor"] = "key_factor"
+    key_factor: str
+    """The path of the attention."""
+
+    def read(self, name: str, file: Reading) -> None:
+        file.put(f"{self.key_factor}.scale", file.value(name) * file.at(f"{self.key_factor}.d_head") ** -0.5)
+
+    def write(self, name: str, file: Writing) -> None:
+        scale, width = file.value(f"{self.key_factor}.scale"), file.value(f"{self.key_factor}.d_head")
+        if scale is None:
+            file.put(name, 1.0)
+            return
+        factor = float(scale * width**0.5)
+        rounded = float(f"{factor:.12g}")  # the product may miss the factor by its last bit
+        file.put(name, rounded if rounded * width**-0.5 == scale else factor)
+
+
+def _put(file: Reading, path: str, number: Any) -> None:
+    """Set a value of the spec; the path of a sublayer stands for its factor."""
+    stack, _, index = path.partition(".sublayers.")
+    if not index:
+        file.put(path, number)
+        return
+    steps = [dict(step) if isinstance(step, Mapping) else {"sublayer": step} for step in file.at(f"{stack}.sublayers")]
+    steps[int(index)]["residual"] = {"scale": number}
+    file.put(f"{stack}.sublayers", steps)
+
+
+def _value(file: Writing, path: str) -> Any:
+    stack, _, index = path.partition(".sublayers.")
+    if not index:
+        return file.value(path)
+    residual = file.value(f"{stack}.sublayers")[int(index)].residual
+    return 1.0 if residual is None else residual.scale
 
 
 class RoundedRootConfig(FieldConfig):

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange, is_scripting, named
-from tfkit_recurrent import kernels
 from tfkit_recurrent.conv import CausalConv
+from tfkit_recurrent.kernels import fla_delta_rule, has_kernel
 from tfkit_recurrent.rates import reset_decay_rates, reset_step_bias
 from tfkit_recurrent.recurrence import delta_rule, widened
 
@@ -171,8 +171,8 @@ class DeltaRule(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Run the delta rule in torch or, on CUDA, by a kernel."""
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-            if kernels.has_kernel("fla", q):
-                return kernels.delta_rule(q, k, v, log_decay, beta, state)
+            if has_kernel("fla", q):
+                return fla_delta_rule(q, k, v, log_decay, beta, state)
         return delta_rule(q, k, v, log_decay, beta, state, self.chunk)
 
     def extra_repr(self) -> str:

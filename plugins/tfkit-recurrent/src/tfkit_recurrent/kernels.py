@@ -30,7 +30,7 @@ def convolve(history: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y[:, :, weight.size(2) - 1 :].mT
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def fla_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `recurrence.linear_attention`."""
     kernel = import_module("fla.ops.simple_gla").chunk_simple_gla
     q, k = (_ungrouped(x[:, :, None].expand(-1, -1, v.size(2), -1, -1)) for x in (q, k))
@@ -51,7 +51,7 @@ def _ungrouped(x: Tensor) -> Tensor:
     return x.flatten(1, 2)
 
 
-def delta_rule(
+def fla_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute `recurrence.delta_rule`."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange, is_scripting
-from tfkit_recurrent import kernels
+from tfkit_recurrent.kernels import fla_linear_attention, has_kernel
 from tfkit_recurrent.recurrence import linear_attention, widened
 
 CHUNK = 64
@@ -101,6 +101,6 @@ class Lightning(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run the linear attention in torch or, on CUDA, by a kernel."""
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-            if kernels.has_kernel("fla", q):
-                return kernels.linear_attention(q, k, v, log_decay, state)
+            if has_kernel("fla", q):
+                return fla_linear_attention(q, k, v, log_decay, state)
         return linear_attention(q, k, v, log_decay, state, self.chunk)

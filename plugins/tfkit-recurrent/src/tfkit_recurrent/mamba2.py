@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange, is_scripting, named
-from tfkit_recurrent import kernels
 from tfkit_recurrent.conv import CausalConv
+from tfkit_recurrent.kernels import fla_linear_attention, has_kernel
 from tfkit_recurrent.rates import reset_log_decay, reset_step_bias
 from tfkit_recurrent.recurrence import linear_attention, widened
 
@@ -188,8 +188,8 @@ class Mamba2(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run the linear attention in torch or, on CUDA, by a kernel."""
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-            if kernels.has_kernel("fla", q):
-                return kernels.linear_attention(q, k, v, log_decay, state)
+            if has_kernel("fla", q):
+                return fla_linear_attention(q, k, v, log_decay, state)
         return linear_attention(q, k, v, log_decay, state, self.chunk)
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
