@@ -77,13 +77,7 @@ def import_config(
     path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
     family = family or family_of(config, plugins.specs)
-    tree, rules = _family(family, plugins)
-    head = _head(config, rules)
-    if head is not None:
-        changed = _family(family, plugins, head)
-        # Older folders name the class without a head, and store one.
-        if not (head.endswith("Model") and _stores_head(rules, changed[1], path.parent)):
-            tree, rules = changed
+    tree, rules = _family_of_class(config, family, plugins, path.parent)
     tree = read_fields(config, tree, rules)
     for path_in_spec in _given_by_weights(rules, path.parent):
         tree = _with(tree, path_in_spec, True)
@@ -194,6 +188,21 @@ def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = N
         message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define the fields of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
     return merge(tree, _mapping(family.spec, tree.span)), family
+
+
+def _family_of_class(
+    config: Mapping, name: str | os.PathLike[str], plugins: Plugins, folder: Path
+) -> tuple[Mapping, FamilyConfig]:
+    """Return the tree of a spec and its family, with the head of the class that a config.json names."""
+    standard = _family(name, plugins)
+    head = _head(config, standard[1])
+    if head is None:
+        return standard
+    with_head = _family(name, plugins, head)
+    # Older folders name the class without a head, and store one.
+    if head.endswith("Model") and _stores_head(standard[1], with_head[1], folder):
+        return standard
+    return with_head
 
 
 def _mapping(data: dict[str, Any], span: Span) -> Mapping:
