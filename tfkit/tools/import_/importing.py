@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.checkpoint.config_json.read_fields import read_fields
-from tfkit.checkpoint.config_json.write_fields import value_at, write_fields
+from tfkit.checkpoint.config_json import read_fields, value_at, write_fields
 from tfkit.component import BlockConfig, Component, Config, case_of
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
