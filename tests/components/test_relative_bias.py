@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import tfkit
-from tfkit.components.relative_bias import T5Bias, T5BiasConfig
+from tfkit.components.score_bias import T5Bias, T5BiasConfig
 from tfkit.testing import check_cached, check_model, example_inputs
 from tfkit.tools.common.loading_weights import load_weights
 

@@ -18,8 +18,7 @@ from typing import Any
 import transformers
 
 import tfkit
-from tfkit.checkpoint.config_json.read_fields import SILENT, USUAL
-from tfkit.checkpoint.config_json.write_fields import FieldWriting
+from tfkit.checkpoint.config_json import SILENT, USUAL, FieldWriting
 from tfkit.component import ABSENT, FieldConfig
 from tfkit.components.fields.layer_variants import CountConfig
 from tfkit.components.fields.value import OnlyConfig, UnusedConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import linecache
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
+from torch.fx.graph_module import _loader
 from torch.nn import functional as F
 from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from tfkit.torch_private import compiler, dispatch, onednn, sharding, tensors, torchscript, transforms
-from tfkit.torch_private.profiler import QuickRange
 
 # ---- transforms ----
 
@@ -112,6 +113,14 @@ def test_the_operations_are_those_of_the_public_functions() -> None:
     torch.testing.assert_close(dispatch.SAFE_SOFTMAX(hidden, -1), torch.zeros(1, 2))
 
 
+def test_a_quick_range_is_an_event_with_its_name() -> None:
+    with profile() as seen, dispatch.QuickRange("decoder.layers.0"):
+        torch.ones(2).exp()
+    events = {event.name: event for event in seen.events()}
+    range, exp = events["decoder.layers.0"], events["aten::exp"]
+    assert range.time_range.start <= exp.time_range.start <= exp.time_range.end <= range.time_range.end
+
+
 # ---- compiler ----
 
 
@@ -154,15 +163,14 @@ def test_a_tensor_that_stays_in_place_is_known_to_the_compiler() -> None:
     assert found == [False, True]  # as an argument of that type, or since it is none (2.9)
 
 
-# ---- profiler ----
-
-
-def test_a_quick_range_is_an_event_with_its_name() -> None:
-    with profile() as seen, QuickRange("decoder.layers.0"):
-        torch.ones(2).exp()
-    events = {event.name: event for event in seen.events()}
-    range, exp = events["decoder.layers.0"], events["aten::exp"]
-    assert range.time_range.start <= exp.time_range.start <= exp.time_range.end <= range.time_range.end
+def test_a_source_is_removed() -> None:
+    function = type(fx.symbolic_trace(nn.ReLU())).forward
+    file = function.__code__.co_filename
+    assert file in _loader.eval_cache
+    assert file in linecache.cache
+    compiler.forget_source(function)
+    assert file not in _loader.eval_cache
+    assert file not in linecache.cache
 
 
 # ---- sharding ----

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from tfkit.checkpoint.config_json.write_fields import value_at
+from tfkit.checkpoint.config_json import value_at
 from tfkit.checkpoint.tensor_names import numbered
 from tfkit.component import ABSENT, AttentionConfig, BlockConfig
 from tfkit.errors import Invalid, listing, quoted

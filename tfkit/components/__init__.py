@@ -1,4 +1,4 @@
-"""The built-in components: a plugin like any other. One file per component, named after the term to search for."""
+"""The built-in components: a plugin like any other. Files are named after components or slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tfkit.component import kinds_in
 
 MODULES = (
     "activation",
-    "alibi",
     "attention",
     "combine",
     "decoder",
@@ -22,13 +21,12 @@ MODULES = (
     "fields.words",
     "head",
     "init",
-    "learned",
+    "input_position",
     "longrope",
     "norm",
-    "relative_bias",
     "rope",
     "rope_scaling",
-    "sinusoidal",
+    "score_bias",
 )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name, run_text
-from tfkit.torch_private.sources import forget_source
+from tfkit.torch_private.compiler import forget_source
 
 Steps = Mapping[Value, Step]
 

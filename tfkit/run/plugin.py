@@ -12,7 +12,6 @@ from tfkit.run.sweep_spec import SweepSpec as SweepSpec
 MODULES = (
     "calculator",
     "callbacks",
-    "cross_entropy",
     "metrics",
     "optimizers",
     "over",
@@ -20,7 +19,6 @@ MODULES = (
     "tasks",
     "text",
     "tokens",
-    "trackers",
 )
 
 

@@ -1,13 +1,18 @@
-"""Settings and facts of `torch.compile` that its arguments do not cover."""
+"""Settings and facts of `torch.compile` that its arguments do not cover, and the sources that torch.fx compiles.
+
+torch.fx keeps the source of each function for good, and its loader has no public name.
+"""
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.graph_module import _loader
 
 
 def stay_in_place(tensor: Tensor) -> None:
@@ -28,3 +33,10 @@ def backend(name: str) -> Callable[[fx.GraphModule, list[Tensor]], Callable[...,
 def sizes_apart() -> AbstractContextManager[None]:
     """Return a context in which dynamic sizes that are equal in the first call may differ later."""
     return torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+
+
+def forget_source(function: Callable[..., Any]) -> None:
+    """Remove the source of a function that torch.fx has compiled, and that another one replaces."""
+    file = function.__code__.co_filename
+    _loader.eval_cache.pop(file, None)
+    linecache.cache.pop(file, None)

@@ -1,7 +1,8 @@
-"""Operations as they run on tensors, and the autograd nodes that they leave.
+"""Operations as they run on tensors, the autograd nodes that they leave, and ranges of them in a profile.
 
 `torch.utils._python_dispatch`, on which torch builds its counter of FLOPs, has no public name. Sequence numbers are
-the order in which the nodes of the backward were made; they have no public name either.
+the order in which the nodes of the backward were made; they have no public name either. The public
+`record_function` takes ten times as long as a `QuickRange`, which takes 0.6 us.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SOFTMAX = torch.ops.aten._softmax.default
@@ -20,6 +22,9 @@ LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
 TO_COPY = torch.ops.aten._to_copy.default
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 """Operations of ATen that public functions run."""
+
+QuickRange = _RecordFunctionFast
+"""name -> a context manager, which a trace shows as an operator."""
 
 
 class DispatchMode(TorchDispatchMode):

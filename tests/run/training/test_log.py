@@ -16,8 +16,7 @@ import tfkit
 from tfkit.console.training_progress import TrainingProgress
 from tfkit.errors import SpecError
 from tfkit.run.contract import Callback, Training
-from tfkit.run.kinds.callbacks import SpikesConfig
-from tfkit.run.kinds.trackers import TensorBoardConfig
+from tfkit.run.kinds.callbacks import SpikesConfig, TensorBoardConfig
 from tfkit.run.training.loop import Trainer
 
 from .runs import Memory, small_run, write_run

@@ -1,10 +1,15 @@
-"""Observers of a run: samples of its text, jumps of its loss, a goal at which it ends, and a profile of some steps."""
+"""Callbacks and trackers: observers of a run.
+
+Callbacks write samples of its text, note jumps of its loss, end it at a goal, or profile some of its steps. Trackers
+show its numbers, in addition to `metrics.jsonl`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal
 
@@ -13,7 +18,7 @@ from torch.profiler import profile
 import tfkit
 from tfkit.component import PositiveFloat
 from tfkit.errors import Invalid
-from tfkit.run.contract import Callback, CallbackConfig, NonNegative, PositiveCount, Training
+from tfkit.run.contract import Callback, CallbackConfig, NonNegative, PositiveCount, Tracker, TrackerConfig, Training
 
 
 class SamplesConfig(CallbackConfig):
@@ -185,3 +190,35 @@ class Profile(Callback):
         by = f"self_{'cpu' if device == 'cpu' else 'device'}_time_total"
         training.text("profile", self._profile.key_averages().table(sort_by=by, row_limit=self._config.rows))
         self._profile = None
+
+
+class TensorBoardConfig(TrackerConfig):
+    """TensorBoard, in the folder `tb` of the run."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+
+    def build(self, folder: Path, step: int) -> Tracker:
+        try:
+            return TensorBoard(folder / "tb", step)
+        except ModuleNotFoundError as error:
+            message = f"`tensorboard` needs the package {error.name}"
+            raise Invalid("", message, help='pip install "tfkit[profile]", or remove it from `track`') from error
+
+
+class TensorBoard:
+    """Event files. Events of steps that are run again are hidden."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, number in numbers.items():
+            self._writer.add_scalar(name.replace(".", "/"), number, step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._writer.add_text(name, f"    {text.replace(chr(10), chr(10) + '    ')}", step)  # indented: not Markdown
+
+    def close(self) -> None:
+        self._writer.close()

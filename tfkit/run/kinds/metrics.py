@@ -1,20 +1,46 @@
-"""Metrics of logits, of the answers that a model generates, and of the best constant answer, for comparison."""
+"""The loss, and metrics: of logits, of the answers that a model generates, and of the best constant answer."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, fx
+from pydantic import Field
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import tfkit
+from tfkit.component import Probability
 from tfkit.errors import Invalid
-from tfkit.run.contract import IGNORED, Data, DecodedMetric, LogitMetric, Metric, MetricConfig, NonNegative, Ratio
+from tfkit.run.contract import (
+    IGNORED,
+    Data,
+    DecodedMetric,
+    LogitMetric,
+    LossConfig,
+    Metric,
+    MetricConfig,
+    NonNegative,
+    Ratio,
+)
 from tfkit.run.kinds.text import id_of
+
+
+class CrossEntropyConfig(LossConfig):
+    """Cross-entropy, its logits computed in chunks: `tfkit.Loss`."""
+
+    kind: Literal["cross_entropy"] = "cross_entropy"
+
+    label_smoothing: Probability = 0.0
+    """The share of every target that is spread evenly over the vocabulary."""
+    z_loss: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The weight of log(Z)^2, Z the sum of the exponentials of a position's logits (https://arxiv.org/abs/2204.02311)."""
+
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        return tfkit.Loss(model, label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction="sum")
 
 
 class LossMetricConfig(MetricConfig):

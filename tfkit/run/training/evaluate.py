@@ -58,24 +58,11 @@ def evaluate(
     with evaluating(model), torch.no_grad():
         for split, part in splits.items():
             built = [_BuiltMetric.of(model, run, metrics, index) for index in range(len(metrics))]
-            evaluation = _Evaluation(model, run, built, processes)
-            count, totals = 0, None
-            for number, batch in enumerate(_batches(run, split, part)):
-                between()
-                count += batch.count
-                sums = micro_batch.fit(partial(evaluation.sums, batch, number), "an evaluation")
-                totals = sums if totals is None else list(map(_BuiltMetric.add, built, totals, sums))
-            if totals is None or not count:
-                raise _nothing_counts(split)
+            totals = _Evaluation(model, run, built, processes).totals(split, part, micro_batch, between)
             for measure, total in zip(built, processes.total(totals), strict=True):
                 with measure.guarded("compute"):
                     numbers[f"{split}.{measure.config.kind_name()}"] = float(measure.metric.compute(total))
     return numbers
-
-
-def _nothing_counts(split: str) -> SpecError:
-    message = f"no position counts in what is read of the split `{split}`"
-    return SpecError(Diagnostic(message, help="read more of it, or other data"))
 
 
 def computing(run: Run, device: torch.device) -> torch.autocast:
@@ -127,6 +114,19 @@ class _Evaluation:
             self._loss = Loss(model) if self._of_logits else None
         except ValueError:  # the head needs all positions together
             self._loss = None
+
+    def totals(self, split: str, part: SplitConfig, micro_batch: MicroBatch, between: Callable[[], None]) -> list[Any]:
+        """Return the sums of each metric over a part of a split. Raise SpecError if no position counts."""
+        count, totals = 0, None
+        for number, batch in enumerate(_batches(self._run, split, part)):
+            between()
+            count += batch.count
+            sums = micro_batch.fit(partial(self.sums, batch, number), "an evaluation")
+            totals = sums if totals is None else list(map(_BuiltMetric.add, self._metrics, totals, sums))
+        if totals is None or not count:
+            message = f"no position counts in what is read of the split `{split}`"
+            raise SpecError(Diagnostic(message, help="read more of it, or other data"))
+        return totals
 
     def sums(self, batch: Batch, number: int, size: int) -> list[Any]:
         """Return the sums of each metric over a batch, from micro-batches of `size` rows."""

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfkit.checkpoint.config_json.read_fields import SILENT
+from tfkit.checkpoint.config_json import SILENT
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.tensor_names import nameless, numbered
 from tfkit.errors import Diagnostic, Span, listing, quoted

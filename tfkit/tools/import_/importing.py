@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.checkpoint.config_json.read_fields import read_fields
-from tfkit.checkpoint.config_json.write_fields import value_at, write_fields
+from tfkit.checkpoint.config_json import read_fields, value_at, write_fields
 from tfkit.component import BlockConfig, Component, Config, case_of
 from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph, expand
@@ -77,13 +76,7 @@ def import_config(
     path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
     family = family or family_of(config, plugins.specs)
-    tree, rules = _family(family, plugins)
-    head = _head(config, rules)
-    if head is not None:
-        changed = _family(family, plugins, head)
-        # Older folders name the class without a head, and store one.
-        if not (head.endswith("Model") and _stores_head(rules, changed[1], path.parent)):
-            tree, rules = changed
+    tree, rules = _family_of_class(config, family, plugins, path.parent)
     tree = read_fields(config, tree, rules)
     for path_in_spec in _given_by_weights(rules, path.parent):
         tree = _with(tree, path_in_spec, True)
@@ -194,6 +187,21 @@ def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = N
         message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define the fields of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
     return merge(tree, _mapping(family.spec, tree.span)), family
+
+
+def _family_of_class(
+    config: Mapping, name: str | os.PathLike[str], plugins: Plugins, folder: Path
+) -> tuple[Mapping, FamilyConfig]:
+    """Return the tree of a spec and its family, with the head of the class that a config.json names."""
+    standard = _family(name, plugins)
+    head = _head(config, standard[1])
+    if head is None:
+        return standard
+    with_head = _family(name, plugins, head)
+    # Older folders name the class without a head, and store one.
+    if head.endswith("Model") and _stores_head(standard[1], with_head[1], folder):
+        return standard
+    return with_head
 
 
 def _mapping(data: dict[str, Any], span: Span) -> Mapping:

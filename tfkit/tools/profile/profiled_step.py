@@ -26,7 +26,7 @@ from tfkit.tools.common.ownership import Ownership, owners_of
 from tfkit.tools.cost.watch_step import frames_of
 from tfkit.tools.profile.limits import synchronize
 from tfkit.tools.profile.result import STEP_ROWS, MemoryUse
-from tfkit.torch_private.profiler import QuickRange
+from tfkit.torch_private.dispatch import QuickRange
 
 Range: TypeAlias = Callable[[str], Any]
 """name -> a context manager that the profiler sees."""

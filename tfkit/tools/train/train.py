@@ -133,20 +133,25 @@ def train_run(
             record.begin(command, time_of_start, session_code(record.facts, folder, code))
             for name, text in trainer.notes.items():
                 progress.note(f"{name}: {text}")
-            how = "failed"
-            try:
-                how = trainer.train()
-            except DivergedError:
-                how = DIVERGED
-                raise
-            finally:
-                progress.stop()
-                finished = trainer.ended is not None and how != "failed"
-                seconds, used = time.perf_counter() - begin, memory.peak(trainer.device)
-                record.end(how, seconds, used, trainer.step, finished=finished)
-                if how == DIVERGED:
-                    _report(record, run)
+            _train_session(trainer, record, progress, begin)
         return _ended(record, run, progress)
+
+
+def _train_session(trainer: Trainer, record: RunFolder, progress: TrainingProgress, begin: float) -> None:
+    """Train, and record how the session ended, also if it failed."""
+    how = "failed"
+    try:
+        how = trainer.train()
+    except DivergedError:
+        how = DIVERGED
+        raise
+    finally:
+        progress.stop()
+        finished = trainer.ended is not None and how != "failed"
+        seconds, used = time.perf_counter() - begin, memory.peak(trainer.device)
+        record.end(how, seconds, used, trainer.step, finished=finished)
+        if how == DIVERGED:
+            _report(record, trainer.run)
 
 
 def _ended(record: RunFolder, run: Run, progress: TrainingProgress | None = None) -> Trained:

@@ -1,6 +1,8 @@
-"""Sinusoidal absolute positions, computed and not stored.
+"""Absolute positions that are added to the embedding.
 
-https://arxiv.org/abs/1706.03762, section 3.5. With the last frequency at 1 / theta: https://arxiv.org/abs/1803.07416.
+- learned: one row of a table per position. https://arxiv.org/abs/1705.03122
+- sinusoidal: computed and not stored. https://arxiv.org/abs/1706.03762, section 3.5. With the last frequency at
+  1 / theta: https://arxiv.org/abs/1803.07416
 
 b batch, t positions, i pairs of channels, j the two of a pair.
 """
@@ -13,9 +15,40 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tfkit.component import Extent, InputPositionConfig, Make, PositiveFloat
+from tfkit.component import Dim, Extent, Immaterial, InputPositionConfig, Make, PositiveFloat, Shared
 from tfkit.errors import Invalid
-from tfkit.nn import Rearrange, settings
+from tfkit.nn import Rearrange, Table, settings
+
+
+class LearnedConfig(InputPositionConfig):
+    """A learned vector for each position."""
+
+    kind: Literal["learned"] = "learned"
+    max_len: Shared[Immaterial[Dim]]
+    """Number of positions in the table."""
+    offset: Extent = 0
+    """Number of unused rows before position 0, as in OPT and BART (2)."""
+
+    @property
+    def longest(self) -> int:
+        return self.max_len
+
+    def build(self, make: Make, width: int) -> nn.Module:
+        return Learned(self, width)
+
+
+class Learned(nn.Module):
+    """Positions [b, t] -> [b, t, width]."""
+
+    extra_repr = settings
+
+    def __init__(self, config: LearnedConfig, width: int) -> None:
+        super().__init__()
+        self.offset = config.offset
+        self.table = Table(config.max_len + config.offset, width)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.table(positions + self.offset)
 
 
 class SinusoidalConfig(InputPositionConfig):

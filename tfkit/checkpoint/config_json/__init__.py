@@ -1,1 +1,0 @@
-"""The config.json of published weights, read and written."""
