@@ -234,6 +234,22 @@ def test_a_mixer_without_states_is_named_where_it_would_have_to_decode() -> None
         split_for_decoding(graph)
 
 
+class SlotsConfig(FourierConfig):
+    """Wants a slot for each token, whose order only an attention gets."""
+
+    kind: Literal["slots"] = "slots"  # type: ignore[assignment]
+
+    @property
+    def cached(self) -> tuple[tfkit.Cached, ...]:
+        return (tfkit.Cached(1, self.d_model),)
+
+
+def test_a_mixer_has_no_slots_of_tokens() -> None:
+    graph = tfkit.loads(spec_of({"mixer": "slots"}), plugins=with_component(PLUGINS, SlotsConfig))
+    with pytest.raises(tfkit.SpecError, match="mixer `slots` must keep states, not slots of tokens"):
+        split_for_decoding(graph)
+
+
 def test_documents_in_a_row_are_refused_by_name() -> None:
     graph = tfkit.loads(HYBRID, plugins=PLUGINS)
     assert deaf_to_pairs(graph) == "decoder"
@@ -251,10 +267,6 @@ class ResamplerConfig(tfkit.SublayerConfig):
     slot = "resampler"
     takes_context = False
     d_model: tfkit.Shared[tfkit.Dim]
-
-    @property
-    def cached(self) -> tuple[tfkit.State, ...]:
-        return ()
 
 
 class ResampleConfig(ResamplerConfig):

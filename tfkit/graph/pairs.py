@@ -36,12 +36,7 @@ def _obeys(node: Node) -> bool:
 
 def _takes_pairs(node: Node) -> bool:
     """Return True if a node uses a pairwise mask. A state does not restart where a document begins."""
-    return node.config.pairs and not carries_state(node)
-
-
-def carries_state(node: Node) -> bool:
-    """Return True if a sublayer of the node carries a state from token to token."""
-    return node.stack is not None and node.stack.keeps_state
+    return node.config.pairs and not (node.stack is not None and node.stack.keeps_state)
 
 
 def _masks(node: Node) -> Iterator[tuple[str, str | None]]:

@@ -15,7 +15,7 @@ import numpy as np
 from tfkit.component import Component, Data
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph, expand
-from tfkit.graph.pairs import carries_state, deaf_to_pairs
+from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.graph.run_meaning import RunMeaning, Value
 from tfkit.graph.sequence_limits import max_len, rows_of
 from tfkit.plugin.manager import Plugins
@@ -26,6 +26,7 @@ from tfkit.spec.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.spec.run import MODEL, RunSpec, WeightsConfig
 from tfkit.spec.weight_files import content_of
 
+HELP = "encoders, decoders and heads over single positions can"
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
 """The FLOPs of a forward and a backward of a model, for that many sequences of that length."""
 CONTENT = "data_content"
@@ -156,9 +157,8 @@ def mask_of(graph: Graph, names: Iterable[str]) -> str:
         raise Invalid("", "the documents of a row are kept apart for models with one input, of any length")
     if deaf is not None:
         message = f"the documents of a row would mix: `{deaf}` of the model cannot keep them apart"
-        help = "encoders, decoders and heads over single positions can"
-        if carries_state(graph.node(deaf)):
-            help = "the state of a mixer does not restart where a document begins: train on rows of one document"
+        state = (stack := graph.node(deaf).stack) is not None and stack.keeps_state
+        help = "attention can: the state of a mixer does not restart where a document begins" if state else HELP
         raise Invalid("", message, help=help)
     return mask
 

@@ -171,7 +171,8 @@ def _mapping(draw: st.DrawFn, schema: Schema, key: str) -> Data:
 
 def changes(draw: st.DrawFn) -> list[Any]:
     """Changes to each slot that has kinds, by the variant of a layer."""
-    return [_value(draw, one, "") for name, one in DEFS.items() if name.startswith("changes.") and "allOf" in one]
+    slots = [one for name, one in DEFS.items() if name.startswith("changes.") and "allOf" in one]
+    return [_value(draw, one, "") for one in slots if any("then" in case for case in one["allOf"])]
 
 
 def _named(draw: st.DrawFn, schema: Schema, key: str) -> Data:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.builder import evaluating
-from tfkit.component import MaskConfig, Signal, State
+from tfkit.component import MaskConfig, Signal
 from tfkit.nn import Context
 from tfkit.nn.checked import of_length
 from tfkit.tools.check.inputs import Inputs, Padding, call, hooked
@@ -110,11 +110,7 @@ SIZES = (1.0, 1e3)
 def extents(subject: Subject) -> Iterator[Measured]:
     """Each attention reads exactly the keys that its mask grants, also next to padding."""
     # With a state, an attention also depends on tokens that its mask hides.
-    attentions = [
-        attention
-        for attention in subject.attentions
-        if not any(isinstance(entry, State) for entry in attention.step.cached or ())
-    ]
+    attentions = [attention for attention in subject.attentions if not attention.step.keeps_state]
     if not attentions:
         raise DoesNotApplyError("the spec has no stack with attention to keys alone")
     paddings: list[Padding] = ["none", *(["left", "right"] if subject.padded else [])]  # type: ignore[list-item]

@@ -13,7 +13,7 @@ from tfkit.checkpoint.weights import places
 from tfkit.component import AttentionConfig, InputPositionConfig, MaskConfig, ScoreBiasConfig
 from tfkit.graph.decode_split import computes_alone
 from tfkit.graph.inputs import fixed_length
-from tfkit.graph.pairs import carries_state, deaf_to_pairs
+from tfkit.graph.pairs import deaf_to_pairs
 from tfkit.tools.check.measure import DoesNotApplyError, Measured, distance, property_of
 from tfkit.tools.check.places import compared
 from tfkit.tools.check.properties.reading import arguments
@@ -56,7 +56,7 @@ def token_order(subject: Subject) -> Iterator[Measured]:
         raise DoesNotApplyError("the spec has positions")
     for node in subject.graph.nodes:
         mixes = node.stack is None and node.output.type in ("sequence", "vector") and not computes_alone(node)
-        if mixes or carries_state(node):
+        if mixes or (node.stack is not None and node.stack.keeps_state):
             raise DoesNotApplyError(f"`{node.name}` may read the order of its input")
     if any(attention.step.mask not in (None, MaskConfig()) for attention in subject.attentions) or subject.causal:
         raise DoesNotApplyError("attention is limited by the order of tokens")
