@@ -82,22 +82,18 @@ class State:
 
 
 class SublayerConfig(Component):
-    """A component that a layer runs, [b, t, d_model] -> [b, t, d_model]: the base class of its slots.
-
-    A field of a layer that holds such a component is a sublayer. The module's `forward(x, context)` takes a
-    `tfkit.nn.Context`.
-    """
+    """A component that a layer runs, [b, t, d_model] -> [b, t, d_model]; a field of the layer holds and names it."""
 
     takes_context: ClassVar[bool] = True
     """False if the module's `forward` takes x alone, because it computes each position independently."""
-    tokens_first: ClassVar[bool] = False
-    """True if the layer moves padding behind the tokens of each row before the module runs."""
 
     @property
     def cached(self) -> tuple[Cached | State, ...] | None:
         """Tensors that the module keeps of the tokens that it has read, to read sequences step by step.
 
-        The module finds them in `context.cache.tensors`, in this order. With None, it cannot be decoded token by token,
+        They are in `context.cache.tensors`, in this order. The module passes each `Cached` to `tfkit.nn.update_cache`
+        before it is used, as `mha` does with keys and values; in cross-attention, it reads them from there once
+        `context.memory` is None. It updates a `State` in place. With None, the module cannot be decoded token by token,
         and is never asked to.
         """
         return None
@@ -110,10 +106,6 @@ class FFNConfig(SublayerConfig):
     takes_context = False
     d_model: Shared[Dim]
     """Width of the residual stream."""
-
-    @property
-    def cached(self) -> tuple[Cached | State, ...]:
-        return ()
 
     @property
     def hidden_width(self) -> int | None:
@@ -130,23 +122,14 @@ class MixerConfig(SublayerConfig):
 
     The module's `forward(x, context)` gets the tokens of each row first, then padding. `context.padding` is True at
     tokens, [b, t], or None if there is no padding. What the module computes at padding is ignored, but padding must not
-    enter a state. docs/mixers.md has the contract, and a complete mixer.
+    enter a state; all tensors in `cached` are states. docs/mixers.md has the contract, and a complete mixer.
     """
 
     slot = "mixer"
-    tokens_first = True
     causal: ClassVar[bool] = True
     """False if outputs depend on later positions: such a mixer belongs in an encoder."""
     d_model: Shared[Dim]
     """Width of the residual stream."""
-
-    @property
-    def cached(self) -> tuple[State, ...] | None:
-        """States that the module updates in place, in `context.cache.tensors`, if there is a cache.
-
-        With None, the module cannot be decoded token by token, and is never asked to.
-        """
-        return None
 
     @abstractmethod
     def build(self, make: Make) -> nn.Module:
@@ -281,17 +264,6 @@ class AttentionConfig(SublayerConfig):
     def flex_mask(self, backend: AttentionBackend) -> bool:
         """Return True if the module takes a rule for FlexAttention as its mask; every other kind gets a tensor."""
         return False
-
-    @property
-    def cached(self) -> tuple[Cached | State, ...] | None:
-        """Tensors that the module keeps of the tokens that it has read, to read sequences step by step.
-
-        A module passes each tensor with slots of tokens (`Cached`) to `tfkit.nn.update_cache` before it is used, as
-        `mha` does with keys and values, and in cross-attention reads them from `context.cache` once `context.memory` is
-        None. It updates a `State` in place. With None, the module cannot be decoded token by token, and is never asked
-        to.
-        """
-        return None
 
     @abstractmethod
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:

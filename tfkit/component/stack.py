@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tfkit.component.config import Component, Config, PositiveFloat
-from tfkit.component.slots import Cached, MaskConfig, NormConfig, State, SublayerConfig
+from tfkit.component.slots import Cached, MaskConfig, MixerConfig, NormConfig, State, SublayerConfig
 
 
 class ResidualConfig(Config):
@@ -116,12 +116,12 @@ class Step:
     @property
     def cached(self) -> tuple[Cached | State, ...] | None:
         """The tensors that it keeps of the tokens that it has read; None if it cannot be decoded token by token."""
-        return self.config.cached if isinstance(self.config, SublayerConfig) else ()
+        return self.config.cached if isinstance(self.config, SublayerConfig) and self.config.takes_context else ()
 
     @property
-    def tokens_first(self) -> bool:
-        """True if it gets the tokens of each row before padding, as mixers do."""
-        return isinstance(self.config, SublayerConfig) and self.config.tokens_first
+    def keeps_state(self) -> bool:
+        """True if it carries a state from token to token, as mixers do."""
+        return isinstance(self.config, MixerConfig) or any(isinstance(entry, State) for entry in self.cached or ())
 
     def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
         """Yield the operations between the stream and the addition, in order."""
@@ -216,9 +216,8 @@ class Layers:
 
     @property
     def keeps_state(self) -> bool:
-        """True if a sublayer carries a state from token to token, as mixers do."""
-        steps = [step for layer in self.layers for step in layer.steps]
-        return any(step.tokens_first or any(isinstance(entry, State) for entry in step.cached or ()) for step in steps)
+        """True if a sublayer carries a state from token to token."""
+        return any(step.keeps_state for layer in self.layers for step in layer.steps)
 
     def modules(self) -> set[str]:
         """Return the paths of the modules in the block that the layers name."""

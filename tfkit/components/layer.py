@@ -126,12 +126,9 @@ class LayerConfig(Config):
     @cache
     def sublayer_names(cls) -> list[str]:
         """Return the fields that hold sublayers, in their default order."""
-        classes = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}
-        return [
-            name
-            for name, parts in classes.items()
-            if any(isinstance(part, type) and issubclass(part, SublayerConfig) for part in parts)
-        ]
+        fields = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}
+        kinds = {name: [part for part in parts if isinstance(part, type)] for name, parts in fields.items()}
+        return [name for name, parts in kinds.items() if any(issubclass(part, SublayerConfig) for part in parts)]
 
     def sublayer_configs(self) -> dict[str, SublayerConfig]:
         """Return the sublayers that the layer states, by field."""
@@ -258,10 +255,10 @@ def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None,
         onto = y if step.residual.onto == "normed" else x
         module = _build_sublayer(step, make, d_memory=d_memory, causal=causal)
         context = _context(program, step, contexts, counts)
-        if step.tokens_first:
+        if isinstance(step.config, MixerConfig):
             y = program.apply(f"{step.name}_input", order_tokens, y, context)
         y = program.call(step.name, module, y) if context is None else program.call(step.name, module, y, context)
-        if step.tokens_first:
+        if isinstance(step.config, MixerConfig):
             y = program.apply(f"{step.name}_output", restore_order, y, context)
         if step.norm_out is not None:
             y = program.call(f"{step.name}_norm_out", make(step.norm_out, d_model), y)

@@ -24,6 +24,7 @@ from tfkit.component import (
     MaskConfig,
     MaskedWire,
     MemoryWire,
+    MixerConfig,
     NormConfig,
     Pieces,
     Signal,
@@ -228,6 +229,8 @@ def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[C
             if step.cached is None:
                 message = f"{step.config.slot} `{step.config.kind_name()}` caches nothing of the tokens that it reads"
                 raise Invalid(step.role, message)
+            if isinstance(step.config, MixerConfig) and any(isinstance(entry, Cached) for entry in step.cached):
+                raise Invalid(step.role, f"mixer `{step.config.kind_name()}` must keep states, not slots of tokens")
             cached += [replace(entry, window=window) if isinstance(entry, Cached) else entry for entry in step.cached]
     return tuple(cached)
 

@@ -155,15 +155,8 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
     if cache is None or caches is None:
         return context
     layer_cache = Cache(caches[layer], cache.slots, cache.before, cache.after)
-    return Context(
-        context.mask,
-        context.rotary,
-        context.memory,
-        layer_cache,
-        context.temperature,
-        context.padding,
-        context.places,
-    )
+    mask, rotary, memory, _, temperature, padding, places = context
+    return Context(mask, rotary, memory, layer_cache, temperature, padding, places)
 
 
 def cache_of_next(context: Context, before: int) -> Context:

@@ -209,8 +209,8 @@ def _keeps_order(node: Node) -> bool:
             for step in layer.steps
             if isinstance(step.config, AttentionConfig) and not step.reads_memory
         ]
-        mixers = [step.config for layer in node.stack.layers for step in layer.steps if step.tokens_first]
-        ordered = all(not isinstance(mixer, MixerConfig) or mixer.causal for mixer in mixers)
+        configs = [step.config for layer in node.stack.layers for step in layer.steps]
+        ordered = all(config.causal for config in configs if isinstance(config, MixerConfig))
         return node.stack.prefix is None and ordered and all(mask is not None and mask.causal for mask in masks)
     try:
         return node.output.type != "vector" and node.config.pieces(node.signals) is not None

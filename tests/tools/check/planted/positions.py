@@ -7,22 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfkit.components import (
-    alibi,
-    embedding,
-    head,
-    longrope,
-    relative_bias,
-    rope,
-    rope_scaling,
-)
+from tfkit.components import embedding, head, longrope, rope, rope_scaling, score_bias
 from tfkit.components.context import AttentionContext
 
 from .bug import plant
 
 count_positions = embedding.count_positions
-forward_of_alibi = alibi.Alibi.forward
-bucket = relative_bias.T5Bias.bucket
+forward_of_alibi = score_bias.Alibi.forward
+bucket = score_bias.T5Bias.bucket
 forward_of_context = AttentionContext.forward
 forward_of_dynamic = rope_scaling.DynamicScaling.forward
 forward_of_table = rope.RotaryTable.forward
@@ -54,12 +46,14 @@ def restarted(x: Tensor, mask: Any, past: Any) -> Tensor:
     return count_positions(x, mask, None)
 
 
-@plant("ALiBi is zero for every decoded token", "keras-team/keras-hub#2861", "bloom", "cached", alibi.Alibi, "forward")
+@plant(
+    "ALiBi is zero for every decoded token", "keras-team/keras-hub#2861", "bloom", "cached", score_bias.Alibi, "forward"
+)
 def no_bias_of_one(self: Any, queries: Tensor, keys: Tensor) -> Tensor:
     return forward_of_alibi(self, queries, keys) * (queries.size(1) > 1)
 
 
-@plant("ALiBi rewards distance", "the sign of a slope", "bloom", "meaning", alibi.Alibi, "forward")
+@plant("ALiBi rewards distance", "the sign of a slope", "bloom", "meaning", score_bias.Alibi, "forward")
 def far_is_near(self: Any, queries: Tensor, keys: Tensor) -> Tensor:
     return -forward_of_alibi(self, queries, keys)
 
@@ -69,7 +63,7 @@ def far_is_near(self: Any, queries: Tensor, keys: Tensor) -> Tensor:
     "half of the buckets are never used",
     "t5",
     "meaning",
-    relative_bias.T5Bias,
+    score_bias.T5Bias,
     "bucket",
 )
 def both_sides(self: Any, offset: Tensor) -> Tensor:

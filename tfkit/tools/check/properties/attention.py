@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.checkpoint.weight_map import places
-from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal, State
+from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
 from tfkit.nn import Context
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.runs import Inputs, Padding, arguments_of, compared
@@ -43,11 +43,7 @@ def _calls(subject: Subject, inputs: Inputs) -> Iterator[tuple[Attends, nn.Modul
 def extents(subject: Subject) -> Iterator[Deviation]:
     """Each attention reads exactly the keys that its mask grants, also next to padding."""
     # With a state, an attention also depends on tokens that its mask hides.
-    stateful = {
-        attention.path
-        for attention in subject.attentions
-        if any(isinstance(entry, State) for entry in attention.step.cached or ())
-    }
+    stateful = {attention.path for attention in subject.attentions if attention.step.keeps_state}
     require(len(subject.attentions) > len(stateful), "the spec has no stack with attention to keys alone")
     paddings: tuple[Padding, ...] = ("none", "left", "right") if subject.padded else ("none",)
     for padding in paddings:
@@ -199,13 +195,7 @@ def _turn(attention: nn.Module, config: AttentionConfig) -> None:
 @property_of("backends", "is alike with every attention backend", follows=("alone",))
 def backends(subject: Subject) -> Iterator[Deviation]:
     """Attention that is written out step by step returns the same, also next to padding."""
-    # With a state, an attention also depends on tokens that its mask hides.
-    stateful = {
-        attention.path
-        for attention in subject.attentions
-        if any(isinstance(entry, State) for entry in attention.step.cached or ())
-    }
-    require(len(subject.attentions) > len(stateful), "the spec has no stack with attention to keys alone")
+    require(subject.attentions, "the spec has no stack with attention")
     eager = subject.build(attention_backend="eager")
     for padding in ("none", "left") if subject.padded else ("none",):
         inputs = subject.inputs(padding=padding)
