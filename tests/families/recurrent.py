@@ -26,7 +26,7 @@ MAMBA2 = {
     "mamba_d_conv": 3,
     "mamba_proj_bias": True,
 }
-EQUAL = {"linear_key_head_dim": 16, "linear_value_head_dim": 8}
+EQUAL = {"linear_key_head_dim": 20, "linear_value_head_dim": 10}
 """The class of OLMo-Hybrid stores convolutions in three equal parts, whatever their widths."""
 KIMI = {
     **LLAMA,

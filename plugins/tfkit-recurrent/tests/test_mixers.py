@@ -15,6 +15,8 @@ from .mixers import PAIRS, PLUGINS, WIDTH, built, context, states
 
 LENGTH = 90
 """Longer than a chunk of any recurrence."""
+EACH = [pytest.param(name, marks=pytest.mark.slow) if " " in name else name for name in PAIRS]
+"""All pairs; only the first pair of each mixer is quick."""
 
 
 def inputs(batch: int = 2, length: int = LENGTH) -> Tensor:
@@ -38,7 +40,7 @@ def shorten_chunks(mixer: nn.Module, size: int) -> None:
             module.chunk = size
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", EACH)
 @torch.no_grad()
 def test_mixer_is_the_published_class(name: str) -> None:
     pair = PAIRS[name]
@@ -62,7 +64,7 @@ def test_mixer_is_the_published_class(name: str) -> None:
     assert difference(in_pieces(config, mixer, short, [7, 1, 1, 5, 9]), full[:, :23]) <= 1e-12
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", EACH)
 @torch.no_grad()
 def test_padding_enters_no_state(name: str) -> None:
     config, mixer = PAIRS[name].ours(PAIRS[name].theirs())
