@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import unified_diff
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from tests.loaded import loaded_once
 from tests.texts import PAIR, TINY
 from tfkit.cli import main
-from tfkit.plugin import discover, manager
+from tfkit.plugin import manager
 from tfkit.spec import source
 
 os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
@@ -23,12 +23,10 @@ GOLDEN = Path(__file__).parent / "golden"
 KINDS = re.compile(r"(= (?:known )?(?:kinds|blocks): |is a key of the [a-z ]+? (?=kinds? `)).*(?:\n +[^\s=|-].*)*")
 """Lists of kinds in errors, up to the next note. `tests/spec/test_listed_kinds.py` checks that they are complete."""
 
-# What is installed is looked for once and loaded once, and a text is read once: most tests load a spec, and many load
-# the same. Here, before any other module imports these names.
-discover.entry_points = cache(discover.entry_points)  # type: ignore[attr-defined]
+# Plugins are loaded once and a text is read once: most tests load a spec, and many load the same one. The patches are
+# here, before any other module imports these names.
 manager.load_plugins = loaded_once(manager.load_plugins)
 source.parse = lru_cache(maxsize=1000)(source.parse)
-os.fsync = lambda number: None  # no test cuts the power
 gc.disable()  # until all tests are collected
 
 
@@ -41,6 +39,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(200_000, 10, 50)
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Do not wait for the disk: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda number: None)
+        yield
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
         named = {name: value for name, value in given.items() if value != () and name != "entry_points"}
         if changed or named or wrong:
             return load(*wrong, **given)
-        found = kept(given.get("entry_points", True), os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS))
+        places = (os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS), *sys.path)
+        found = kept(given.get("entry_points", True), *places)
         registry, hooks = copy(found.registry), copy(found.hooks)
         registry._slots = {slot: {**kinds} for slot, kinds in registry._slots.items()}
         hooks.calls = [*hooks.calls]

@@ -24,7 +24,6 @@ from .attentions import (
     cores,
     mixed,
     results,
-    run_flex_on_the_cpu,
     served,
     spec,
 )
@@ -34,11 +33,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
 ]
-
-
-@pytest.fixture
-def flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_flex_on_the_cpu(monkeypatch)
 
 
 @pytest.mark.usefixtures("flex")

@@ -18,13 +18,7 @@ from tfkit.components.attention_core import Eager, ScaledDotProduct, SinkDotProd
 from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.components.flex import FlexAttention, flex_mask
 
-from .attentions import BACKENDS, cores, run_flex_on_the_cpu, spec
-
-
-@pytest.fixture
-def flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_flex_on_the_cpu(monkeypatch)
-
+from .attentions import BACKENDS, cores, spec
 
 SIZES = {"b": 3, "h": 4, "g": 2, "t": 6, "d": 16}
 SCALE = 0.3

@@ -17,7 +17,7 @@ from tfkit.graph.wiring import deaf_to_pairs
 from tfkit.spec.render import render
 
 from ..sampling import chosen, some
-from .attentions import BACKENDS, FEATURES, run_flex_on_the_cpu, spec
+from .attentions import BACKENDS, FEATURES, spec
 
 DOCUMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 3, 3], [1, 2, 2, 2, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1]])
 """In three rows; 0 is padding."""
@@ -41,11 +41,6 @@ def built(name: str, backend: AttentionBackend = "sdpa") -> Any:
     layout, config, sets = KINDS[name]
     text = render(spec(layout, config).spec.model)
     return tfkit.build(tfkit.loads(text, sets=sets), attention_backend=backend)
-
-
-@pytest.fixture
-def flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_flex_on_the_cpu(monkeypatch)
 
 
 @pytest.mark.usefixtures("flex")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import shutil
 import sys
 import threading
 import time
@@ -59,6 +60,48 @@ def test_entry_points_are_those_of_python(install: Callable[..., None], monkeypa
     install("tfkit-one", "0.1.0", plugin("one"))
     monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
     assert "tfkit-one 0.1.0" in [one.label for one in discover.find_plugins((), ambient=True)]
+
+
+def test_installed_plugins_are_searched_again_only_after_a_change(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+
+    def search() -> importlib.metadata.EntryPoints:
+        searches.append(1)
+        return importlib.metadata.entry_points()
+
+    def labels() -> list[str]:
+        importlib.invalidate_caches()
+        return [candidate.label for candidate in discover.find_plugins((), ambient=True)]
+
+    monkeypatch.setattr(discover, "entry_points", search)
+    install("tfkit-one", "0.1.0", plugin("one"))
+    assert "tfkit-one 0.1.0" in labels()
+    assert labels() == labels()
+    assert len(searches) == 1
+    install("tfkit-two", "0.1.0", plugin("two"))
+    assert {"tfkit-one 0.1.0", "tfkit-two 0.1.0"} <= set(labels())
+    Path("site/tfkit_one-0.1.0.dist-info/entry_points.txt").write_text("[other]\n")
+    assert "tfkit-one 0.1.0" not in labels()
+    shutil.rmtree("site/tfkit_two-0.1.0.dist-info")
+    assert "tfkit-two 0.1.0" not in labels()
+    assert len(searches) == 4
+
+
+def test_a_finder_of_an_application_is_asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder(importlib.metadata.DistributionFinder):
+        def find_distributions(self, context: object = None) -> list[importlib.metadata.Distribution]:
+            asked.append(context)
+            return []
+
+    asked: list[object] = []
+    monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    discover.find_plugins((), ambient=True)
+    first = len(asked)
+    discover.find_plugins((), ambient=True)
+    assert len(asked) == 2 * first > 0
 
 
 def test_folder_of_files_and_packages() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, entry_points, version
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,41 @@ def canonical(name: str) -> str:
 
 
 def _installed() -> list[Candidate]:
+    """Return the installed plugins. They are searched again only if a distribution may have changed since."""
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+        return _search_installed()  # the finder of an application may find other distributions at any time
+    return _installed_in(tuple(map(_state_of, sys.path)))
+
+
+@lru_cache(maxsize=1)
+def _installed_in(states: tuple[object, ...]) -> list[Candidate]:
+    return _search_installed()
+
+
+def _state_of(folder: str) -> tuple[object, ...]:
+    """Return a value that changes with the metadata of the distributions in a folder, or in an archive."""
+    folder = os.path.abspath(folder)
+    try:
+        with os.scandir(folder) as entries:
+            metadata = [entry.path for entry in entries if entry.name.lower().endswith(("dist-info", "egg-info"))]
+    except OSError:
+        return folder, _version_of(folder)
+    # Installers write a new folder; only builds of editable egg-info change files in place.
+    files = [name for path in metadata for name in (path, f"{path}/entry_points.txt")]
+    files += [f"{path}/PKG-INFO" for path in metadata if path.lower().endswith("egg-info")]
+    return folder, tuple(metadata), *map(_version_of, files)
+
+
+def _version_of(path: str) -> tuple[int, int, int] | None:
+    """Return the inode, size and time of change of a file; None if there is none."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _search_installed() -> list[Candidate]:
     points: dict[str, list[EntryPoint]] = {}
     all_points = entry_points()
     for point in sorted(

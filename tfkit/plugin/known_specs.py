@@ -6,8 +6,10 @@ any code; one that cannot returns folders from its hook `tfkit_specs`.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,7 +84,7 @@ def declared(candidate: Candidate) -> list[SpecPath]:
     folders = []
     for point in candidate.named(SPECS):
         path = folder_of(point.value, candidate.folders)
-        if not any(_specs_in(path)):
+        if not _specs_in(path):
             raise ImportError(f"the folder {path}, which it declares for `{SPECS}`, holds no *.yaml")
         folders.append(SpecPath(path, candidate.label))
     return folders
@@ -97,13 +99,15 @@ def spec_folders(plugin: str, returned: object) -> list[SpecPath]:
     for path in folders:
         if not isinstance(path, Path):
             raise TypeError(f"returned {type(path).__name__} among its paths")
-        if not any(_specs_in(path)):
+        if not _specs_in(path):
             raise TypeError(f"returned {path}, which is not a folder that holds *.yaml")
     return [SpecPath(path, plugin) for path in folders]
 
 
-def _specs_in(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.glob("*.yaml") if path.is_file())
+def _specs_in(folder: Path) -> list[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:  # unlike `glob`, it knows which are files
+        return [folder / entry.name for entry in entries if entry.name.endswith(".yaml") and entry.is_file()]
+    return []
 
 
 def _clash(what: str, name: str, *both: SpecPath) -> Diagnostic:
