@@ -41,7 +41,7 @@ class DecoderConfig(StackConfig):
                     help="write `right: 0`, or use `block: encoder` for attention in both directions",
                 )
         if self.memory is not None and self.prefix is not None:
-            raise Invalid("prefix", "a decoder has either a memory or a prefix")
+            raise Invalid("prefix", "a decoder cannot have both a memory and a prefix")
 
     def output(self, inputs: Signals) -> Signal:
         if "prefix" in inputs:

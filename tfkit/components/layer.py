@@ -115,13 +115,13 @@ class LayerConfig(Config):
         named = {step.sublayer for step in self.sublayers or ()}
         for name in ("attention", "cross_attention", "ffn"):
             if self.sublayers is not None and getattr(self, name) is not None and name not in named:
-                raise Invalid(name, f"`{name}` has no effect: `sublayers` leaves it out")
+                raise Invalid(name, f"`{name}` has no effect: `sublayers` omits it")
         for index, step in enumerate(self.sublayers or ()):
             if step.sublayer != "cross_attention" and getattr(self, step.sublayer) is None:
                 raise Invalid(
                     f"sublayers.{index}",
                     f"the layer has no `{step.sublayer}` to run",
-                    help=f"add `{step.sublayer}: ...` beside `sublayers`",
+                    help=f"add `{step.sublayer}: ...` next to `sublayers`",
                 )
 
     def _check_residuals(self, steps: list[Step]) -> None:

@@ -74,8 +74,8 @@ def evaluate(
 
 
 def _nothing_counts(split: str) -> SpecError:
-    message = f"no position counts in what is read of the split `{split}`"
-    return SpecError(Diagnostic(message, help="read more of it, or other data"))
+    message = f"the part of the split `{split}` that is evaluated must have a position that counts"
+    return SpecError(Diagnostic(message, help="evaluate more of the split, or use different data"))
 
 
 def computing(run: Run, device: torch.device) -> torch.autocast:
