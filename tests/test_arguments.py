@@ -228,18 +228,18 @@ def test_every_mask(name: str) -> None:
     ("call", "message"),
     [
         (lambda: MODEL(), "`gpt2` needs `tokens`"),
-        (lambda: MODEL(TOKENS, TOKENS, TOKENS), "`gpt2` reads tokens, tokens_mask, but was given 3 inputs"),
-        (lambda: MODEL(TOKENS, tokens=TOKENS), "`tokens` of `gpt2` was given twice"),
-        (lambda: MODEL(token=TOKENS), "`gpt2` has no argument `token`: one with a similar name is `tokens`"),
-        (lambda: MODEL("text"), "`tokens` must be a tensor, not 'text'"),
-        (lambda: MODEL(TOKENS.float()), "`tokens` must be token ids [b, t] of 64 or 32 bits, not torch.float32 [2, 3]"),
-        (lambda: MODEL(TOKENS.byte()), "`tokens` must be token ids [b, t] of 64 or 32 bits, not torch.uint8 [2, 3]"),
+        (lambda: MODEL(TOKENS, TOKENS, TOKENS), "`gpt2` must be called with tokens, tokens_mask; got 3 inputs"),
+        (lambda: MODEL(TOKENS, tokens=TOKENS), "`tokens` of `gpt2` must be passed once; got two values"),
+        (lambda: MODEL(token=TOKENS), "`gpt2` has no argument `token`: an argument with a similar name is `tokens`"),
+        (lambda: MODEL("text"), "`tokens` must be a tensor; got 'text'"),
+        (lambda: MODEL(TOKENS.float()), "`tokens` must be token ids [b, t] of 64 or 32 bits; got torch.float32 [2, 3]"),
+        (lambda: MODEL(TOKENS.byte()), "`tokens` must be token ids [b, t] of 64 or 32 bits; got torch.uint8 [2, 3]"),
         (lambda: MODEL(TOKENS.to_sparse()), "`tokens` must be a dense tensor, token ids [b, t] of 64 or 32 bits"),
         (lambda: MODEL(TOKENS + 23), "23 is not a token id of this model: `tokens` may be 0 to 22"),
         (lambda: SEQ2SEQ(TOKENS), "`t5_small` needs `target`"),
         (
             lambda: SEQ2SEQ(TOKENS, TOKENS[:1].repeat(3, 1)),
-            "the inputs have different batch sizes: `source` 2, `target` 3",
+            "the inputs must have the same batch size; got `source` 2, `target` 3",
         ),
     ],
 )
@@ -274,14 +274,14 @@ def test_changes_are_a_text_several_or_a_mapping(sets: Any) -> None:
 
 
 def test_a_truth_value_of_numpy_is_not_called_a_bool() -> None:
-    with pytest.raises(TypeError, match=r"not a (numpy\.bool|bool_)$"):
+    with pytest.raises(TypeError, match=r"got a (numpy\.bool|bool_)$"):
         tfkit.load("gpt2", sets={"bias": np.bool_(True)}, plugins=PLUGINS)
 
 
 def test_a_text_and_a_model_are_told_from_a_spec() -> None:
     with pytest.raises(tfkit.SpecError, match=r"not a path\n.*= help: `tfkit.loads` reads a text"):
         tfkit.load("tfkit: 1\nname: x\n")
-    with pytest.raises(TypeError, match=r"`model.meta\['graph'\]` of a built model, not a Gpt2"):
+    with pytest.raises(TypeError, match=r"`model.meta\['graph'\]` of a built model; got a Gpt2"):
         tfkit.count_params(MODEL)  # type: ignore[arg-type]
 
 
@@ -315,9 +315,9 @@ def test_types_and_devices_have_names() -> None:
         torch.float16
     }
     for given, message in (
-        ({"dtype": "bf16"}, "not 'bf16': a similar one is 'bfloat16'"),
-        ({"dtype": torch.int8}, "a type of weights is one of float32, .*, not torch.int8"),
-        ({"dtype": torch.float8_e4m3fn}, "a type of weights is one of float32, .*, not torch.float8_e4m3fn"),
+        ({"dtype": "bf16"}, "got 'bf16': a similar one is 'bfloat16'"),
+        ({"dtype": torch.int8}, "the type of weights must be one of float32, .*; got torch.int8"),
+        ({"dtype": torch.float8_e4m3fn}, "the type of weights must be one of float32, .*; got torch.float8_e4m3fn"),
         ({"device": "warp"}, "`warp` is not a device"),
         ({"attention_backend": "spda"}, "a similar one is 'sdpa'"),
     ):
@@ -361,7 +361,7 @@ def test_specs_stand_for_their_graphs() -> None:
 
 def test_an_optimizer_has_the_arguments_of_torch() -> None:
     assert complaint(lambda: tfkit.adamw(MODEL, 0.1, beta=(0.9, 0.95))) == (
-        "`adamw` has no argument `beta`: one with a similar name is `betas`"
+        "`adamw` has no argument `beta`: an argument with a similar name is `betas`"
     )
     assert complaint(lambda: tfkit.adamw(nn.ReLU(), 0.1)) == "there is nothing to train: the module has no parameters"
     for options in ({"betas": 5}, {"eps": -1.0}, {"betas": (2.0, 3.0)}):

@@ -23,6 +23,13 @@ WORD_ORDER = re.compile(
     r"\bbelongs? into\b|\bso many\b|(?<!there )\b(is|are) no (?!longer\b)[a-z-]+ (that|of)\b|\bin front of\b"
 )
 QUESTION = re.compile(r"(What|Whether|Which|How|Where|The same)\b")
+MESSAGE = re.compile(
+    r", not \{|\bone of \{\}, not\b|\btoo\Z|\b(goes without|at once|as a whole|asked for|cannot be had)\b"
+    r"|\b(believes|heeds|obeys|knows|speaks|promises)\b"
+)
+"""Forms that are never right in a message; `{}` is a value that is filled in."""
+ERRORS = {"Diagnostic", "Invalid", "SpecError", "ValueError", "TypeError", "UsageError", "BadParameter", "error"}
+ADVICE = {"help", "notes"}
 NO_VERB = re.compile(
     r"(an?|all|any|both|each|every|for|from|if|in|its?|itself|no|none|nothing|one|only|other|such|that|the|their|these|"
     r"this|those|true|false|when|who|with|within|without)\b",
@@ -70,6 +77,46 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield text.lineno, text.value
 
 
+def texts(node: ast.AST, variables: dict[str, list[ast.expr]]) -> Iterator[tuple[int, str]]:
+    """Yield the texts in an expression, with `{}` for values, and the texts of the variables that it names."""
+    if isinstance(node, ast.JoinedStr):
+        yield node.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        parts: Iterator[ast.AST] = (part for part in node.values if isinstance(part, ast.FormattedValue))
+    else:
+        parts = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    if isinstance(node, ast.Name):
+        for value in variables.get(node.id, ()):
+            yield from texts(value, {})
+    for part in parts:
+        yield from texts(part, variables)
+
+
+def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the texts of errors, notes and help, with their lines, also if a local variable holds them first."""
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module)]:
+        variables: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                target = node.targets[0]
+                pairs = zip(target.elts, node.value.elts, strict=False) if _are_tuples(node) else [(target, node.value)]
+                for name, value in pairs:
+                    if isinstance(name, ast.Name):
+                        variables.setdefault(name.id, []).append(value)
+        for call in [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
+            arguments = [keyword.value for keyword in call.keywords if keyword.arg in ADVICE]
+            name = ast.unparse(call.func).rpartition(".")[2]
+            if name in ERRORS:
+                arguments += call.args[name == "Invalid" :]  # its first argument is a path
+            for argument in arguments:
+                yield from texts(argument, variables)
+
+
+def _are_tuples(node: ast.Assign) -> bool:
+    return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+
+
 def findings(patterns: list[str], find: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> list[str]:
     paths = files(patterns)
     assert paths
@@ -101,6 +148,16 @@ def test_docstrings_are_plain_english(pattern: re.Pattern[str]) -> None:
             match = pattern.match(text) if pattern is QUESTION else pattern.search(text)
             if match:
                 yield line, match[0]
+
+    assert not findings(CODE, find)
+
+
+@pytest.mark.parametrize("pattern", [PHRASES, MESSAGE])
+def test_messages_are_plain_english(pattern: re.Pattern[str]) -> None:
+    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
+        for line, text in set(messages(tree)):
+            if match := pattern.search(text):
+                yield line, f"{match[0]}: {text}"
 
     assert not findings(CODE, find)
 

@@ -6,7 +6,7 @@
     >>> cost(graph, bacth=2)
     TypeError: `cost` has no argument `bacth`: one with a similar name is `batch`
     >>> cost(graph, batch=0)
-    ValueError: `batch` of `cost` must be a whole number of 1 or more, not 0
+    ValueError: `batch` of `cost` must be an integer of 1 or more; got 0
 
 `Annotated` holds what a signature cannot say: a `Limit` of a number, words for the error, or the class to check for if
 the annotation says more to a type checker.
@@ -111,7 +111,7 @@ def check_argument(function: str, name: str, value: object, hint: Any) -> None:
     if fits(value, hint):
         return
     near = closest(value, _options(hint)) if isinstance(value, str) else None
-    message = f"`{name}` of `{function}` must be {in_words(hint)}, not {shown(value)}"
+    message = f"`{name}` of `{function}` must be {in_words(hint)}; got {shown(value)}"
     kind = ValueError if fits(value, hint, kind_only=True) else TypeError
     raise kind(f"{message}: a similar one is '{near}'" if near else message)
 
@@ -131,8 +131,8 @@ def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwar
     count = len(args) - ("self" in signature.parameters)
     if count > len(placed):
         left = [field for field in named if field not in placed]
-        help = f": give the others by name, as in `{left[0]}=...`" if left else ""
-        return f"`{name}` takes {len(placed)} argument{'s' * (len(placed) != 1)} without a name, not {count}{help}"
+        help = f": pass the remaining arguments by name, as in `{left[0]}=...`" if left else ""
+        return f"`{name}` takes {len(placed)} argument{'s' * (len(placed) != 1)} without a name; got {count}{help}"
     must = [
         field
         for field, parameter in parameters.items()
@@ -149,7 +149,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def unknown_argument(function: str, name: str, names: Collection[str]) -> str:
     """Describe an argument that a function does not have, and list its arguments."""
     near = closest(name, names)
-    help = f"one with a similar name is `{near}`" if near else f"it has {listing(names, 20) or 'none by name'}"
+    help = f"an argument with a similar name is `{near}`" if near else f"it has {listing(names, 20) or 'none by name'}"
     what = f"`{function}`" if function.isidentifier() else function
     return f"{what} has no argument {quoted(name)}: {help}"
 
@@ -204,7 +204,7 @@ _WORDS: dict[Any, str] = {
     Any: "anything",
     bool: "True or False",
     float: "a number",
-    int: "a whole number",
+    int: "an integer",
     None: "None",
     type(None): "None",
     str: "a string",

@@ -181,9 +181,9 @@ def _number(error: click.UsageError) -> str | None:
     match = re.fullmatch(r"'(.*)' is not a valid .*|(\S+) is not in the range .*", error.message, re.DOTALL)
     if match is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return None
-    what = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
+    what = "an integer" if isinstance(kind, click.types.IntParamType) else "a number"
     bounds = _bounds(kind) if isinstance(kind, click.IntRange | click.FloatRange) else ""
-    return f"{name} takes {what}{bounds}, not {quoted(match[1]) if match[1] is not None else match[2]}"
+    return f"{name} must be {what}{bounds}; got {quoted(match[1]) if match[1] is not None else match[2]}"
 
 
 def _bounds(kind: click.IntRange | click.FloatRange) -> str:

@@ -218,7 +218,7 @@ CASES: list[tuple[dict[str, str], type[Component], str, str]] = [
     (
         {"FFN": "{kind: wrong, module: list}"},
         WrongFFN,
-        "ffn kind `wrong` returns tuple, not a tensor",
+        "ffn kind `wrong` must return a tensor; got tuple",
         "body.ffn",
     ),
     ({"NORM": "wrong"}, WrongNorm, "norm kind `wrong` returns [2, 3, 1] instead of [2, 3, 8]", "body.norm"),
@@ -277,7 +277,7 @@ def test_what_would_broadcast_is_refused(
     assert message in first.message
     assert first.path == f"graph.{place}"
     assert first.span is not None
-    assert first.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+    assert first.help == f"correct the component instead of the spec: it is written in {__name__}"
 
 
 def test_what_is_added_has_one_shape() -> None:

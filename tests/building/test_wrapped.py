@@ -167,15 +167,15 @@ def test_a_loss_has_the_value_and_the_gradients_of_the_model_alone(name: str) ->
 def test_a_loss_says_what_to_wrap(name: str) -> None:
     wrapped = WRAPPERS[name](built())
     kind = type(wrapped).__name__
-    help = "give it the model" if name == "the loss" else f"give it the model, and give `{kind}` the loss"
-    with pytest.raises(ValueError, match=f"^a loss takes .*, and wraps it; this is {kind}: {help}$"):
+    help = "pass the model to it" if name == "the loss" else f"pass the model to it, and the loss to `{kind}`"
+    with pytest.raises(ValueError, match=f"^a loss must wrap .*; got {kind}: {help}$"):
         tfkit.Loss(wrapped)
 
 
 def test_a_head_that_is_sharded_by_itself() -> None:
     model = tfkit.build("llama_7b", sets=[*SIZES[:3], *LAYERS])
     fully_shard(model.logits)
-    with pytest.raises(ValueError, match="`logits` is sharded on its own: leave it to the root"):
+    with pytest.raises(ValueError, match="`logits` must not be sharded separately: shard it with the root"):
         tfkit.Loss(sharded(model))(TOKENS)
 
 
@@ -228,12 +228,12 @@ def test_parameters_that_fsdp_has_flattened() -> None:
 def test_policies_that_differ() -> None:
     model = built().eval()
     fully_shard(model.decoder.layers[0], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="called with several `MixedPrecisionPolicy`, but a cache has one type"):
+    with pytest.raises(ValueError, match="must use the same `MixedPrecisionPolicy`: a cache has a single dtype"):
         tfkit.CachedModel(fully_shard(model))(TOKENS)
 
 
 def test_compile_beside_sharding() -> None:
-    with pytest.raises(ValueError, match="compile cannot be had with `fully_shard`"):
+    with pytest.raises(ValueError, match="compile cannot be combined with `fully_shard`"):
         tfkit.CachedModel(sharded(built().eval()), compile=True)
 
 
@@ -257,6 +257,6 @@ def test_what_is_saved_has_no_names_of_the_wrapper(tmp_path: Path) -> None:
 def test_a_model_with_other_modules_is_not_saved(tmp_path: Path) -> None:
     model = built()
     model.decoder.layers[0].ffn.up = nn.Sequential(model.decoder.layers[0].ffn.up)
-    with pytest.raises(tfkit.SpecError, match="the model has other tensors than `gpt2`; its modules were changed"):
+    with pytest.raises(tfkit.SpecError, match="the model must have the tensors of `gpt2`; its modules were changed"):
         save(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())

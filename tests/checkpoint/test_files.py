@@ -121,7 +121,7 @@ def test_folders_without_weights() -> None:
     Path("f/config.json").write_text("{}")
     Path("f/training_args.bin").write_bytes(b"")
     assert refused("f") == (
-        "error: `f` has only pickles, which can run any code when they are read\n"
+        "error: `f` has only pickles, which can run any code when they are loaded\n"
         f"   = it has `training_args.bin`\n{CONVERT}"
     )
     Path("f/training_args.bin").unlink()
@@ -221,7 +221,7 @@ def test_an_index_that_its_files_contradict() -> None:
     write_index(weight_map | {"upp": "1.safetensors", "gate": "1.safetensors"})
     assert refused(".") == (
         f"error: `{INDEX}` assigns tensor `upp` to `1.safetensors`, which does not have it\n"
-        "   = and 1 more\n   = help: it has `up`"
+        "   = and 1 more\n   = help: a tensor with a similar name exists: `up`"
     )
     save_file(TENSORS, "2.safetensors")
     write_index(weight_map)

@@ -133,7 +133,7 @@ def test_pickles_by_name(suffix: str) -> None:
         (b"\x89HDF\r\n\x1a\n", "is an HDF5 file, made for Keras"),
         (b"\x93NUMPY\1\0", "is a NumPy array"),
         (b"\x1f\x8b\x08\0\1\2\3\4", "is compressed"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, not the file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS instead of the file"),
         (b"<!DOCTYPE html>", "is a web page"),
         (b'{"d_model": 3}', "is a JSON text"),
     ],

@@ -182,7 +182,7 @@ def test_a_field_that_did_not_exist_means_its_default(weights: Path) -> None:
 )
 def test_what_a_file_says_is_not_believed_unchecked(said: Any, weights: Path) -> None:
     written(weights, said)
-    with pytest.raises(tfkit.SpecError, match="has an invalid description of what its weights mean"):
+    with pytest.raises(tfkit.SpecError, match="has an invalid description of the semantics of its weights"):
         build_with_weights(graph_of(), weights)
 
 

@@ -63,15 +63,20 @@ FUSED = "(h [q k] d) i -> [(h q d) (h k d)] i"
             {"d": 2},
             "`(h d)` is 7, which no size of `h` gives with d = 2, in a tensor of shape 7",
         ),
-        ("(h d) -> h d", [(7,)], {"d": 2, "h": 3}, "`(h d)` is 7, not 6 with h = 3, d = 2, in a tensor of shape 7"),
+        (
+            "(h d) -> h d",
+            [(7,)],
+            {"d": 2, "h": 3},
+            "`(h d)` is 7 instead of 6 with h = 3, d = 2, in a tensor of shape 7",
+        ),
         (
             "[a b] -> a, b",
             [(4,)],
             {"a": 4},
             "`[a b]` is 4, which no size of `b` gives with a = 4, in a tensor of shape 4",
         ),
-        ("a i, b i -> [a b] i", [(2, 3), (2, 4)], {}, "`i` is 4, not 3, in a tensor of shape 2 x 4"),
-        ("1 e -> e", [(2, 3)], {}, "`1` is 2, not 1, in a tensor of shape 2 x 3"),
+        ("a i, b i -> [a b] i", [(2, 3), (2, 4)], {}, "`i` is 4 instead of 3, in a tensor of shape 2 x 4"),
+        ("1 e -> e", [(2, 3)], {}, "`1` is 2 instead of 1, in a tensor of shape 2 x 3"),
     ],
 )
 def test_tensors_and_sizes_that_do_not_fit(text, shapes, sizes, message):

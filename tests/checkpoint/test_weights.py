@@ -128,7 +128,7 @@ def test_what_a_file_repeats_ignores_or_leaves_out(file: Path) -> None:
     more = {"extra": stored["m.wte.weight"].clone(), "m.0.bias_of_mask": torch.zeros(2, dtype=torch.bool)}
     save_file({**stored, **more}, file)
     model = model_of(PLAIN_MAP, init="xavier")
-    with pytest.warns(tfkit.LeftOutWarning, match=r"leaves out 1 tensor of .*\n.*computed: m\.0\.bias_of_mask"):
+    with pytest.warns(tfkit.LeftOutWarning, match=r"omits 1 tensor of .*\n.*computed: m\.0\.bias_of_mask"):
         load_weights(model, file)
     assert torch.equal(model.embedding.tokens.weight, stored["m.wte.weight"])  # type: ignore[union-attr]
     save_file({name.removeprefix("m."): tensor for name, tensor in stored.items()}, file)
@@ -158,8 +158,8 @@ def test_everything_wrong_with_a_file_is_said_at_once(file: Path) -> None:
         "   = m.wtf.weight [13, 16]\n\n"
         "error: `model.safetensors` has tensors of other shapes than the model\n"
         "   = m.0-2.up.weight: [25, 16] in the file, [24, 16] in the model\n"
-        "   = m.1.qkv.weight: `(g [r k v] d)` is 33, not 32 with g = 2, r = 2, d = 4, k = 1, v = 1, in a\n"
-        "     tensor of shape 33 x 16, for decoder.layers.1.attention.project.q.weight\n\n"
+        "   = m.1.qkv.weight: `(g [r k v] d)` is 33 instead of 32 with g = 2, r = 2, d = 4, k = 1, v = 1, in\n"
+        "     a tensor of shape 33 x 16, for decoder.layers.1.attention.project.q.weight\n\n"
         "error: `model.safetensors` has tensors that are not floating-point numbers\n"
         "   = m.f.bias: int64\n\n"
         "error: 4 errors"
@@ -195,7 +195,7 @@ def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(star
     ("changes", "text"),
     [
         ({"decoder.final_norm": None}, "has no entry for tensors of the model\n   --> <spec>"),
-        ({f"{LAYER}.ffn.[gate up down": "m.x"}, "has brackets without words, or an unmatched one"),
+        ({f"{LAYER}.ffn.[gate up down": "m.x"}, "has brackets without words, or an unmatched bracket"),
         ({f"{LAYER}.ffn.[up gate down]": "m.[x y z]"}, "two entries name `decoder.layers.{i}.ffn.up`"),
         ({"embedding.tokens": {"m.wte": "a b ->"}}, "found the end where a name"),
         ({"embedding.tokens": {"m.wte": "a b -> a"}}, "the block `a b` is on the left side only"),

@@ -66,7 +66,7 @@ def test_wrong_usage(run: Callable[..., str], golden: Golden, name: str, argumen
 
 
 def numbers() -> list[tuple[str, str]]:
-    """Every command with each of its options that takes a number with a point."""
+    """Every command with each of its options that must be a number with a point."""
     context = click.Context(cli)
     commands = {name: cli.get_command(context, name) for name in COMMANDS}
     options = [(name, one) for name, command in commands.items() if command for one in command.params]
@@ -77,8 +77,8 @@ def numbers() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("value", ["nan", "-inf"])
 def test_every_number_is_finite(run: Callable[..., str], command: str, option: str, value: str) -> None:
     found = run(command, option, value, status=2, stderr=True)
-    assert found.startswith(f"error: `{option}` takes a number ")
-    assert found.splitlines()[0].endswith(f", not {value}")
+    assert found.startswith(f"error: `{option}` must be a number ")
+    assert found.splitlines()[0].endswith(f"; got {value}")
 
 
 def test_help_and_usage_errors_import_little() -> None:
@@ -125,7 +125,7 @@ def test_a_broken_plugin_is_one_warning(
     assert main(["params", "tiny.yaml", "--json", "--plugin-dir", "broken_one.py"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)[0]["name"] == "tiny"
-    assert err.startswith("warning: plugin `broken_one` is left out: ")
+    assert err.startswith("warning: plugin `broken_one` is skipped: ")
     assert err.count("\n   = ") == 2
     assert f"{specs / 'broken_one.py'}:1\n" in err
     assert "there_is_no_such_module" in err

@@ -60,7 +60,7 @@ def test_outputs_and_gradients_are_equal(feature: str, padded: bool) -> None:
 
 
 def test_an_unknown_backend_is_named() -> None:
-    with pytest.raises(ValueError, match="one of 'sdpa', 'eager', 'flex', not 'flash'"):
+    with pytest.raises(ValueError, match="one of 'sdpa', 'eager', 'flex'; got 'flash'"):
         tfkit.build("gpt2", attention_backend="flash", device="meta")  # type: ignore[arg-type]
 
 

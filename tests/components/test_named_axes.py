@@ -8,6 +8,8 @@ SOURCES = [*ROOT.glob("tfkit/components/*.py"), *ROOT.glob("plugins/*/src/**/*.p
 BARE = {"view", "reshape", "unflatten", "permute", "transpose", "swapaxes", "movedim"}
 ALLOWED = {
     "out.view(x.shape)": "batch and length are known only when it runs",
+    "_exchange_axes(y).unflatten(1, v.shape[1:3])": "how many groups there are is known only when it runs",
+    "last.unflatten(1, v.shape[1:3])": "how many groups there are is known only when it runs",
     "rows[:n * size].unflatten(0, [n, size])": "how many rows an expert has is known only when it runs",
 }
 """What names no axis, and why."""

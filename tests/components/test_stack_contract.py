@@ -161,7 +161,7 @@ def renamed(stack: tfkit.Layers) -> tfkit.Layers:
         (renamed, "block `loop` describes layers with modules that it does not have: layers.0.consider, "),
         (
             lambda stack: replace(stack, layers=stack.layers[:2]),
-            "has a module `layers.2`, but its `stack` leaves it out",
+            "has a module `layers.2`, but its `stack` omits it",
         ),
     ],
 )

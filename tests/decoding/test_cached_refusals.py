@@ -20,8 +20,14 @@ def ids(rows: int, columns: int) -> Tensor:
 
 MASK = torch.tensor([[False, False, True, True], [True, True, True, True]])
 REFUSED = {
-    "prefix": ("prefix", {"known": torch.tensor([2, 5])}, (ids(2, 4),), {}, "`known` is 5, and the first piece has 4 "),
-    "prefix_padded": ("prefix", {"known": torch.tensor([3, 2])}, (ids(2, 4), MASK), {}, "`known` is 3, and the first "),
+    "prefix": (
+        "prefix",
+        {"known": torch.tensor([2, 5])},
+        (ids(2, 4),),
+        {},
+        "`known` is 5, but the first piece",
+    ),
+    "prefix_padded": ("prefix", {"known": torch.tensor([3, 2])}, (ids(2, 4), MASK), {}, "`known` is 3, but the first "),
     "no_prefix": ("prefix", None, (ids(2, 4),), {}, "missing: known"),
     "batch": ("decoder", {}, (ids(3, 4),), {}, "3 rows of tokens for 2 sequences: call `start`"),
     "mask": ("decoder", {}, (ids(2, 3), MASK), {}, r"the mask is \(2, 4\), and the tokens are \(2, 3\)"),
@@ -67,7 +73,7 @@ def test_what_is_refused(case: str) -> None:
     ("name", "length", "message"),
     [
         ("decoder", 41, "a length of 41 tokens is more than max_len (40), which can be set when building"),
-        ("decoder", 0, "`length` of `CachedModel` must be a whole number of 1 or more or None, not 0"),
+        ("decoder", 0, "`length` of `CachedModel` must be an integer of 1 or more or None; got 0"),
         ("features", None, "`m` has no max_len: say how long sequences may be, `length=...`"),
     ],
 )
@@ -133,7 +139,7 @@ graph:
   decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: sequences that are joined one after the other cannot be read step by step
+error: sequences that are joined end to end cannot be decoded step by step
   --> <spec>:8:3  (graph.both.along)
    |
  8 |   both: {block: concat, inputs: [pixels, embedding]}
@@ -149,7 +155,7 @@ graph:
   classes: {block: classifier, n_classes: 3}
 """,
         """\
-error: block `pooler` reads sequences as a whole
+error: block `pooler` cannot be decoded step by step: it requires full sequences
   --> <spec>:8:3  (graph.one)
    |
  8 |   one: {block: pooler}
@@ -164,7 +170,7 @@ graph:
   decoder: {block: decoder, input: embedding, memory: encoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: `embedding` is read both as a whole and step by step
+error: `embedding` cannot be used both as a full sequence and step by step
   --> (graph.embedding)
    = `m` cannot be decoded token by token""",
     ),
@@ -176,7 +182,7 @@ graph:
   decoder: {block: decoder, input: x, memory: encoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: `x` is read both as a whole and step by step
+error: `x` cannot be used both as a full sequence and step by step
   --> (inputs.x)
    = `m` cannot be decoded token by token""",
     ),

@@ -99,5 +99,5 @@ def test_a_machine_is_asked_once_for_each_batch(model: fx.GraphModule, monkeypat
 def test_what_has_no_choice_is_left_alone(model: fx.GraphModule) -> None:
     assert prepare_decoding(model.bfloat16()) == []
     assert prepare_decoding(model.to("meta")) == []
-    with pytest.raises(ValueError, match="a whole number of 1 or more, not 0"):
+    with pytest.raises(ValueError, match="an integer of 1 or more; got 0"):
         prepare_decoding(model, 0)

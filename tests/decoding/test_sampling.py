@@ -171,18 +171,18 @@ def test_the_penalty_is_for_the_prompt_without_padding_and_for_what_was_chosen()
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": -0.1}, "`temperature` of `Sampling` must be a number of 0 or more, not -0.1"),
-        ({"temperature": float("nan")}, "`temperature` of `Sampling` must be a number of 0 or more, not nan"),
-        ({"temperature": 1.0, "top_k": 0}, "`top_k` of `Sampling` must be a whole number of 1 or more or None, not 0"),
+        ({"temperature": -0.1}, "`temperature` of `Sampling` must be a number of 0 or more; got -0.1"),
+        ({"temperature": float("nan")}, "`temperature` of `Sampling` must be a number of 0 or more; got nan"),
+        ({"temperature": 1.0, "top_k": 0}, "`top_k` of `Sampling` must be an integer of 1 or more or None; got 0"),
         (
             {"temperature": 1.0, "top_p": 0.0},
-            "`top_p` of `Sampling` must be a number of more than 0 and at most 1 or None, not 0.0",
+            "`top_p` of `Sampling` must be a number of more than 0 and at most 1 or None; got 0.0",
         ),
         (
             {"temperature": 1.0, "top_p": 1.1},
-            "`top_p` of `Sampling` must be a number of more than 0 and at most 1 or None, not 1.1",
+            "`top_p` of `Sampling` must be a number of more than 0 and at most 1 or None; got 1.1",
         ),
-        ({"repetition_penalty": 0.0}, "`repetition_penalty` of `Sampling` must be a number of more than 0, not 0.0"),
+        ({"repetition_penalty": 0.0}, "`repetition_penalty` of `Sampling` must be a number of more than 0; got 0.0"),
         ({"top_k": 3}, "top_k has no effect at temperature 0, which takes the likeliest token"),
         ({"top_p": 0.3}, "top_p has no effect at temperature 0, which takes the likeliest token"),
     ],

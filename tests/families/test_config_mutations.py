@@ -121,9 +121,9 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
 @pytest.mark.parametrize(
     ("name", "field", "value", "why"),
     [
-        ("llama31_8b", "rope_scaling", False, "`rope_scaling` takes a mapping, not `False`"),
-        ("flex_olmo_7x7b", "rope_parameters", {"rope_theta": "2 * 3"}, "takes a number, not the text `2 [*] 3`"),
-        ("flex_olmo_7x7b", "rope_parameters", {"rope_theta": True}, "takes a number, not `true`"),
+        ("llama31_8b", "rope_scaling", False, "`rope_scaling` must be a mapping; got `False`"),
+        ("flex_olmo_7x7b", "rope_parameters", {"rope_theta": "2 * 3"}, "must be a number; got the text `2 [*] 3`"),
+        ("flex_olmo_7x7b", "rope_parameters", {"rope_theta": True}, "must be a number; got `true`"),
         ("gpt_oss_20b", "rope_theta", 5, "`rope_theta` is `5`, but `rope_scaling` gives `150000`"),
         ("dbrx", "rope_parameters", {"rope_theta": 7.0}, "`attn_config.rope_theta` is `500000`, but `rope_parameters`"),
         ("mellum", "rope_parameters", {"full_attention": {}, "rope_theta": 5.0}, "`rope_theta` is not a type of layer"),

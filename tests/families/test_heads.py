@@ -126,7 +126,7 @@ def test_the_meaning_of_logits_comes_back(meaning: str, tmp_path: Path) -> None:
         ({"id2label": {"0": "a", "2": "b"}}, "not numbered from 0 to 1"),
         ({"id2label": ["a"]}, "not names"),
         ({"id2label": {}, "num_labels": 3}, "not names"),
-        ({"num_labels": "many"}, "not a number of classes"),
+        ({"num_labels": "many"}, "must be a number of classes"),
         ({"problem_type": "guess"}, "does not support"),
     ],
 )

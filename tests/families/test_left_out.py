@@ -75,7 +75,7 @@ def test_what_is_left_out_is_said_and_asked_for(
     folder, out = tmp_path / "theirs", tmp_path / "back"
     saved(name, folder)
     spec = str(tmp_path / "spec.yaml")
-    said = f"warning: the model leaves out {count} tensors of"
+    said = f"warning: the model omits {count} tensors of"
     assert main(["import", str(folder), "-o", spec]) == 0
     assert said in capsys.readouterr().err
     assert main(["build", spec, "--weights", str(folder)]) == 0

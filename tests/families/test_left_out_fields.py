@@ -47,7 +47,7 @@ def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path
         (
             "youtu",
             "num_key_value_heads",
-            "`num_key_value_heads`, which is left out, gives `16`, but `num_attention_heads`",
+            "`num_key_value_heads`, which is missing, gives `16`, but `num_attention_heads`",
         ),
         ("roc_bert", "enable_shape", "`enable_shape` must be `false`"),
         ("flint", "layer_types", r"`layer_types` is missing\n.*\(layer_types\)"),

@@ -121,21 +121,21 @@ def unlike(name: str, config: dict[str, Any], folder: Path) -> tuple[Any, Any] |
     ("name", "fields", "why"),
     [
         ("gemma3_text", {"rope_parameters": {**PLAIN, **THETA}}, "`rope_type` is not a type of layer"),
-        ("gemma3_text", {"local_rope_theta": 55.0}, "gemma3_text does not know the field `local_rope_theta`"),
-        ("modernbert", THETA, "modernbert does not know the field `rope_theta`"),
-        ("gpt_neox", THETA, "gpt_neox does not know the field `rope_theta`"),
-        ("llama", {"rotary_emb_base": 55.0}, "llama does not know the field `rotary_emb_base`"),
+        ("gemma3_text", {"local_rope_theta": 55.0}, "gemma3_text does not have the field `local_rope_theta`"),
+        ("modernbert", THETA, "modernbert does not have the field `rope_theta`"),
+        ("gpt_neox", THETA, "gpt_neox does not have the field `rope_theta`"),
+        ("llama", {"rotary_emb_base": 55.0}, "llama does not have the field `rotary_emb_base`"),
         ("laguna", {"rope_parameters": {"full_attention": THETA}}, "`rope_theta` of `sliding_attention` is missing"),
         *(
-            (name, {"partial_rotary_factor": 0.5}, f"{name} rotates whole heads, but this file rotates 0.5 of them")
+            (name, {"partial_rotary_factor": 0.5}, f"{name} rotates entire heads, but this file rotates 0.5 of them")
             for name in ("afmoe", "dots1", "exaone_moe", "hy_v3", "solar_open")
         ),
         ("minimax_m2", {"partial_rotary_factor": 0.25}, "`0.25` of a head, but `rotary_dim` is"),
         ("cohere2_moe", {"rope_scaling": LINEAR}, "`rope_scaling` must be `null`: its class does not read it"),
-        ("apertus", THETA, "`rope_theta` is `77.0`, but `rope_parameters`, which is left out, gives `12000000.0`"),
+        ("apertus", THETA, "`rope_theta` is `77.0`, but `rope_parameters`, which is missing, gives `12000000.0`"),
         ("llama", {"rope_scaling": {**LLAMA3, **ORIGINAL}}, "missing key `factor`"),
         ("llama", {"rope_scaling": {**YARN, **ORIGINAL}, "original_max_position_embeddings": 9},
-         "is `6` among the rotary parameters, and `9` beside them"),
+         "is `6` among the rotary parameters, but `9` outside of them"),
     ],
 )  # fmt: skip
 def test_what_their_class_would_pass_over_is_refused(

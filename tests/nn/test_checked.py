@@ -140,7 +140,7 @@ BY_DISTANCE = ["position: rope", "position: alibi", "position: t5", "mask: {left
 @pytest.mark.parametrize("attention", BY_DISTANCE)
 def test_padding_between_tokens_is_an_error_where_distances_count_it(attention: str) -> None:
     model = model_of(DECODER % ("", f", {attention}"))
-    with pytest.raises(ValueError, match="padding stands between tokens"):
+    with pytest.raises(ValueError, match="padding must not be between tokens"):
         model(tokens_of(5), GAP)
 
 

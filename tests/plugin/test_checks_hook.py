@@ -68,8 +68,8 @@ def test_validate_and_build_show_them(capsys: pytest.CaptureFixture[str]) -> Non
     [
         ("{}['x']", "failed: KeyError: 'x'", 7),
         ("yield tfkit.Diagnostic('a')\n    raise SystemExit", "failed: SystemExit", 8),
-        ("return 3", "returned int, not a list of tfkit.Diagnostic", 5),
-        ("return 'slow'", "returned str, not a list of tfkit.Diagnostic", 5),
+        ("return 3", "must return a list of tfkit.Diagnostic; got int", 5),
+        ("return 'slow'", "must return a list of tfkit.Diagnostic; got str", 5),
     ],
 )
 def test_one_that_fails_is_a_warning_itself(body: str, cause: str, line: int) -> None:

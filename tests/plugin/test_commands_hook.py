@@ -89,7 +89,10 @@ def test_discovery_imports_nothing_heavy() -> None:
             COMMAND.replace('return click.Command("count")', "{}['x']"),
             "cannot be loaded: `tfkit_command` failed: KeyError: 'x' | HERE:10",
         ),
-        (COMMAND.replace('click.Command("count")', "3"), "`tfkit_command` returned int, not a click.Command | HERE:8"),
+        (
+            COMMAND.replace('click.Command("count")', "3"),
+            "`tfkit_command` must return a click.Command; got int | HERE:8",
+        ),
         (
             COMMAND.replace('click.Command("count")', "None"),
             "has no hook `tfkit_command`, or it returned None",

@@ -160,7 +160,7 @@ def test_switched_off_all_else_works(run: Run, monkeypatch: pytest.MonkeyPatch) 
 def test_broken_all_else_works(run: Run) -> None:
     """It says so once, with the place; its spec is there, as data, and says why it cannot be built."""
     broken = project("broken", 'import tfkit\n\nraise RuntimeError("not today")\n')
-    warning = "warning: plugin `tfkit-everything` is left out: RuntimeError: not today\n"
+    warning = "warning: plugin `tfkit-everything` is skipped: RuntimeError: not today\n"
     place = str(broken.resolve() / "src/tfkit_everything/__init__.py") + ":3"
     for words, shown in (["validate", "gpt2"], "gpt2: ok"), (["params", "gpt2"], "124,439,808"):
         out, err = run(*words, plugin=broken)

@@ -139,7 +139,11 @@ def test_it_works_when_nothing_fails() -> None:
         ),
         ("{kind: odd, number: 1}", "ffn kind `odd` failed in the check of its config", "KeyError: 'in a validator'"),
         ("{kind: odd, where: build}", "ffn kind `odd` failed in `build`", "TypeError: unsupported operand"),
-        ("{kind: odd, where: nothing}", "ffn kind `odd` failed in `build`", "TypeError: it returned NoneType, not"),
+        (
+            "{kind: odd, where: nothing}",
+            "ffn kind `odd` failed in `build`",
+            "TypeError: it must return an nn.Module; got NoneType",
+        ),
     ],
 )
 def test_a_component_that_fails(ffn: str, message: str, cause: str) -> None:
@@ -148,7 +152,7 @@ def test_a_component_that_fails(ffn: str, message: str, cause: str) -> None:
     assert error.notes[0].startswith(cause)
     assert all(note.startswith(f"{__file__}:") for note in error.notes[1:])
     assert len(error.notes) == 1 + ("nothing" not in ffn)
-    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+    assert error.help == f"correct the component instead of the spec: it is written in {__name__}"
     assert error.path.startswith("graph.body")
     assert error.span is not None
     assert error.span.line == 7
@@ -164,7 +168,7 @@ def test_a_component_that_ends_the_process(where: str, wrong: Any, monkeypatch: 
     monkeypatch.setattr(Odd, "wrong", wrong)
     error = refusal(STACK.replace("FFN", f"{{kind: odd, where: {where}}}"), Odd).diagnostics[0]
     assert error.notes[0] == f"{type(wrong).__name__}: {wrong}".removesuffix(": ")
-    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+    assert error.help == f"correct the component instead of the spec: it is written in {__name__}"
 
 
 @pytest.mark.parametrize("where", ["check", "build"])
@@ -283,7 +287,7 @@ def _trained(path: Path) -> None:
         ),
         ("flat", "batch", "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got int64 [4]"),
         ("list", "batch", "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got list"),
-        ("text", "batch", "TypeError: it returned str, not a Batch"),
+        ("text", "batch", "TypeError: it must return a Batch; got str"),
     ],
 )
 def test_data_that_fail(where: str, method: str, cause: str, tmp_path: Path) -> None:
@@ -294,7 +298,7 @@ def test_data_that_fail(where: str, method: str, cause: str, tmp_path: Path) -> 
     assert error.message.startswith(f"data kind `odd` failed in `{method}`")
     assert error.notes[0] == cause
     assert (error.path, error.span and error.span.line) == ("data", 11)
-    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+    assert error.help == f"correct the component instead of the spec: it is written in {__name__}"
 
 
 @pytest.mark.parametrize("where", ["", "ignored"])
@@ -499,7 +503,7 @@ def test_a_kind_that_fails_while_a_run_trains(
     assert error.span
     lines = () if cause.startswith("TypeError") else (f"{__file__}:",)  # tfkit itself calls `+` and `float`
     assert all(note.startswith(line) for note, line in zip(error.notes[1:], lines, strict=True))
-    assert error.help == f"the fault is not in the spec but in the component, which is written in {__name__}"
+    assert error.help == f"correct the component instead of the spec: it is written in {__name__}"
 
 
 def test_an_error_of_the_model_is_not_that_of_a_metric(tmp_path: Path) -> None:
@@ -513,7 +517,7 @@ def test_a_metric_that_runs_out_of_memory_reads_fewer_sequences(
 ) -> None:
     monkeypatch.setattr(_Where, "text", torch.OutOfMemoryError("CUDA out of memory"))
     run = load_run(write_run(tmp_path), plugins(LateMetric), sets=[EVAL.replace("WHERE", "values")])
-    with pytest.raises(tfkit.SpecError, match="an evaluation with 6 sequences at once does not fit into the memory"):
+    with pytest.raises(tfkit.SpecError, match="an evaluation with 6 sequences does not fit into the memory"):
         trained(run)
 
 

@@ -141,25 +141,25 @@ def test_another_length_is_refused() -> None:
     """By the model, by a script of it, and before the steps of decoding, which read the pixels once."""
     classes, captions = (tfkit.build(tfkit.loads(text, plugins=PLUGINS)).eval() for text in TEXTS.values())
     assert classes(torch.randn(2, 64, 3)).shape == (2, 10)
-    with pytest.raises(ValueError, match=r"`pixels` must have 64 positions, not \[2, 16, 3\]"):
+    with pytest.raises(ValueError, match=r"`pixels` must have 64 positions; got \[2, 16, 3\]"):
         classes(torch.randn(2, 16, 3))
     with quiet():
         scripted = torch.jit.script(classes)
-    with pytest.raises(torch.jit.Error, match="pixels has 16 positions, but this model always reads 64"):
+    with pytest.raises(torch.jit.Error, match="pixels must have 64 positions, which this model always reads; got 16"):
         scripted(torch.randn(2, 16, 3))
-    with pytest.raises(ValueError, match="`pixels` has 16 positions, but this model always reads 64"):
+    with pytest.raises(ValueError, match="`pixels` must have 64 positions, which this model always reads; got 16"):
         tfkit.CachedModel(captions, length=8).start(2, pixels=torch.randn(2, 16, 3))
 
 
 def test_another_length_of_an_optional_input_is_refused() -> None:
     model, tokens = tfkit.build(tfkit.loads(TYPES)).eval(), torch.ones(2, 4, dtype=torch.long)
     assert not torch.equal(model(tokens), model(tokens, tokens))
-    with pytest.raises(ValueError, match=r"`types` must have 4 positions, not \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"`types` must have 4 positions; got \[2, 1\]"):
         model(tokens, tokens[:, :1])
     with quiet():
         scripted = torch.jit.script(model)
     assert torch.equal(scripted(tokens), model(tokens))
-    with pytest.raises(torch.jit.Error, match="types has 1 positions, but this model always reads 4"):
+    with pytest.raises(torch.jit.Error, match="types must have 4 positions, which this model always reads; got 1"):
         scripted(tokens, tokens[:, :1])
 
 
@@ -173,8 +173,8 @@ def test_the_order_of_pixels_the_axes_of_kernels_and_the_type_of_what_is_read_on
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("length: 63", "takes sequences of exactly 64 positions, but these are of 63 positions"),
-        ("", "takes sequences of exactly 64 positions, but these are of any length"),
+        ("length: 63", "must be sequences of exactly 64 positions; got 63 positions"),
+        ("", "must be sequences of exactly 64 positions; got any length"),
     ],
 )
 def test_a_block_says_what_it_takes(change: str, message: str) -> None:
@@ -182,7 +182,7 @@ def test_a_block_says_what_it_takes(change: str, message: str) -> None:
     with pytest.raises(tfkit.SpecError, match=message) as caught:
         tfkit.loads(text, plugins=PLUGINS)
     assert caught.value.diagnostics[0].path == "graph.patches.input"
-    assert caught.value.diagnostics[0].help == "an input states its fixed length: `length: 64`"
+    assert caught.value.diagnostics[0].help == "write the fixed length of the input: `length: 64`"
 
 
 def test_lengths_that_are_fixed_must_agree() -> None:
@@ -196,7 +196,7 @@ graph:
   body: {block: encoder, n_layers: 1, ffn: {kind: relu, d_ff: 4}}
 """
     for join, along in (("add", ""), ("concat", ", along: width")):
-        with pytest.raises(tfkit.SpecError, match="lengths disagree: others have 4 positions, and this has 5"):
+        with pytest.raises(tfkit.SpecError, match="all inputs must have the same length, 4 positions; got 5"):
             tfkit.loads(text.replace("JOIN", join).replace("ALONG", along), plugins=PLUGINS)
     graph = tfkit.loads(text.replace("JOIN", "concat").replace("ALONG", ""), plugins=PLUGINS)
     assert graph.node("body").output.length == 9

@@ -87,8 +87,8 @@ def test_they_stand_beside_the_built_in_ones() -> None:
     [
         ("{}['x']", FORMAT, "failed: KeyError: 'x'", 1),
         ("yield Mine\n    raise ValueError('no')", FORMAT, "failed: ValueError: no", 2),
-        ("return 3", FORMAT, "returned int, not a list of subclasses of tfkit.Format", -1),
-        ("return [int]", FORMAT, "returned `<class 'int'>`, not a subclass of tfkit.Format", -1),
+        ("return 3", FORMAT, "must return a list of subclasses of tfkit.Format; got int", -1),
+        ("return [int]", FORMAT, "must return subclasses of tfkit.Format; got `<class 'int'>`", -1),
         ("return [Mine]", FORMAT.replace("def open", "def opne"), "returned `Mine`, which does not define `open`", -1),
         ("return [Mine]", FORMAT.replace('name = "mine"', ""), "returned `Mine`, which needs a `name`", -1),
         ("return [Mine]", FORMAT.replace('(".mine",)', '"mine"'), "returned `Mine`, whose `suffixes` are not", -1),
@@ -102,10 +102,10 @@ def test_a_hook_that_fails_leaves_out_its_formats(body: str, format: str, cause:
     assert fault.message.startswith(f"plugin mine.py: `tfkit_export_formats` {cause}")
     head = f"{format}{HOOK}".count("\n")
     assert fault.notes == (f"{Path('mine.py').resolve()}:{head + line}",)
-    assert fault.help == "it is left out; to switch the plugin off: TFKIT_DISABLE=mine"
+    assert fault.help == "this hook is skipped; to switch the plugin off: TFKIT_DISABLE=mine"
     with pytest.raises(SpecError) as caught:
         found.choose(Path("a.mine"))
-    assert caught.value.diagnostics[0].notes[-1] == f"left out: {fault.message}"
+    assert caught.value.diagnostics[0].notes[-1] == f"omitted: {fault.message}"
 
 
 @pytest.mark.parametrize(

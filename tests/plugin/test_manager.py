@@ -176,7 +176,7 @@ def test_the_environment_goes_before_what_is_installed(
 def test_the_environment_runs_nothing_that_lies_where_one_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     write("plugins/one.py", "raise SystemExit")
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", "plugins")
-    with pytest.raises(SpecError, match="TFKIT_PLUGIN_DIR takes absolute paths, not `plugins`"):
+    with pytest.raises(SpecError, match="TFKIT_PLUGIN_DIR must contain absolute paths; got `plugins`"):
         load(entry_points=True)
 
 
@@ -211,9 +211,7 @@ def test_where_a_wanted_plugin_is(install: Callable[..., None]) -> None:
     assert where_it_is("tfkit_two", folders) == two
     assert "pip install FOLDER" in where_it_is("three", folders)
     install("tfkit-four", "1.0", plugin("four"))
-    assert (
-        where_it_is("tfkit-four", folders) == "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
-    )
+    assert where_it_is("tfkit-four", folders) == "it is installed, but omitted by `--no-plugins` (`entry_points=False`)"
 
 
 def test_a_wanted_plugin_that_is_off_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +230,7 @@ def test_two_plugins_of_one_name() -> None:
         error: there are 2 plugins named `same`
            = a/same.py
            = 0.1.0 b/project
-           = help: rename one, or move it away
+           = help: rename or remove one of the plugins
     """)
     assert load("a", "b", disabled=["same"]).disabled == ("same", "Same")
     assert kinds(load("a")) == ["one"]
@@ -326,7 +324,7 @@ def test_folder_without_plugin(folder: str) -> None:
     what = "does not exist" if folder == "missing" else "holds no plugin"
     assert str(caught.value) == inspect.cleandoc(f"""
         error: plugin folder `{folder}` {what}
-           = help: it may hold a *.py file, a package, or a project whose pyproject.toml has
+           = help: use a folder that holds a *.py file, a package, or a project whose pyproject.toml has
              [project.entry-points.tfkit]
     """)
 

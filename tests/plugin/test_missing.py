@@ -50,7 +50,7 @@ def test_a_spec_of_a_plugin_that_is_not_loaded() -> None:
         tfkit.load("deepseek_v3", plugins=nothing)
     (wrong,) = caught.value.diagnostics
     assert wrong.message == "`deepseek_v3` comes with the plugin tfkit-mla, which is not loaded"
-    assert wrong.help == "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
+    assert wrong.help == "it is installed, but omitted by `--no-plugins` (`entry_points=False`)"
     with pytest.raises(tfkit.SpecError, match="a spec with a similar name exists: `mixtral_8x7b`"):
         tfkit.load("mixtral_8x7", plugins=nothing)
 

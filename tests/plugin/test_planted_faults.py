@@ -106,13 +106,13 @@ LEFT_OUT = {
         "-> None:\n    register(ShiftConfig)",
         "-> object:\n    return ShiftConfig",
         "@tfkit.hookimpl",
-        "`tfkit_register` returned ShiftConfig, and must return nothing: call `register` with each config",
+        "`tfkit_register` must return nothing; got ShiftConfig: call `register` with each config",
     ),
     "a text for a folder": (
         HOOK,
         f'@tfkit.hookimpl\ndef tfkit_specs():  # here\n    return "specs"\n\n\n{HOOK}',
         "def tfkit_specs",
-        "`tfkit_specs` returned str, not the path of a folder",
+        "`tfkit_specs` must return the path of a folder; got str",
     ),
     "no annotation": (
         "n_pieces: tfkit.Count = 2",
@@ -136,7 +136,7 @@ def test_a_plugin_that_is_left_out(fault: str, plant: Plant, said: Said, project
     line = plant(old, new, mark)
     line -= fault == "a text for a folder"  # a function begins with its decorators
     place = f"{project / CODE}:{line}"
-    warning = f"warning: plugin `tfkit-shift` is left out: {cause} = {place} = help: TFKIT_DISABLE=tfkit-shift"
+    warning = f"warning: plugin `tfkit-shift` is skipped: {cause} = {place} = help: TFKIT_DISABLE=tfkit-shift"
     assert said("validate", "gpt2", status=0).startswith(warning)
     assert f"{cause}{place}to".replace(" ", "") in said("plugins", status=0).replace(" ", "")
     text = said("validate", "shift_tiny")
@@ -188,7 +188,7 @@ def test_a_forward_that_does_not_script(plant: Plant, found: Callable[[str], lis
 def test_a_field_without_effect(plant: Plant, found: Callable[[str], list[str]], project: Path) -> None:
     line = plant("    bias: ", "    floor: float = 0.0\n    bias: ", "class ShiftConfig")
     assert found("fields") == [
-        f"ffn kind `shift`, {project / CODE}:{line}, breaks a promise",
+        f"ffn kind `shift`, {project / CODE}:{line}, breaks a guarantee",
         "- fields, in a decoder: ffn kind `shift` never reads its field `floor`",
     ]
 
@@ -197,7 +197,7 @@ def test_steps_that_differ_from_the_whole(plant: Plant, found: Callable[[str], l
     """An FFN that reads earlier tokens has no cache for them; that is said of it, and not of what follows."""
     line = plant("return self.down(self.dropout(hidden))", "return self.down(hidden).cumsum(1)", "class ShiftConfig")
     first, text = found("alone")
-    assert first == f"ffn kind `shift`, {project / CODE}:{line}, breaks a promise"
+    assert first == f"ffn kind `shift`, {project / CODE}:{line}, breaks a guarantee"
     assert text.startswith(
         "- alone, in a decoder: ffn kind `shift`, `stack.layers.0.ffn`, looks back: positions change"
     )

@@ -34,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("clean")
         (plugin("half", body="{}['x']"), "`tfkit_register` failed: KeyError: 'x'", 13),
         (
             plugin("half", body="register(int)"),
-            "`tfkit_register` failed: TypeError: register() takes a subclass of tfkit.Component, not `int`",
+            "`tfkit_register` failed: TypeError: register() must be called with a subclass of tfkit.Component; got "
+            "`int`",
             13,
         ),
         (plugin("half", body="raise SystemExit"), "`tfkit_register` failed: SystemExit", 13),

@@ -221,25 +221,26 @@ class Unresolved(NoKind):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (3, "register() takes a subclass of tfkit.Component, not `int`"),
-        (Registry, "register() takes a subclass of tfkit.Component, not `Registry`"),
+        (3, "register() must be called with a subclass of tfkit.Component; got `int`"),
+        (Registry, "register() must be called with a subclass of tfkit.Component; got `Registry`"),
         (
             PlainNormConfig(),
-            "register() takes a subclass of tfkit.Component, not `PlainNormConfig`: pass the class, not an object",
+            "register() must be called with a subclass of tfkit.Component; got `PlainNormConfig`: "
+            "pass the class instead of an object",
         ),
         (NoKind, '`NoKind` has no field `kind`: write `kind: Literal["name"] = "name"`'),
         (TextKind, '`TextKind.kind` must be a Literal of one name: write `kind: Literal["name"] = "name"`'),
         (TwoKinds, '`TwoKinds.kind` must be a Literal of one name: write `kind: Literal["name"] = "name"`'),
         (IntKind, '`IntKind.kind` must be a Literal of one name: write `kind: Literal["name"] = "name"`'),
-        (NoDefault, "`NoDefault.kind`: its Literal says 'none', its default says nothing"),
-        (OtherDefault, "`OtherDefault.kind`: its Literal says 'one', its default says 'two'"),
+        (NoDefault, "`NoDefault.kind`: its Literal 'none' must equal its default; got nothing"),
+        (OtherDefault, "`OtherDefault.kind`: its Literal 'one' must equal its default; got 'two'"),
         (OddWord, "`OddWord.kind`: 'Odd-Word' is not a lower-case word such as `double_gelu`"),
         (NoBuild, "`NoBuild` does not define `build`"),
         (NowhereConfig, "`NowhereConfig` does not define `build`"),
         (NoSlot, "`NoSlot` needs the base class of a slot, such as tfkit.FFNConfig"),
         (OwnSlot, "`OwnSlot` needs the base class of a slot, such as tfkit.FFNConfig"),
-        (MovedSlot, "`MovedSlot` has several slots: ffn, norm"),
-        (TwoSlots, "`TwoSlots` has several slots: ffn, norm"),
+        (MovedSlot, "`MovedSlot` must have a single slot; got ffn, norm"),
+        (TwoSlots, "`TwoSlots` must have a single slot; got ffn, norm"),
         (Unresolved, "the annotations of `Unresolved` do not resolve: name 'Missing' is not defined"),
     ],
 )

@@ -84,7 +84,7 @@ def test_one_that_does_not(requires: str, version: str, found: str) -> None:
     with pytest.raises(SpecError) as caught:
         loads(requires, version)
     (wrong,) = caught.value.diagnostics
-    assert wrong.message == f"the spec needs `{requires}`, and {found} is loaded"
+    assert wrong.message == f"the spec needs `{requires}`, but {found} is loaded"
     assert wrong.notes == (f"found: tfkit-lab {found}, from lab", f"required: {requires.removeprefix('tfkit-lab')}")
     assert (wrong.path, wrong.span is not None and wrong.span.line) == ("requires", 3)
 
@@ -94,8 +94,8 @@ def test_one_that_does_not(requires: str, version: str, found: str) -> None:
     [
         ("tfkit lab", "it is not the name of a plugin, with versions or without"),
         ("tfkit-lab=0.3", "it is not the name of a plugin, with versions or without"),
-        ('"tfkit-lab[all]"', "it says more than the name of a plugin and its versions"),
-        ('"tfkit-lab @ https://example.org"', "it says more than the name of a plugin and its versions"),
+        ('"tfkit-lab[all]"', "it must contain only the name of a plugin and its versions"),
+        ('"tfkit-lab @ https://example.org"', "it must contain only the name of a plugin and its versions"),
     ],
 )
 def test_one_that_cannot_be_read(requires: str, cause: str) -> None:
@@ -128,7 +128,7 @@ def test_a_saved_spec_requires_the_version_that_built_it(requires: str, version:
 
 def test_an_older_plugin_does_not_read_it() -> None:
     tfkit.save(tfkit.build(loads("")), "out")
-    with pytest.raises(SpecError, match=r"the spec needs `tfkit-lab>=0\.2\.1`, and 0\.1 is loaded"):
+    with pytest.raises(SpecError, match=r"the spec needs `tfkit-lab>=0\.2\.1`, but 0\.1 is loaded"):
         tfkit.load("out", plugins=plugins("0.1"))
 
 

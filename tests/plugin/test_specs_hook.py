@@ -81,10 +81,10 @@ def test_switched_off() -> None:
     [
         ("{}['x']", "`tfkit_specs` failed: KeyError: 'x'", 8),
         ("raise SystemExit(3)", "`tfkit_specs` failed: SystemExit: 3", 8),
-        ("return 3", "`tfkit_specs` returned int, not the path of a folder", 6),
-        ("return 'specs'", "`tfkit_specs` returned str, not the path of a folder", 6),
-        ("return ['specs']", "`tfkit_specs` returned str among its paths", 6),
-        ("return Path('no')", "`tfkit_specs` returned no, which is not a folder that holds *.yaml", 6),
+        ("return 3", "`tfkit_specs` must return the path of a folder; got int", 6),
+        ("return 'specs'", "`tfkit_specs` must return the path of a folder; got str", 6),
+        ("return ['specs']", "`tfkit_specs` must return paths; got str among them", 6),
+        ("return Path('no')", "`tfkit_specs` must return a folder that holds *.yaml; got no", 6),
     ],
 )
 def test_a_hook_that_fails_leaves_out_its_plugin(body: str, cause: str, line: int) -> None:

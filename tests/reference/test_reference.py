@@ -121,8 +121,8 @@ def test_a_kind_that_nobody_defined() -> None:
     [
         ({}, "inputs that are missing, or not of this model: tokens"),
         ({"tokens": TOKENS, "tokns_mask": TOKENS}, "not of this model: tokns_mask"),
-        ({"tokens": TOKENS - 1}, "ids from 0 to 2 for a table of 5 rows|ids from -1 to 3 for a table of 5 rows"),
-        ({"tokens": TOKENS + 1}, "ids from 1 to 5 for a table of 5 rows"),
+        ({"tokens": TOKENS - 1}, "got 0 to 2|got -1 to 3"),
+        ({"tokens": TOKENS + 1}, "must be from 0 to 4, the rows of the table; got 1 to 5"),
     ],
 )
 def test_inputs_that_the_model_does_not_take(inputs: dict[str, Array], message: str) -> None:
@@ -134,10 +134,10 @@ def test_inputs_that_the_model_does_not_take(inputs: dict[str, Array], message: 
 def test_weights_that_do_not_fit() -> None:
     _, weights = filled()
     weights["decoder.extra"] = weights.pop("embedding.tokens.weight")
-    with pytest.raises(ValueError, match=r"the weights lack `embedding\.tokens\.weight`"):
+    with pytest.raises(ValueError, match=r"`embedding\.tokens\.weight` is missing in the weights"):
         run(GRAPH, weights, {"tokens": TOKENS})
     weights["embedding.tokens.weight"] = weights["decoder.extra"]
-    with pytest.raises(ValueError, match=r"weights that no part of the spec reads: decoder\.extra"):
+    with pytest.raises(ValueError, match=r"the spec has no component for the weights decoder\.extra"):
         run(GRAPH, weights, {"tokens": TOKENS})
-    with pytest.raises(TypeError, match="`weights` of `run` must be a mapping of a string to an array, not"):
+    with pytest.raises(TypeError, match="`weights` of `run` must be a mapping of a string to an array; got"):
         run(GRAPH, [1], {"tokens": TOKENS})

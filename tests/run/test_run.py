@@ -63,11 +63,11 @@ def test_errors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gold
     [
         ("[]", "`betas` must have 2 items; got 0"),
         ("[0.9, 0.95, 0.99]", "`betas` must have at most 2 items; got 3"),
-        ("[[0.9], 0.95]", "an item of `betas` takes a number of at least 0 and below 1, not a list"),
-        ("[null, 0.95]", "an item of `betas` takes a number of at least 0 and below 1, not null"),
+        ("[[0.9], 0.95]", "an item of `betas` must be a number of at least 0 and below 1; got a list"),
+        ("[null, 0.95]", "an item of `betas` must be a number of at least 0 and below 1; got null"),
         ("[1.5]", "`betas` must have 2 items; got 1"),
-        ("null", "`betas` takes a list, not null"),
-        ("{a: 0.9}", "`betas` takes a list, not a mapping"),
+        ("null", "`betas` must be a list; got null"),
+        ("{a: 0.9}", "`betas` must be a list; got a mapping"),
     ],
 )
 def test_errors_of_a_pair(value: str, message: str, tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_errors_of_a_pair(value: str, message: str, tmp_path: Path) -> None:
         ("step=3", "the run has no key `step`"),
         ("model.decodr.n_layers=3", "the model has no node or key `decodr`"),
         ("model.decoder.ffn.kind=swigl", "unknown ffn kind `swigl`"),
-        ("optimizer.lr=-1", "`lr` takes a number above 0"),
-        ("schedule.warmup=steps * 2", "`warmup` takes 16 steps, but the run has 8"),
+        ("optimizer.lr=-1", "`lr` must be a number above 0"),
+        ("schedule.warmup=steps * 2", "`warmup` must be at most the length of the run, 8 steps; got 16"),
     ],
 )
 def test_errors_of_changes(change: str, says: str, tmp_path: Path) -> None:

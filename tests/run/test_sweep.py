@@ -220,7 +220,7 @@ def test_variants_in_several_sizes() -> None:
 
 def test_two_lengths_are_refused() -> None:
     Path("sweep.yaml").write_text(SWEEP + "tokens: 20 * params\n", encoding="utf-8")
-    with pytest.raises(SpecError, match="`steps` has no effect beside the sweep's `tokens`"):
+    with pytest.raises(SpecError, match="`steps` has no effect with the sweep's `tokens`"):
         Sweep("sweep.yaml", PLUGINS, Path("out"), sets=["steps=9"])
 
 

@@ -26,14 +26,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "file", "said"),
     [
-        ("show", "run.yaml", "`run.yaml` is a run, not a model"),
-        ("show", "sweep.yaml", "`sweep.yaml` is a sweep, not a model"),
-        ("train", "model.yaml", "`model.yaml` is a model, not a run"),
-        ("train", "sweep.yaml", "`sweep.yaml` is a sweep, not a run"),
-        ("train", "extends.yaml", "`model.yaml` is a model, not a run"),
-        ("sweep", "model.yaml", "`model.yaml` is a model, not a sweep"),
-        ("sweep", "run.yaml", "`run.yaml` is a run, not a sweep"),
-        ("sweep", "base.yaml", "`model.yaml` is a model, not a run"),
+        ("show", "run.yaml", "`run.yaml` must be a model; got a run"),
+        ("show", "sweep.yaml", "`sweep.yaml` must be a model; got a sweep"),
+        ("train", "model.yaml", "`model.yaml` must be a run; got a model"),
+        ("train", "sweep.yaml", "`sweep.yaml` must be a run; got a sweep"),
+        ("train", "extends.yaml", "`model.yaml` must be a run; got a model"),
+        ("sweep", "model.yaml", "`model.yaml` must be a sweep; got a model"),
+        ("sweep", "run.yaml", "`run.yaml` must be a sweep; got a run"),
+        ("sweep", "base.yaml", "`model.yaml` must be a run; got a model"),
     ],
 )
 def test_another_sort(command: str, file: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,8 +41,8 @@ def test_another_sort(command: str, file: str, said: str, capsys: pytest.Capture
     error = capsys.readouterr().err
     assert error.startswith(f"error: {said}\n  --> ")
     assert error.count("error:") == 1
-    right = {"model": "show", "run": "train", "sweep": "sweep"}[said.split(" is a ")[1].split(",")[0]]
-    assert error.endswith(f"= help: `tfkit {right}` reads it\n")
+    right = {"model": "show", "run": "train", "sweep": "sweep"}[said.split("; got a ")[1]]
+    assert error.endswith(f"= help: read it with `tfkit {right}`\n")
 
 
 def test_a_document_of_two_sorts_has_the_errors_of_the_one_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:

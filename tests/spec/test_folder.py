@@ -226,7 +226,7 @@ def test_the_published_layout_is_a_folder_too_and_keeps_the_tokenizer(folder: Pa
 def test_a_tokenizer_is_never_lost(folder: Path, run: Run) -> None:
     """A folder with a tokenizer is only replaced by a model that has one."""
     wrong = run("build", "small.yaml", "-o", "out", "--force", status=1, stderr=True)
-    assert "`out` holds other files than a model's: chars.json" in wrong
+    assert "`out` must hold only the files of a model; got chars.json" in wrong
     run("build", "out", "-o", "other")
     Path("out/chars.json").write_text('{"characters": "edcba"}')
     run("build", "out", "-o", "other", "--force")

@@ -38,7 +38,7 @@ ROPE = "graph.decoder.attention.position={kind: rope, "
 
 ILLEGAL = {
     # positions and the heads that they turn or bias
-    "rope, odd heads": (["graph.decoder.attention.d_head=7", "graph.decoder.attention.position=rope"], "is odd"),
+    "rope, odd heads": (["graph.decoder.attention.d_head=7", "graph.decoder.attention.position=rope"], "must be even"),
     "rope wider than the head": ([ROPE + "width: 10}"], "at most the width of a head (8)"),
     "rope of odd width": ([ROPE + "width: 3}"], "must be even"),
     "dynamic rope of one pair": (
@@ -93,9 +93,9 @@ ILLEGAL = {
         ["graph.decoder.cross_attention={kind: mha, n_heads: 4, mask: {left: 2}}"],
         "cross-attention reads the whole memory",
     ),
-    "memory and prefix": (["graph.decoder.prefix=n"], "either a memory or a prefix"),
-    "a prefix of tokens": (["graph.prefix.prefix=tokens"], "takes lengths"),
-    "an encoder with a memory of tokens": (["graph.encoder.memory=tokens"], "`memory` takes a sequence"),
+    "memory and prefix": (["graph.decoder.prefix=n"], "cannot have both a memory and a prefix"),
+    "a prefix of tokens": (["graph.prefix.prefix=tokens"], "must be lengths"),
+    "an encoder with a memory of tokens": (["graph.encoder.memory=tokens"], "`memory` must be a sequence"),
     "an encoder with a prefix": (["graph.encoder.prefix=n"], "prefix"),
     "an encoder with cross-attention": (
         ["graph.encoder.cross_attention={kind: mha, n_heads: 4}"],
@@ -129,13 +129,13 @@ ILLEGAL = {
     # norms, embeddings, heads
     "a bias without a scale": (["graph.encoder.norm={kind: layernorm, scale: false}"], "bias"),
     "tables of nothing": (["graph.embedding.tables={}"], "tables"),
-    "a tied table of another width": (["graph.embedding.d_embed=8"], "needs a table of 17 rows of width 32"),
+    "a tied table of another width": (["graph.embedding.d_embed=8"], "must have 17 rows of width 32"),
     "stages in part": (
         ["graph.embedding.scale=2.0", "graph.embedding.norm=layernorm", "graph.embedding.stages=[norm]"],
-        "leaves out scale",
+        "is missing scale",
     ),
-    "a memory of tokens": (["graph.decoder.memory=tokens"], "takes a sequence"),
-    "a stack of another width": (["graph.encoder.d_model=64"], "widths disagree"),
+    "a memory of tokens": (["graph.decoder.memory=tokens"], "must be a sequence"),
+    "a stack of another width": (["graph.encoder.d_model=64"], "must have the width of d_model"),
 }
 
 

@@ -169,11 +169,11 @@ def test_the_place_is_that_of_the_argument() -> None:
 @pytest.mark.parametrize(
     ("argument", "message", "column"),
     [
-        ("d_model", "not of the form path=value", 1),
-        ("=3", "not of the form path=value", 1),
-        ("decoder..x=3", "not of the form path=value", 1),
+        ("d_model", "a change must have the form path=value", 1),
+        ("=3", "a change must have the form path=value", 1),
+        ("decoder..x=3", "a change must have the form path=value", 1),
         ("decodr.n_layers=3", "the spec has no node or key `decodr`", 1),
-        ("d_model.x=3", "`d_model` is a number: it has no `x`", 9),
+        ("d_model.x=3", "`d_model` is a number, which has no key `x`", 9),
         ("outputs.2=c", "`outputs` has no item `2`", 9),
         ("decoder.sublayers.-1=ffn", "`sublayers` has no item `-1`", 19),
     ],

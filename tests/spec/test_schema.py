@@ -59,12 +59,12 @@ def test_every_reference_is_there() -> None:
 def test_make_writes_the_schema_that_the_specs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe in the Makefile serves every spec; the specs name its file in their first line."""
     target = re.search(r"^SCHEMA +:= specs/(.*)$", MAKEFILE, re.MULTILINE)
-    recipe = re.search(r"^\$\(SCHEMA\):.*\n\t\$\(BIN\)/tfkit (.*) -o \$@$", MAKEFILE, re.MULTILINE)
+    recipe = re.search(r"^\$\(SCHEMA\):.*\n\t\$\(BIN\)/tfkit ((?:.|\n)*?) -o \$@$", MAKEFILE, re.MULTILINE)
     assert target
     assert recipe
     assert target[1] == SCHEMA_FILE
     monkeypatch.chdir(ROOT)
-    assert main([*shlex.split(recipe[1]), "-o", str(tmp_path / "schema.json")]) == 0
+    assert main([*shlex.split(recipe[1].replace("\\\n", "")), "-o", str(tmp_path / "schema.json")]) == 0
     assert json.loads((tmp_path / "schema.json").read_text(encoding="utf-8")) == OF_THE_SPECS
     assert all(re.search(rf"^{goal}:.* \$\(SCHEMA\)", MAKEFILE, re.MULTILINE) for goal in ("demo", "test"))
 

@@ -61,11 +61,11 @@ def test_the_place_itself_is_part_of_a_circle() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("n: true", "not a number"),
-        ("n: words", "`n` is `words`, not a number"),
-        ("n: '3'", "`n` is `3`, not a number"),
-        ("n: [3]", "not a number"),
-        ("n: null", "not a number"),
+        ("n: true", "must be a number"),
+        ("n: words", "`n` must be a number; got `words`"),
+        ("n: '3'", "`n` must be a number; got `3`"),
+        ("n: [3]", "must be a number"),
+        ("n: null", "must be a number"),
     ],
 )
 def test_what_is_no_number_is_told(text: str, message: str) -> None:

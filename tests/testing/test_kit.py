@@ -81,7 +81,7 @@ def test_built_in_attention_passes_everywhere(kind: str) -> None:
 def test_an_unknown_kind_or_slot() -> None:
     with pytest.raises(ValueError, match="no kind `nothing` in slot `ffn`"):
         check_component("nothing", slot="ffn", plugins=PLUGINS)
-    with pytest.raises(ValueError, match="give `slot`, one of activation, attention"):
+    with pytest.raises(ValueError, match="pass the slot of the kind, one of activation, attention"):
         check_component("gelu", plugins=PLUGINS)
     with pytest.raises(ValueError, match="slot `block` has no small model"):
         check_component("encoder", slot="block", plugins=PLUGINS)
@@ -91,7 +91,7 @@ def test_an_unknown_kind_or_slot() -> None:
 
 
 NAME = f"ffn kind `wrong`, {place_of(FFNConfig)},"
-ONE = f"{NAME} breaks a promise"
+ONE = f"{NAME} breaks a guarantee"
 FFN = "ffn kind `wrong`, `stack.layers.0.ffn`, "
 WEIGHT = "`stack.layers.0.ffn.weight` "
 STEPS = "`stack.layers.0.ffn.steps` "
@@ -120,7 +120,7 @@ BROKEN: dict[type[nn.Module], list[str]] = {
         "script",
         "ffn kind `wrong` cannot be scripted by TorchScript: Arguments for call are not valid",
     ],
-    BreaksTheGraph: ["capture", "torch.compile does not capture the model whole: "],
+    BreaksTheGraph: ["capture", "torch.compile does not capture the entire model: "],
 }
 
 
@@ -188,7 +188,7 @@ def test_all_broken_promises_are_named_with_the_models_that_break_them() -> None
             FFNConfig, fields={"wrong": "TwoFaults"}, within=["encoder", "decoder"], only=["types", "gradients"]
         )
     first, types, gradients = str(caught.value).splitlines()
-    assert first == f"{NAME} breaks 2 promises"
+    assert first == f"{NAME} breaks 2 guarantees"
     assert types.startswith("- types, in an encoder and a decoder: a model of torch.bfloat16 fails: ffn kind `wrong` ")
     unused = "each of `stack.layers.0.ffn.spare`, `stack.layers.0.ffn.other` gets no gradient: nothing uses it"
     assert gradients == f"- gradients, in an encoder and a decoder: {unused}"
@@ -313,10 +313,12 @@ def test_check_model_takes_any_graph() -> None:
 
 def test_mistaken_calls_are_told() -> None:
     calls: dict[str, Callable[[], None]] = {
-        "`component` of `check_component` must be a kind or a config class, not 5": lambda: check_component(5),  # type: ignore[arg-type]
-        "a kind fills a slot: give `slot`, one of activation, attention, ": lambda: check_component("swiglu"),
-        "no kind `nope` in slot `ffn`; slots: ": lambda: check_component("nope", slot="ffn"),
-        "`level` of `check_model` must be one of 'quick', 'full', not 'ful': a similar one is 'full'": lambda: (
+        "`component` of `check_component` must be a kind or a config class; got 5": lambda: check_component(5),  # type: ignore[arg-type]
+        "`slot` is missing: pass the slot of the kind, one of activation, attention, ": lambda: check_component(
+            "swiglu"
+        ),
+        "there is no kind `nope` in slot `ffn`; slots: ": lambda: check_component("nope", slot="ffn"),
+        "`level` of `check_model` must be one of 'quick', 'full'; got 'ful': a similar one is 'full'": lambda: (
             check_model(
                 "gpt2",
                 level="ful",  # type: ignore[arg-type]

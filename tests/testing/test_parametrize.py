@@ -86,7 +86,7 @@ def test_known_failures_are_strict_and_have_a_reason() -> None:
 def test_a_block_brings_its_spec() -> None:
     config = PLUGINS.registry.find("block", "pooler")
     assert config is not None
-    with pytest.raises(ValueError, match="a block has no small model: give its `spec`"):
+    with pytest.raises(ValueError, match="a block has no small model: pass its `spec`"):
         parametrize_with_checks(config.config, plugins=PLUGINS)
     graph = {"embedding": {"block": "embedding"}, "pooler": {"block": "pooler", "select": "mean"}}
     spec = {"tfkit": 1, "name": "pooled", "d_model": 16, "vocab_size": 11, "graph": graph}

@@ -52,7 +52,7 @@ class Builder:
         try:
             module = _built(config, self, *args, **kwargs)
             if not isinstance(module, nn.Module):
-                raise TypeError(f"it returned {type(module).__name__}, not an nn.Module")
+                raise TypeError(f"it must return an nn.Module; got {type(module).__name__}")
         except (Invalid, SpecError, FailedError, KeyboardInterrupt):
             raise
         except BaseException as cause:

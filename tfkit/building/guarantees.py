@@ -69,7 +69,7 @@ def check_layers(model: fx.GraphModule, graph: Graph) -> None:
             missing, further = sorted(node.stack.modules() - names), f"layers.{len(node.stack.layers)}"
             fault = f"describes layers with modules that it does not have: {listing(missing)}" if missing else None
             if further in names:
-                fault = f"has a module `{further}`, but its `stack` leaves it out"
+                fault = f"has a module `{further}`, but its `stack` omits it"
             if fault is not None:
                 raise SpecError(Broken(node.name, node.config, fault).diagnostic(graph))
 
@@ -227,7 +227,7 @@ def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
 def _other(result: Any, expected: Shape, what: str) -> str | None:
     """Return the fault in a result that does not have the wanted shape."""
     if not isinstance(result, Tensor):
-        return f"returns {type(result).__name__}, not a tensor"
+        return f"must return a tensor; got {type(result).__name__}"
     sizes = tuple(result.shape)
     if len(sizes) == len(expected) and all(_fits(*pair) for pair in zip(sizes, expected, strict=True)):
         return None

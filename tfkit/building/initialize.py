@@ -65,7 +65,9 @@ def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None
                 reset()
             elif _holds(module) and not _is_filled_above(model, path):
                 message = f"`{path}` has parameters or buffers, but no `reset_parameters` to fill them"
-                raise SpecError(Diagnostic(message, help=f"add one to the class {type(module).__name__}"))
+                raise SpecError(
+                    Diagnostic(message, help=f"add `reset_parameters` to the class {type(module).__name__}")
+                )
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:

@@ -27,7 +27,7 @@ BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfki
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
     "sequence": "vectors [b, t, width]",
-    "lengths": "whole numbers [b]",
+    "lengths": "integers [b]",
 }
 _DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
 
@@ -73,13 +73,13 @@ def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, 
         return None
     names = [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
     if len(args) > len(names):
-        return TypeError(f"`{graph.name}` reads {listing(names)}, but was given {len(args)} inputs")
+        return TypeError(f"`{graph.name}` must be called with {listing(names)}; got {len(args)} inputs")
     inputs = dict(zip(names, args, strict=False))
     for name in kwargs:
         if name not in names:
             return TypeError(unknown_argument(graph.name, name, names))
         if name in inputs:
-            return TypeError(f"`{name}` of `{graph.name}` was given twice")
+            return TypeError(f"`{name}` of `{graph.name}` must be passed once; got two values")
     inputs |= kwargs
     missing = [name for name, signal in graph.inputs.items() if not signal.optional and inputs.get(name) is None]
     if missing:
@@ -92,7 +92,7 @@ def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None 
     """Yield errors in inputs and masks; `weight` is a parameter of the model."""
     for name, value in inputs.items():
         if not isinstance(value, Tensor):
-            yield TypeError(f"`{name}` must be a tensor, not {shown(value)}")
+            yield TypeError(f"`{name}` must be a tensor; got {shown(value)}")
             return
     for name, value in inputs.items():
         signal = graph.inputs.get(name)
@@ -112,13 +112,13 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
     if value.is_nested or value.layout != torch.strided:
         yield ValueError(f"`{name}` must be a dense tensor, {expected}")
     elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == (signal.type == "sequence"):
-        yield ValueError(f"`{name}` must be {expected}, not {dtype} {list(value.shape)}")
+        yield ValueError(f"`{name}` must be {expected}; got {dtype} {list(value.shape)}")
     elif signal.type == "sequence" and signal.width is not None and value.size(-1) != signal.width:
-        yield ValueError(f"`{name}` must be of width {signal.width}, not {list(value.shape)}")
+        yield ValueError(f"`{name}` must be of width {signal.width}; got {list(value.shape)}")
     elif signal.type != "lengths" and value.size(1) == 0:
-        yield ValueError(f"`{name}` must have at least one position, not {list(value.shape)}")
+        yield ValueError(f"`{name}` must have at least one position; got {list(value.shape)}")
     elif signal.length is not None and value.size(1) != signal.length:
-        yield ValueError(f"`{name}` must have {signal.length} positions, not {list(value.shape)}")
+        yield ValueError(f"`{name}` must have {signal.length} positions; got {list(value.shape)}")
     elif signal.type == "tokens":
         error = wrong_tokens(graph, name, value)
         yield from [] if error is None else [error]
@@ -143,7 +143,7 @@ def _wrong_mask(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterat
     if hidden is not None:
         expected = [*hidden.shape[:2]] + [hidden.size(1)] * (mask.dim() == 3)
         if expected != [*mask.shape]:
-            yield ValueError(f"`{name}` must be bool {expected}, not {mask.dtype} {list(mask.shape)}")
+            yield ValueError(f"`{name}` must be bool {expected}; got {mask.dtype} {list(mask.shape)}")
 
 
 def _wrong_rows(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exception]:
@@ -151,12 +151,12 @@ def _wrong_rows(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Excep
     inputs = {name: value for name, value in arguments.items() if name in graph.inputs}
     counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
     if len(set(counts.values())) > 1:
-        yield ValueError(f"the inputs have different batch sizes: {_listed(counts)}")
+        yield ValueError(f"the inputs must have the same batch size; got {_listed(counts)}")
     for node in graph.nodes:
         together = [name for source in node.wires.values() for name in as_list(source) if name in inputs]
         lengths = {name: inputs[name].size(1) for name in together if inputs[name].dim() > 1}
         if isinstance(node.wires.get("input"), list) and len(set(lengths.values())) > 1:
-            yield ValueError(f"`{node.name}` reads inputs of different lengths: {_listed(lengths)}")
+            yield ValueError(f"the inputs of `{node.name}` must have the same length; got {_listed(lengths)}")
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
@@ -219,14 +219,16 @@ def whole(model: object) -> fx.GraphModule:
 def check_values(model: nn.Module) -> None:
     """Raise ValueError if the parameters of a model have shapes alone."""
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("the model is on the meta device, where weights have no values: build it on another one")
+        raise ValueError("the model is on the meta device, where weights have no values: build it on another device")
 
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
     """Return the compute dtype of sharded modules, if their policy differs from the parameters' dtype."""
     dtypes = {computes_in(module) for module in model.modules() if is_sharded(module)}
     if len(dtypes) > 1:
-        raise ValueError("`fully_shard` was called with several `MixedPrecisionPolicy`, but a cache has one type")
+        raise ValueError(
+            "all calls of `fully_shard` must use the same `MixedPrecisionPolicy`: a cache has a single dtype"
+        )
     return dtypes.pop() if dtypes else None
 
 

@@ -26,9 +26,9 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
     if resolved is None:
         near = closest(str(dtype), DTYPES)
         help = f": a similar one is '{near}'" if near else ""
-        raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {shown(dtype)}{help}")
+        raise ValueError(f"the type of weights must be one of {', '.join(DTYPES)}; got {shown(dtype)}{help}")
     if resolved not in TYPES.values():
-        raise ValueError(f"a type of weights is one of {', '.join(DTYPES)}, not {resolved}")
+        raise ValueError(f"the type of weights must be one of {', '.join(DTYPES)}; got {resolved}")
     return resolved
 
 

@@ -137,7 +137,7 @@ class FieldReading:
         if value is None and rule is not None and rule.null is not None:
             return self.compute(rule.null)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ExpressionError(f"{quoted(name)} is {quoted(str(value))}, not a number")
+            raise ExpressionError(f"{quoted(name)} must be a number; got {quoted(str(value))}")
         return value
 
     def at(self, path: str) -> Any:
@@ -183,7 +183,7 @@ class FieldReading:
             return
         if not solved.is_path and value is not None:
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ExpressionError(f"the value is {quoted(str(value))}, not a number")
+                raise ExpressionError(f"the value must be a number; got {quoted(str(value))}")
             value = _rounded(solved.inverse(value, self._number))
         self._check_agreement(solved.path, value)
         node = Scalar(value, self._span, quoted=True) if isinstance(value, str) else self._node(value)
@@ -194,10 +194,10 @@ class FieldReading:
         other, before = self._solved.setdefault(path, (self._name, value))
         if before != value and not self._values.keys().isdisjoint((self._name, other)):
             message = f"{self._gives(self._name, value)}, but {self._gives(other, before)}"
-            raise Invalid("", message, help="correct the wrong one")
+            raise Invalid("", message, help="correct one of the two fields")
 
     def _gives(self, name: str, value: Any) -> str:
-        left_out = "" if name in self._values else ", which is left out,"
+        left_out = "" if name in self._values else ", which is missing,"
         return f"{quoted(name)}{left_out} gives {quoted(case_of(value))}"
 
     def layers(self, stack: str) -> list[str] | None:
@@ -245,8 +245,8 @@ class FieldReading:
             if leaf in USUAL and plain(node) == USUAL[leaf]:
                 continue
             near = closest(name, self._family.fields)
-            help = f"the family knows {quoted(near)}" if near else self._way_out(name)
-            self._error(f"{self.model_type} does not know the field {quoted(name)}", name, help=help)
+            help = f"a field of the family has a similar name: {quoted(near)}" if near else self._way_out(name)
+            self._error(f"{self.model_type} does not have the field {quoted(name)}", name, help=help)
 
     def _way_out(self, name: str) -> str:
         """Return the text of a user's family in which a field has no effect."""

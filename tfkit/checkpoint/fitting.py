@@ -138,7 +138,7 @@ def left_out_lines(reasons: Mapping[str, str]) -> tuple[str, ...]:
 def _left_out_note(reasons: Mapping[str, str], file: str) -> Diagnostic:
     """Return the diagnostic that lists the tensors of a file which the model omits."""
     count = "1 tensor" if len(reasons) == 1 else f"{len(reasons):,} tensors"
-    return Diagnostic(f"the model leaves out {count} of {file}", notes=left_out_lines(reasons))
+    return Diagnostic(f"the model omits {count} of {file}", notes=left_out_lines(reasons))
 
 
 def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
@@ -187,7 +187,7 @@ def check_meaning(checkpoint: TensorFiles, graph: Graph, path: Path) -> None:
         if differences:
             more = (f"and {len(differences) - MOST_DIFFERENCES} more",) if len(differences) > MOST_DIFFERENCES else ()
             notes = (*map(str, differences[:MOST_DIFFERENCES]), *more)
-            help = "to load them anyway: --allow-change, in Python `allow_change=True`"
+            help = "load them anyway with --allow-change, in Python `allow_change=True`"
             message = f"the weights in {shown(path)} belong to a different model"
             raise SpecError(Diagnostic(message, notes=notes, help=help))
 
@@ -196,5 +196,5 @@ def _meaning(text: str, file: Path) -> Meaning:
     try:
         return parsed(parse_object(text.encode()))
     except (Malformed, ValueError) as error:
-        message = f"{shown(file)} has an invalid description of what its weights mean: {error}"
+        message = f"{shown(file)} has an invalid description of the semantics of its weights: {error}"
         raise SpecError(Diagnostic(message, help=AGAIN)) from error

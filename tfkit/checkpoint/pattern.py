@@ -177,7 +177,7 @@ class Pattern:
                 message = f"{self._quoted(axis)} of size {size} does not determine {listing(map(quoted, unknown))}"
                 raise PatternError(message, self.text, axis.columns, help="set the sizes of all names but one")
             if axis.size(sizes) != size:
-                raise self._misfit(axis, shape, f"is {size}, not {axis.size(sizes)}", sizes)
+                raise self._misfit(axis, shape, f"is {size} instead of {axis.size(sizes)}", sizes)
         return sizes
 
     def _inferred(self, axis: Axis, size: int, shape: Shape, sizes: Sizes) -> dict[str, int]:

@@ -77,7 +77,7 @@ def same_length(signals: Mapping[str, Signal]) -> int | None:
     first = next(iter(fixed.values()), None)
     for path, length in fixed.items():
         if length != first:
-            raise Invalid(path, f"lengths disagree: others have {first} positions, and this has {length}")
+            raise Invalid(path, f"all inputs must have the same length, {first} positions; got {length}")
     return first
 
 
@@ -110,7 +110,7 @@ class BlockConfig(Component):
         `Pieces()` if it computes every position independently. Raises `Invalid` if it needs the sequence as a whole, as
         every block does unless it overrides this method.
         """
-        raise Invalid("", f"block `{self.kind_name()}` reads sequences as a whole")
+        raise Invalid("", f"block `{self.kind_name()}` cannot be decoded step by step: it requires full sequences")
 
     def table(self) -> Signal | None:
         """Return the token table that other nodes may tie to; the block's module holds it as `tokens.weight`."""
@@ -135,21 +135,21 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None, l
     if signal.type not in types:
         takes = " or ".join(Signal(cast(Any, type_name)).in_words() for type_name in types)
         help = "put an `embedding` between the two" if signal.type == "tokens" and "sequence" in types else None
-        raise Invalid(field, f"`{field}` takes {takes}, not {signal.in_words()}", help=help)
+        raise Invalid(field, f"`{field}` must be {takes}; got {signal.in_words()}", help=help)
     if signal.optional:
         help = "remove `optional: true` from the input"
-        raise Invalid(field, f"`{field}` must always be given, but the input that it names is optional", help=help)
+        raise Invalid(field, f"`{field}` must always have a value, but the input that it names is optional", help=help)
     if width is not None and signal.width != width:
         raise Invalid(
             field,
-            f"widths disagree: d_model is {width}, and `{field}` brings {signal.in_words()}",
+            f"`{field}` must have the width of d_model, {width}; got {signal.in_words()}",
             help="set d_model of one of the two nodes, or put a `linear` node between them",
         )
     if length is not None and signal.length != length:
         description = "of any length" if signal.length is None else f"of {signal.length} positions"
         raise Invalid(
             field,
-            f"`{field}` takes sequences of exactly {length} positions, but these are {description}",
-            help=f"an input states its fixed length: `length: {length}`",
+            f"`{field}` must be sequences of exactly {length} positions; got {description}",
+            help=f"write the fixed length of the input: `length: {length}`",
         )
     return signal

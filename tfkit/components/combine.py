@@ -32,10 +32,10 @@ from tfkit.nn import Linear, Program
 def _sequences(inputs: Signals) -> list[Signal]:
     signals: list[Signal] = inputs["inputs"]
     if len(signals) < 2:
-        raise Invalid("inputs", f"`inputs` needs at least two nodes, and has {len(signals)}")
+        raise Invalid("inputs", f"`inputs` must name at least two nodes; got {len(signals)}")
     for index, signal in enumerate(signals):
         if signal.type != "sequence":
-            raise Invalid(f"inputs.{index}", f"an item of `inputs` takes a sequence, not {signal.in_words()}")
+            raise Invalid(f"inputs.{index}", f"an item of `inputs` must be a sequence; got {signal.in_words()}")
     return signals
 
 
@@ -48,8 +48,8 @@ def _same_width(signals: list[Signal]) -> None:
         if signal.width != signals[0].width:
             raise Invalid(
                 f"inputs.{index}",
-                f"widths disagree: the first input is {signals[0].in_words()}, this one {signal.in_words()}",
-                help="put a `linear` node before one of them",
+                f"all inputs must have the width of the first, {signals[0].in_words()}; got {signal.in_words()}",
+                help="put a `linear` node before one of the two inputs",
             )
 
 
@@ -105,7 +105,7 @@ class ConcatConfig(BlockConfig):
 
     def pieces(self, inputs: Signals) -> Pieces:
         if self.along == "length":
-            raise Invalid("along", "sequences that are joined one after the other cannot be read step by step")
+            raise Invalid("along", "sequences that are joined end to end cannot be decoded step by step")
         return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:

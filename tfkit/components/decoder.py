@@ -44,7 +44,7 @@ class DecoderConfig(StackConfig):
                 help = "use `block: encoder` for mixers in both directions"
                 raise Invalid(f"{path}mixer", "a decoder's mixer must not read later positions", help=help)
         if self.memory is not None and self.prefix is not None:
-            raise Invalid("prefix", "a decoder has either a memory or a prefix")
+            raise Invalid("prefix", "a decoder cannot have both a memory and a prefix")
 
     def output(self, inputs: Signals) -> Signal:
         if "prefix" in inputs:

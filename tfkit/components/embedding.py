@@ -99,10 +99,10 @@ class EmbeddingConfig(BlockConfig):
                 raise Invalid(f"stages.{index}", f"stage `{stage}` is listed twice")
             if stage not in allowed:
                 need = "d_embed" if stage == "project" else stage
-                raise Invalid(f"stages.{index}", f"stage `{stage}` has nothing to do: `{need}` is not set")
+                raise Invalid(f"stages.{index}", f"stage `{stage}` has no effect: `{need}` is not set")
         if missing := [stage for stage in self._default_stages() if stage not in self.stages]:
-            help = f"write `stages: [{', '.join(self._default_stages())}]` in the order that you need"
-            raise Invalid("stages", f"`stages` leaves out {listing(missing)}, which the embedding has", help=help)
+            help = f"write all stages in the order that you need: `stages: [{', '.join(self._default_stages())}]`"
+            raise Invalid("stages", f"`stages` is missing {listing(missing)}, which the embedding has", help=help)
 
     def in_words(self) -> str:
         """Describe the stages of this embedding, in order."""
@@ -162,13 +162,15 @@ class EmbeddingConfig(BlockConfig):
         tokens = expect(inputs, "input", "tokens")
         table = inputs.get("tie")
         if table is not None and table != self.table():
-            raise Invalid("tie", f"tied tables must agree: this is {self.table().in_words()}, that {table.in_words()}")
+            raise Invalid(
+                "tie", f"tied tables must have the same size, {self.table().in_words()}; got {table.in_words()}"
+            )
         tables = {
             f"tables.{name}": signal for name, signal in zip(self.tables or (), inputs.get("tables", ()), strict=True)
         }
         for place, signal in tables.items():
             if signal.type != "tokens":
-                raise Invalid(place, f"a table looks up tokens, not {signal.in_words()}")
+                raise Invalid(place, f"the input of a table must be tokens; got {signal.in_words()}")
         return Signal("sequence", self.d_model, same_length({"input": tokens, **tables}), mask=tokens.mask)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:

@@ -102,8 +102,8 @@ class LMHeadConfig(BlockConfig):
         if table is not None and (table.rows, table.width) != (self.vocab_size, width):
             raise Invalid(
                 "tie",
-                f"the head needs a table of {self.vocab_size} rows of width {width}, and this is {table.in_words()}",
-                help="`d_embed` projects to a narrower table first" if table.width != width else None,
+                f"the table must have {self.vocab_size} rows of width {width}; got {table.in_words()}",
+                help="set `d_embed`, which projects to the width of the table first" if table.width != width else None,
             )
         return Signal("logits", self.vocab_size, signal.length)
 
@@ -241,10 +241,12 @@ class ClassifierConfig(BlockConfig):
         """Refuse another number of names than of classes, and several logits without an axis."""
         super().check()
         if self.squeeze and self.n_classes != 1:
-            message = f"`squeeze` removes the axis of one class, and there are {self.n_classes}"
+            message = f"`squeeze` cannot remove an axis with several classes; got {self.n_classes}"
             raise Invalid("squeeze", message, help="write `n_classes: 1`, or remove `squeeze`")
         if self.labels is not None and len(self.labels) != self.n_classes:
-            raise Invalid("labels", f"{len(self.labels)} names for {self.n_classes} classes")
+            raise Invalid(
+                "labels", f"the number of labels must equal n_classes, {self.n_classes}; got {len(self.labels)}"
+            )
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)

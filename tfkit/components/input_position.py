@@ -66,9 +66,11 @@ class SinusoidalConfig(InputPositionConfig):
 
     def check_width(self, width: int) -> None:
         if width % 2:
-            raise Invalid("position", f"sinusoidal positions need an even width, not {width}")
+            raise Invalid("position", f"sinusoidal positions need an even width; got {width}")
         if self.endpoint and width == 2:
-            raise Invalid("position.endpoint", "a width of 2 has only one frequency, which is 1: there is no last one")
+            raise Invalid(
+                "position.endpoint", "`endpoint` cannot be used with a width of 2, which has a single frequency, 1"
+            )
 
     def build(self, make: Make, width: int) -> nn.Module:
         return Sinusoidal(self, width)

@@ -146,13 +146,13 @@ class LayerConfig(Config):
                 raise Invalid(f"sublayers.{index}.sublayer", f"unknown sublayer {quoted(name)}", notes=notes, help=near)
         for name in configs:
             if self.sublayers is not None and name not in named:
-                raise Invalid(name, f"`{name}` has no effect: `sublayers` leaves it out")
+                raise Invalid(name, f"`{name}` has no effect: `sublayers` omits it")
         for index, step in enumerate(self.sublayers or ()):
             if step.sublayer != "cross_attention" and step.sublayer not in configs:
                 raise Invalid(
                     f"sublayers.{index}",
                     f"the layer has no `{step.sublayer}` to run",
-                    help=f"add `{step.sublayer}: ...` beside `sublayers`",
+                    help=f"add `{step.sublayer}: ...` next to `sublayers`",
                 )
 
     def _check_residuals(self, steps: list[Step]) -> None:

@@ -35,11 +35,11 @@ class LayersConfig(Config):
         if self.pattern is None and self.groups is None and not self.variants:
             raise Invalid("", "`layers` has no effect: it is empty", help="write `pattern:` or `groups:`, or remove it")
         if BASE in self.variants:
-            raise Invalid(f"variants.{BASE}", "`base` is the name of the layer without changes: choose another name")
+            raise Invalid(f"variants.{BASE}", "a variant cannot be named `base`, the name of the layer without changes")
         for name in self.variants:
             plain = name.isascii() and name.isidentifier()  # Python would normalize some other letters to these
             if not plain or hasattr(nn.ModuleDict, name) or name == "training":
-                help = "use letters from a to z or A to Z, digits and `_`, and no name of a module's own attributes"
+                help = "use ASCII letters, digits and `_`, and avoid the attribute names of `nn.ModuleDict`"
                 raise Invalid(f"variants.{name}", f"{quoted(name)} cannot be the name of a variant", help=help)
         used = self._used()
         for place, name in used.items():
@@ -67,9 +67,11 @@ class LayersConfig(Config):
         runs = [_repeated(i, word) for i, word in enumerate(self.pattern)]
         length = sum(times for _, times in runs)
         if length > n:
-            raise Invalid("layers.pattern", f"the pattern has {length} layers, and the stack only {n}")
+            raise Invalid(
+                "layers.pattern", f"the pattern must have at most {n} layers, as many as the stack; got {length}"
+            )
         if not runs:
-            raise Invalid("layers.pattern", "the pattern is empty", help="write `[local*5, base]`, or leave it out")
+            raise Invalid("layers.pattern", "the pattern is empty", help="write `[local*5, base]`, or remove it")
         cycle = [name for name, times in runs for _ in range(times)]
         return [cycle[i % length] for i in range(n)]
 
@@ -89,7 +91,7 @@ def _repeated(index: int, word: str) -> tuple[str, int]:
     if match is None:
         raise Invalid(
             f"pattern.{index}",
-            f"{quoted(word)} is neither a variant nor a variant with a count",
+            f"an item of the pattern must be a variant, or a variant with a count; got {quoted(word)}",
             help="write `local`, or `local*5` for five layers in a row",
         )
     return match[1], int(match[2] or 1)
@@ -107,16 +109,16 @@ def _placed(pattern: dict[str, str], n: int) -> list[str]:
             raise Invalid(place, f"{quoted(key)} is not a layer", help='write `"3"`, `0-2` or `rest`')
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last:
-            raise Invalid(place, f"the first layer of `{key}` comes after its last")
+            raise Invalid(place, f"the first layer of `{key}` must not come after its last")
         if last >= n:
-            raise Invalid(place, f"there is no layer {last}: the stack has {n}", help=f"layers count from 0 to {n - 1}")
+            raise Invalid(place, f"there is no layer {last}: the stack has {n}", help=f"use a layer from 0 to {n - 1}")
         for i in range(first, last + 1):
             if names[i] is not None:
                 raise Invalid(place, f"layer {i} is in the pattern twice")
             names[i] = name
     if None in names and "rest" not in pattern:
-        help = "add `rest: base`, or another variant, for all other layers"
+        help = "add `rest: base`, or another variant, for all remaining layers"
         raise Invalid("layers.pattern", f"layer {names.index(None)} has no variant", help=help)
     if None not in names and "rest" in pattern:
-        raise Invalid("layers.pattern.rest", "`rest` has no effect: no layer is left", help="remove it")
+        raise Invalid("layers.pattern.rest", "`rest` has no effect: no layers remain", help="remove it")
     return [pattern["rest"] if name is None else name for name in names]

@@ -44,10 +44,10 @@ class LongRopeScalingConfig(RopeScalingConfig):
     def check(self) -> None:
         super().check()
         if self.factor is None and self.temperature is None:
-            help = "`factor` is the longest context divided by `original_max_len`"
+            help = "set `factor` to the longest context divided by `original_max_len`"
             raise Invalid("", "longrope needs a `factor` or a `temperature`", help=help)
         if self.factor is not None and self.temperature is not None:
-            raise Invalid("factor", "`factor` has no effect: it only decides the temperature, which is given")
+            raise Invalid("factor", "`factor` has no effect: it only decides the temperature, which is set")
         if self.factor is not None and self.original_max_len == 1:
             message = "original_max_len (1) must be above 1: the temperature divides by its logarithm"
             raise Invalid("original_max_len", message)
@@ -55,7 +55,9 @@ class LongRopeScalingConfig(RopeScalingConfig):
     def check_rope(self, width: int, theta: float) -> None:
         for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
             if len(factors) != width // 2:
-                message = f"{name} has {len(factors)} factors, and {width // 2} pairs of channels are turned"
+                message = (
+                    f"{name} must have {width // 2} factors, one for each pair of rotated channels; got {len(factors)}"
+                )
                 raise Invalid(f"position.scaling.{name}", message)
 
     def build(self, make: Make, width: int, theta: float) -> nn.Module:

@@ -55,7 +55,7 @@ class LayerNormConfig(WeightedNormConfig):
     def check(self) -> None:
         super().check()
         if self.bias and not self.scale:
-            raise Invalid("bias", "a layernorm without `scale` has no `bias` either", help="write `bias: false` too")
+            raise Invalid("bias", "a layernorm without `scale` cannot have a `bias`", help="also write `bias: false`")
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
         if heads is not None:

@@ -47,7 +47,9 @@ class RopeConfig(RotaryConfig):
     def check_attention(self, attention: AttentionConfig) -> None:
         d_head = attention.head_width
         if self.width is None and d_head % 2:
-            raise Invalid("position", f"rope turns pairs of channels, and the width of a head ({d_head}) is odd")
+            raise Invalid(
+                "position", f"the width of a head must be even, because rope rotates pairs of channels; got {d_head}"
+            )
         if self.width is not None and (self.width > d_head or self.width % 2):
             raise Invalid(
                 "position.width",

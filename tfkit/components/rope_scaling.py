@@ -103,7 +103,7 @@ class DynamicScaling(Frequencies):
 
 def _check_several(kind: str, width: int) -> None:
     if width == 2:
-        raise Invalid("position.width", f"{kind} scaling needs several frequencies, and a width of 2 has only one")
+        raise Invalid("position.width", f"{kind} scaling needs several frequencies, but a width of 2 has only one")
 
 
 class ProportionalScalingConfig(RopeScalingConfig):
@@ -204,14 +204,14 @@ class YarnScalingConfig(RopeScalingConfig):
         super().check()
         for name in ("mscale", "mscale_all_dim"):
             if self.temperature is not None and getattr(self, name) is not None:
-                raise Invalid(name, f"`{name}` has no effect: the temperature is given")
+                raise Invalid(name, f"`{name}` has no effect: the temperature is set")
         if self.beta_slow > self.beta_fast:
             message = f"beta_slow ({self.beta_slow}) must be at most beta_fast ({self.beta_fast})"
             raise Invalid("beta_slow", message)
 
     def check_rope(self, width: int, theta: float) -> None:
         if theta == 1:
-            raise Invalid("position.theta", "yarn needs frequencies that differ, and a theta of 1 makes them all equal")
+            raise Invalid("position.theta", "yarn needs frequencies that differ, but a theta of 1 makes them all equal")
 
     def build(self, make: Make, width: int, theta: float) -> nn.Module:
         return YarnScaling(width, theta, self)

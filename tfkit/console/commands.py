@@ -274,5 +274,5 @@ def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
     from tfkit.plugin.discover import DISABLE, canonical
 
     for plugin in broken:
-        message, place = f"plugin `{plugin.name}` is left out: {plugin.cause}", (plugin.where,) if plugin.where else ()
+        message, place = f"plugin `{plugin.name}` is skipped: {plugin.cause}", (plugin.where,) if plugin.where else ()
         warn([Diagnostic(message, notes=place, help=f"{DISABLE}={canonical(plugin.name)} hides this")])

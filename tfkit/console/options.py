@@ -68,7 +68,7 @@ def seed_option(help: str) -> Decorator:
 
 def _of_64_bits(context: click.Context, option: click.Parameter, seed: int) -> int:
     if seed >= 2**63:
-        raise click.BadParameter(f"a seed has at most 64 bits, not {seed.bit_length()}")
+        raise click.BadParameter(f"a seed must have at most 64 bits; got {seed.bit_length()}")
     return seed
 
 
@@ -105,7 +105,7 @@ def shown_number(on: str, better: Literal["lower", "higher"] | None, margin: flo
     from tfkit.run.sweep_spec import LOWER, CompareConfig
 
     if better is None and on.rpartition(".")[2] not in LOWER:
-        raise click.UsageError(f"nothing says if `{on}` is better higher or lower: add --better")
+        raise click.UsageError(f"`{on}` has no known direction: add --better lower or --better higher")
     return CompareConfig(on=on, better=better, margin=margin)
 
 
@@ -136,7 +136,7 @@ PLUGINS = [
     click.option(
         "--plugin-dir", multiple=True, type=_FOLDER, metavar="DIR", help="Load the plugins in a folder; repeatable."
     ),
-    click.option("--no-plugins", is_flag=True, help="Leave out plugins installed or in TFKIT_PLUGIN_DIR."),
+    click.option("--no-plugins", is_flag=True, help="Omit plugins installed or in TFKIT_PLUGIN_DIR."),
 ]
 
 

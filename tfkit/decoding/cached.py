@@ -61,7 +61,7 @@ class CachedModel:
         model = unwrapped(model)
         graph, mode = graph_of(model), _checked_mode(compile)
         if compile and is_sharded(model):
-            raise ValueError("compile cannot be had with `fully_shard`, which gathers parameters at each step")
+            raise ValueError("compile cannot be combined with `fully_shard`, which gathers parameters at each step")
         if any(module.training for module in model.modules()):
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
         self.length = _checked_length(length, graph)
@@ -265,7 +265,7 @@ class CachedModel:
             for prefix, count in zip(self._always[name].tolist(), counts, strict=True):
                 if prefix > count:
                     raise ValueError(
-                        f"`{name}` is {prefix}, and the first piece has {count} tokens: it is read at once"
+                        f"`{name}` is {prefix}, but the first piece, which must contain it, has {count} tokens"
                     )
 
 
@@ -276,7 +276,7 @@ def _checked_mode(compile: bool | str) -> str | None:
     modes = compiler.modes()
     if compile not in modes:
         raise ValueError(
-            f"`compile` is True, False or a mode of torch.compile, one of {', '.join(modes)}, not {shown(compile)}"
+            f"`compile` must be True, False or a mode of torch.compile, one of {', '.join(modes)}; got {shown(compile)}"
         )
     return compile
 
@@ -296,12 +296,12 @@ def _check_call(tokens: object, mask: object, keep: object) -> None:
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         description = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
         raise TypeError(
-            f"the tokens of a piece must be a tensor [b, t], or [b, t, width] of vectors, not {description}"
+            f"the tokens of a piece must be a tensor [b, t], or [b, t, width] of vectors; got {description}"
         )
     if mask is not None and not isinstance(mask, Tensor):
-        raise TypeError(f"the mask of a piece must be a tensor [b, t], not {shown(mask)}")
+        raise TypeError(f"the mask of a piece must be a tensor [b, t]; got {shown(mask)}")
     if not isinstance(keep, int) or keep < 0:
-        raise ValueError(f"keep must be a whole number of 0 or more, not {shown(keep)}")
+        raise ValueError(f"keep must be an integer of 0 or more; got {shown(keep)}")
 
 
 def _check_names(inputs: Mapping[str, Tensor], required: Collection[str], names: Collection[str]) -> None:

@@ -206,7 +206,7 @@ def _rows_to_end(returned: Iterable[int] | None, count: int) -> set[int]:
     """Check the rows that `on_token` returned; raise ValueError for any other value."""
     rows = [] if returned is None else returned
     if not fits(rows, Iterable[int]) or not set(rows) <= set(range(count)):
-        raise ValueError(f"`on_token` may return None or numbers of rows, 0 to {count - 1}, not {shown(returned)}")
+        raise ValueError(f"`on_token` must return None or numbers of rows, 0 to {count - 1}; got {shown(returned)}")
     return set(rows)
 
 
@@ -217,16 +217,16 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
     """
     if not isinstance(tokens, Tensor):
         if mask is not None:
-            raise ValueError("mask has no effect beside lists, which have no padding")
+            raise ValueError("mask has no effect with lists, which have no padding")
         tokens, mask = _from_lists(tokens, pad)
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.size(0) == 0:
         shape = ", ".join(map(str, tokens.shape))
-        raise ValueError(f"tokens must be whole numbers [b, t], not {tokens.dtype} [{shape}]")
+        raise ValueError(f"tokens must be integers [b, t]; got {tokens.dtype} [{shape}]")
     tokens = tokens.long()
     real = None if mask is None else is_token(mask.cpu(), "mask")
     mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real.to(tokens.device)
     if mask.shape != tokens.shape:
-        raise ValueError(f"mask must have the shape of tokens, {list(tokens.shape)}, not {list(mask.shape)}")
+        raise ValueError(f"mask must have the shape of tokens, {list(tokens.shape)}; got {list(mask.shape)}")
     empty = [row for row, count in enumerate(mask.sum(dim=1).tolist()) if count == 0]
     if empty:
         raise ValueError(f"prompt {empty[0] + 1} of {len(tokens)} has no tokens, and a model can only continue some")

@@ -48,7 +48,11 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
         if name in flowing:
             path = f"{'graph' if name in nodes else 'inputs'}.{name}"
             raise SpecError(
-                Diagnostic(f"`{name}` is read both as a whole and step by step", path=path, notes=(_note(graph),))
+                Diagnostic(
+                    f"`{name}` cannot be used both as a full sequence and step by step",
+                    path=path,
+                    notes=(_note(graph),),
+                )
             )
     for name in graph.inputs:
         length = graph.inputs[name].length

@@ -191,7 +191,11 @@ class _Expansion:
                 elif (why := taken(name, of_input=part == "inputs")) is not None:
                     self._error((part, name), f"`{name}` cannot be the name of {what}: {why}", help="choose another")
                 elif part == "graph" and name in self.model.inputs:
-                    self._error((part, name), f"`{name}` is an input and a node", help="choose another name for one")
+                    self._error(
+                        (part, name),
+                        f"`{name}` is an input and a node",
+                        help="choose a different name for one of the two",
+                    )
 
     def _wires(self) -> dict[str, dict[str, str | list[str]]]:
         """Return the source of each wire of each node; a missing `input` means the node above."""
@@ -220,7 +224,9 @@ class _Expansion:
         if len(names) == 1:
             return names[0]
         message = f"`{node}` has no node above it, and the model has several inputs"
-        self._error(("graph", node), message, f"inputs: {listing(names)}", help="name the one it reads: `input: NAME`")
+        self._error(
+            ("graph", node), message, f"inputs: {listing(names)}", help="name the node that it reads: `input: NAME`"
+        )
         return None
 
     def _check_source(self, path: tuple[str, ...], node: str, source: str) -> None:
@@ -330,7 +336,7 @@ class _Expansion:
         if self.model.outputs is None:
             return (list(self.model.graph)[-1],)
         if not self.model.outputs:
-            self._error(("outputs",), "a model returns something: name a node, or leave `outputs` out")
+            self._error(("outputs",), "a model must have an output: name a node, or remove `outputs`")
         for index, name in enumerate(self.model.outputs):
             if name not in self.model.graph:
                 nodes, help = f"nodes: {listing(self.model.graph)}", similar("a node", name, self.model.graph)

@@ -109,7 +109,7 @@ def parsed(data: Mapping[str, Any]) -> Meaning:
     mappings = [data.get("inputs"), data.get("graph")]
     for part in mappings:
         if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
-            raise ValueError("`inputs` and `graph` are objects of objects")
+            raise ValueError("`inputs` and `graph` must be objects of objects")
     inputs, nodes = mappings
     assert inputs is not None
     assert nodes is not None

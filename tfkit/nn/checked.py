@@ -56,14 +56,16 @@ def one_run(mask: Tensor) -> Tensor:
     if can_look(mask) and mask.dim() == 2:
         starts = mask[:, 0] + (mask[:, 1:] & ~mask[:, :-1]).sum(dim=1)
         if bool((starts > 1).any()):
-            raise ValueError("padding stands between tokens, and would count in their distances: move it to one side")
+            raise ValueError(
+                "padding must not be between tokens, where it would count in their distances: move it to one side"
+            )
     return mask
 
 
 def of_length(x: Tensor, length: int, name: str) -> Tensor:
     """Return sequences [b, t, ...] unchanged; raise ValueError for a different number of positions."""
     if x.size(1) != length:
-        raise ValueError(f"{name} has {x.size(1)} positions, but this model always reads {length}")
+        raise ValueError(f"{name} must have {length} positions, which this model always reads; got {x.size(1)}")
     return x
 
 

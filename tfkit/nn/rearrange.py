@@ -87,7 +87,7 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
     for name, size in sizes.items():
         parts = list(size.values()) if isinstance(size, Mapping) else [size]
         if not parts or not all(map(_is_size, parts)):
-            raise _wrong(pattern, f"the size of `{name}` is {size!r}, not a whole number from 1 on")
+            raise _wrong(pattern, f"the size of `{name}` must be an integer above 0; got {size!r}")
         if name in axes or name not in products:
             sizes_by_axis[name] = parts if isinstance(size, Mapping) else parts[0]
         else:

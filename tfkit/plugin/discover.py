@@ -81,7 +81,7 @@ def _check_names(candidates: Iterable[Candidate]) -> None:
     named: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         named.setdefault(canonical(candidate.name), []).append(candidate)
-    help = "rename one, or move it away"
+    help = "rename or remove one of the plugins"
     problems = [
         Diagnostic(
             f"there are {len(group)} plugins named `{group[0].name}`",
@@ -128,9 +128,9 @@ def _from_environment() -> list[Candidate]:
     ]
     relative = [folder for folder in folders if not folder.is_absolute()]
     if relative:
-        help = "a relative path would run code of whichever folder you are in"
+        help = "write an absolute path: a relative path would run code from the current folder"
         raise SpecError(
-            *(Diagnostic(f"{PLUGIN_DIR} takes absolute paths, not `{folder}`", help=help) for folder in relative)
+            *(Diagnostic(f"{PLUGIN_DIR} must contain absolute paths; got `{folder}`", help=help) for folder in relative)
         )
     return _in_folders(folders, notes=(f"named in {PLUGIN_DIR}",))
 
@@ -225,7 +225,9 @@ def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> lis
         candidates |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in candidates}
         if not paths:
             what = "holds no plugin" if os.path.exists(folder) else "does not exist"
-            problems.append(Diagnostic(f"plugin folder `{folder}` {what}", notes=notes, help=f"it may hold {LAYOUTS}"))
+            problems.append(
+                Diagnostic(f"plugin folder `{folder}` {what}", notes=notes, help=f"use a folder that holds {LAYOUTS}")
+            )
     if problems:
         raise SpecError(*problems)
     return list(candidates.values())
@@ -261,7 +263,7 @@ def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
     points = [(key, value, group) for group in GROUPS for key, value in groups.get(group, {}).items()]
     for key, value, group in points:
         if not isinstance(value, str):
-            raise ValueError(f'write [project.entry-points."{group}.{key}"], with quotes')
+            raise ValueError(f'the group must be quoted, as in [project.entry-points."{group}.{key}"]')
     return project, [EntryPoint(*point) for point in points]
 
 

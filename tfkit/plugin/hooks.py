@@ -176,7 +176,7 @@ def _fault(candidate: Candidate, error: HookError) -> Diagnostic:
     return Diagnostic(
         f"plugin {candidate.label}: {error}",
         notes=(error.where,) if error.where else (),
-        help=f"it is left out; to switch the plugin off: {DISABLE}={canonical(candidate.name)}",
+        help=f"this hook is skipped; to switch the plugin off: {DISABLE}={canonical(candidate.name)}",
     )
 
 

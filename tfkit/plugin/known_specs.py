@@ -94,13 +94,13 @@ def spec_folders(plugin: str, returned: object) -> list[SpecPath]:
     """Return the folders that a hook `tfkit_specs` returned; raise TypeError for anything else."""
     paths = [returned] if isinstance(returned, Path) else returned
     if not isinstance(paths, Iterable) or isinstance(paths, str):
-        raise TypeError(f"returned {type(returned).__name__}, not the path of a folder")
+        raise TypeError(f"must return the path of a folder; got {type(returned).__name__}")
     folders = list(paths)
     for path in folders:
         if not isinstance(path, Path):
-            raise TypeError(f"returned {type(path).__name__} among its paths")
+            raise TypeError(f"must return paths; got {type(path).__name__} among them")
         if not _specs_in(path):
-            raise TypeError(f"returned {path}, which is not a folder that holds *.yaml")
+            raise TypeError(f"must return a folder that holds *.yaml; got {path}")
     return [SpecPath(path, plugin) for path in folders]
 
 

@@ -188,7 +188,7 @@ class _Loader:
 def _nothing(returned: object) -> None:
     """Raise TypeError: `tfkit_register` must return nothing."""
     shown = returned.__name__ if isinstance(returned, type) else type(returned).__name__
-    raise TypeError(f"returned {shown}, and must return nothing: call `register` with each config")
+    raise TypeError(f"must return nothing; got {shown}: call `register` with each config")
 
 
 def _built_in() -> Candidate:

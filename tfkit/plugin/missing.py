@@ -53,7 +53,7 @@ def where_it_is(name: str, folders: Iterable[Path]) -> str:
     if canonical(name) in switched_off():
         return f"it is switched off by {DISABLE}"
     if _is_installed(name):
-        return "it is installed, and left out by `--no-plugins` (`entry_points=False`)"
+        return "it is installed, but omitted by `--no-plugins` (`entry_points=False`)"
     path = lying_in(folders).get(canonical(name))
     if path is None:
         place = "get its folder (tfkit's own plugins are in `plugins/` of its repository)"

@@ -97,7 +97,7 @@ def _is_command(returned: object) -> click.Command:
     import click
 
     if not isinstance(returned, click.Command):
-        raise TypeError(f"returned {type(returned).__name__}, not a click.Command")
+        raise TypeError(f"must return a click.Command; got {type(returned).__name__}")
     return returned
 
 

@@ -98,9 +98,9 @@ class Registry:
 def check_config(config: object) -> type[Component]:
     """Return the config class if it can fill a slot; raise `TypeError` naming the fault otherwise."""
     if not (isinstance(config, type) and issubclass(config, Component)):
-        hint = ": pass the class, not an object" if isinstance(config, Component) else ""
+        hint = ": pass the class instead of an object" if isinstance(config, Component) else ""
         shown = config.__name__ if isinstance(config, type) else type(config).__name__
-        raise TypeError(f"register() takes a subclass of tfkit.Component, not `{shown}`{hint}")
+        raise TypeError(f"register() must be called with a subclass of tfkit.Component; got `{shown}`{hint}")
     try:
         config.model_rebuild()
     except (NameError, PydanticUserError) as error:
@@ -119,7 +119,7 @@ def slot_base(config: type[Component]) -> type[Component]:
         raise TypeError(f"`{config.__name__}` needs the base class of a slot, such as tfkit.FFNConfig")
     slots = sorted({base.slot for base in [config, *bases]})
     if len(slots) > 1:
-        raise TypeError(f"`{config.__name__}` has several slots: {listing(slots)}")
+        raise TypeError(f"`{config.__name__}` must have a single slot; got {listing(slots)}")
     return bases[-1]
 
 
@@ -134,7 +134,7 @@ def _check_kind(config: type[Component]) -> None:
         raise TypeError(f"`{config.__name__}.{key}` must be a Literal of one name: {example}")
     if field.default != words[0]:
         default = "nothing" if field.is_required() else repr(field.default)
-        raise TypeError(f"`{config.__name__}.{key}`: its Literal says {words[0]!r}, its default says {default}")
+        raise TypeError(f"`{config.__name__}.{key}`: its Literal {words[0]!r} must equal its default; got {default}")
     if not WORD.fullmatch(words[0]):
         raise TypeError(f"`{config.__name__}.{key}`: {words[0]!r} is not a lower-case word such as `double_gelu`")
 

@@ -18,7 +18,7 @@ def parsed(text: str) -> Requirement:
     except InvalidRequirement as error:
         raise ValueError("it is not the name of a plugin, with versions or without") from error
     if requirement.extras or requirement.marker or requirement.url:
-        raise ValueError("it says more than the name of a plugin and its versions")
+        raise ValueError("it must contain only the name of a plugin and its versions")
     return requirement
 
 

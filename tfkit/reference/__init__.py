@@ -70,7 +70,7 @@ def run(
     models = [Part(graph, weights, functions) for _ in inputs[min(needed)]]
     results = [computed(model, dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
     if unread := [name for name in weights if name not in models[0].read]:
-        raise ValueError(f"weights that no part of the spec reads: {listing(unread)}")
+        raise ValueError(f"the spec has no component for the weights {listing(unread)}")
     outputs = {name: np.stack([values[name].x for values in results]) for name in graph.outputs}
     real = {name: np.stack([values[name].tokens for values in results]) for name in graph.outputs}
     traces = zip(*(model.trace for model in models), strict=True)

@@ -91,7 +91,7 @@ class Part:
         """Return a weight of this part."""
         name = self.at(name).path
         if name not in self.weights:
-            raise ValueError(f"the weights lack `{name}`")
+            raise ValueError(f"`{name}` is missing in the weights")
         self.read.add(name)
         return np.asarray(self.weights[name], np.float64)
 
@@ -124,5 +124,7 @@ def _table(model: Part, name: str) -> Array:
 def rows(table: Array, ids: Array) -> Array:
     """Look up rows of a table; NumPy would count negative ids from the end."""
     if ids.size and not 0 <= ids.min() <= ids.max() < len(table):
-        raise ValueError(f"ids from {ids.min()} to {ids.max()} for a table of {len(table)} rows")
+        raise ValueError(
+            f"token ids must be from 0 to {len(table) - 1}, the rows of the table; got {ids.min()} to {ids.max()}"
+        )
     return table[ids]

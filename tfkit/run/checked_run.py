@@ -98,7 +98,7 @@ class Run:
         try:
             return content_of(Path(config.path))
         except SpecError as error:
-            help = "train a model first, or name other weights: --set weights=DIR"
+            help = "train a model first, or name different weights: --set weights=DIR"
             error = SpecError(*(replace(diagnostic, help=help) for diagnostic in error.diagnostics))
             raise self.file.placed(error, "weights") from error
 
@@ -147,7 +147,7 @@ def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
     if len(data_inputs) == len(required) == 1:
         return {data_inputs[0]: required[0]}
     if not set(required) <= set(data_inputs) <= set(graph.inputs):
-        message = f"the data gives {', '.join(data_inputs)}, but the inputs of the model are {', '.join(graph.inputs)}"
+        message = f"the data has the inputs {', '.join(data_inputs)}, but the model takes {', '.join(graph.inputs)}"
         raise Invalid("", message)
     return {name: name for name in data_inputs}
 
@@ -157,12 +157,13 @@ def mask_of(graph: Graph, names: Iterable[str]) -> str:
     deaf, (name, *more) = deaf_to_pairs(graph), names
     mask = graph.inputs[name].mask
     if more or mask is None:
-        raise Invalid("", "the documents of a row are kept apart for models with one input, of any length")
+        raise Invalid("", "the documents of a row can be separated only for a model with a single input, of any length")
     if deaf is not None:
-        message = f"the documents of a row would mix: `{deaf}` of the model cannot keep them apart"
-        help = "encoders, decoders and heads over single positions can"
+        message = f"the model cannot separate the documents of a row: `{deaf}` ignores the pairwise mask"
+        help = "use encoders, decoders and heads over single positions, which can separate documents"
         if carries_state(graph.node(deaf)):
-            help = "the state of a mixer does not restart where a document begins: train on rows of one document"
+            message = f"the model cannot separate the documents of a row: `{deaf}` carries a state across them"
+            help = "train on rows of a single document"
         raise Invalid("", message, help=help)
     return mask
 
@@ -180,7 +181,7 @@ def _check_model(run: Run) -> None:
     for name in inputs.values():
         rows = rows_of(graph, name)
         if rows is not None and rows < data.vocab_size:  # published tables often have more rows than tokens
-            message = f"the data has {data.vocab_size:,} tokens, but `vocab_size` of the model is {rows:,}"
+            message = f"the data has {data.vocab_size:,} tokens, but the model has `vocab_size` {rows:,}"
             raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
     limit = max_len(graph)
     if limit is not None and data.length > limit:

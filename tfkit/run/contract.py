@@ -145,7 +145,7 @@ class DataConfig(Component):
             raise Invalid("split", "there is no split `train`", help="write `split: {train: 0.9, val: 0.1}`")
         if sum(self.split.values()) > 1 + 1e-9:
             raise Invalid(
-                "split", f"the splits are {sum(self.split.values()):g} of the data together, which is above 1"
+                "split", f"the fractions of the splits must add up to at most 1; got {sum(self.split.values()):g}"
             )
 
     @property
@@ -225,7 +225,7 @@ class GroupConfig(Config):
         """Refuse a rule that changes nothing."""
         super().check()
         if self.lr is None and self.weight_decay is None:
-            raise Invalid("match", "the group changes nothing", help="give it an `lr` or a `weight_decay`")
+            raise Invalid("match", "the group has no effect: it sets no option", help="add an `lr` or a `weight_decay`")
 
 
 class OptimizerConfig(Component):
@@ -281,8 +281,8 @@ class ScheduleConfig(Component):
         """Raise `Invalid` if the run has too few steps; overriding methods call `super().check_steps(steps)`."""
         warmup = count_of(self.warmup, steps)
         if warmup > steps:
-            message = f"`warmup` takes {warmup:,} steps, but the run has {steps:,}"
-            raise Invalid("warmup", message, help=f"warmup can be at most {steps:,} steps")
+            message = f"`warmup` must be at most the length of the run, {steps:,} steps; got {warmup:,}"
+            raise Invalid("warmup", message, help=f"set `warmup` to at most {steps:,} steps")
 
 
 def count_of(part: int | float, steps: int) -> int:

@@ -54,7 +54,7 @@ class GuardedData:
         """Return a batch; raise SpecError unless it has `count` rows of ids within the vocabulary."""
         with guarded(self._fault, "`batch`"):
             if not isinstance(batch, Batch):
-                raise TypeError(f"it returned {type(batch).__name__}, not a Batch")
+                raise TypeError(f"it must return a Batch; got {type(batch).__name__}")
             for name, ids in {**batch.inputs, "targets": batch.targets}.items():
                 _check_array(name, ids, count)
                 _check_range(name, ids[ids != IGNORED] if name == "targets" else ids, self.vocab_size)

@@ -178,7 +178,7 @@ def _model(node: Node, folder: Path, specs: KnownSpecs) -> Node:
     if isinstance(node, Mapping):
         return based(node, folder, language)
     help = "write `model: gpt2`, a path, or a mapping"
-    raise SpecError(Diagnostic("`model` takes a spec: its name, its path, or its text", node.span, MODEL, help=help))
+    raise SpecError(Diagnostic("`model` must be a spec: its name, its path, or its text", node.span, MODEL, help=help))
 
 
 def _listed(node: Node) -> Node:

@@ -120,7 +120,7 @@ def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
     for *place, key in (*places, *settings, *assigned):
         if key in ENDS:
             raise file.error(
-                f"`{key}` has no effect beside the sweep's `tokens`", *place, key, help="remove one of them"
+                f"`{key}` has no effect with the sweep's `tokens`", *place, key, help="remove one of the two"
             )
 
 
@@ -144,7 +144,7 @@ def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> Run
     for name, value in changes.items.items():
         key = changes.keys[name]
         if name in ("seed", "tfkit", "extends"):
-            help = "`seeds` of the sweep are those of all variants" if name == "seed" else None
+            help = "use `seeds` of the sweep, which applies to all variants" if name == "seed" else None
             raise SpecError(Diagnostic(f"a variant cannot change `{name}`", key, name, help=help))
         if "." in name:
             run = run.assigned(_change(name, key, value), plugins)
@@ -167,7 +167,7 @@ def _settings(node: Node | None, ranges: Mapping[str, Range]) -> tuple[Setting, 
 
 def _change(path: str, key: Span, value: Node) -> Change:
     if not all(path.split(".")):
-        help = "for instance `model.decoder.n_layers: 2`"
+        help = "write a path such as `model.decoder.n_layers: 2`"
         raise SpecError(Diagnostic(f"{quoted(path)} is not a path of keys and points", key, path, help=help))
     return Change(tuple((part, key) for part in path.split(".")), value)
 

@@ -68,7 +68,9 @@ class EvalConfig(Config):
         kinds = [metric.kind_name() for metric in self.metrics]
         twice = next((number for number, kind in enumerate(kinds) if kind in kinds[:number]), None)
         if twice is not None:
-            raise Invalid(f"metrics.{twice}", f"`{kinds[twice]}` is there twice, and both would have one name")
+            raise Invalid(
+                f"metrics.{twice}", f"`{kinds[twice]}` must be listed once: both metrics would have the same name"
+            )
 
 
 class SavingConfig(Config):
@@ -183,18 +185,20 @@ class RunSpec(Document):
         super().check()
         ends = [name for name in type(self).model_fields if name in ENDS and getattr(self, name) is not None]
         if not ends:
-            raise Invalid("", "the run has no end: it takes one of `steps`, `tokens`, `passes` and `flops`")
+            raise Invalid("", "the run has no end: it must have one of `steps`, `tokens`, `passes` and `flops`")
         if len(ends) > 1:
             words = " and ".join(f"`{name}`" for name in ends)
-            raise Invalid(ends[1], f"the run has several ends: {words}", help="leave all but one of them out")
+            raise Invalid(ends[1], f"the run must have a single end; got {words}", help="remove all ends but one")
         if self.data.takes_length and self.batch.length is None:
-            help = "for instance `batch: {sequences: 16, length: 128}`"
+            help = "add it, for instance `batch: {sequences: 16, length: 128}`"
             raise Invalid("batch", f"data `{self.data.kind_name()}` needs a `length`", help=help)
         if not self.data.takes_length and self.batch.length is not None:
-            message = f"`length` has no effect: data `{self.data.kind_name()}` has one of its own"
+            message = f"`length` has no effect: data `{self.data.kind_name()}` sets its length"
             raise Invalid("batch.length", message, help="remove it")
         if self.micro_batch > self.batch.sequences:
-            message = f"a micro-batch of {self.micro_batch} is more than the batch of {self.batch.sequences}"
+            message = (
+                f"`micro_batch` must be at most the batch, {self.batch.sequences} sequences; got {self.micro_batch}"
+            )
             raise Invalid("machine.micro_batch", message)
         unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split_names]
         if unknown:

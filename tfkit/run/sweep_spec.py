@@ -46,14 +46,16 @@ class EqualConfig(Config):
     @classmethod
     def _percent(cls, value: object) -> object:
         if value is not None and not _PERCENT.fullmatch(str(value)):
-            raise Invalid("", f"`{value}` is not a share", help="write `0.5%`; or `0%` for the same number")
+            raise Invalid(
+                "", f"the value must be a percentage; got `{value}`", help="write `0.5%`, or `0%` for exact equality"
+            )
         return value
 
     def check(self) -> None:
         """Refuse a comparison of no size."""
         super().check()
         if not self.shares():
-            raise Invalid("", "`equal` names no size", help="for instance `equal: {params: 0.5%}`")
+            raise Invalid("", "`equal` names no size", help="name a size, for instance `equal: {params: 0.5%}`")
         if self.device is not None and self.time is None:
             raise Invalid("device", "`device` has no effect without `time`", help="add `time: 5%`, or remove it")
 
@@ -74,7 +76,7 @@ class SizesConfig(Config):
     def _counts(cls, values: tuple[Any, ...]) -> tuple[int, ...]:
         counts = tuple(map(_count, values))
         if not counts:
-            raise Invalid("params", "there is no size", help="for instance `params: [0.25M, 0.5M, 1M, 2M]`")
+            raise Invalid("params", "there is no size", help="list sizes, for instance `params: [0.25M, 0.5M, 1M, 2M]`")
         if len(set(counts)) < len(counts):
             raise Invalid("params", "a size is in the list twice")
         return counts
@@ -123,12 +125,14 @@ class TuneConfig(Config):
         super().check()
         _check_seeds(self.seeds)
         if not self.over:
-            raise Invalid("over", "there is nothing to tune", help="for instance `over: {optimizer.lr: [1e-4, 1e-3]}`")
+            raise Invalid(
+                "over", "there is nothing to tune", help="add values, for instance `over: {optimizer.lr: [1e-4, 1e-3]}`"
+            )
         _check_lists("over", {path: values for path, values in self.over.items() if path not in self.ranges})
         if self.search is None and self.ranges:
             path = next(iter(self.ranges))
             help = "list its values, or add `search: {trials: 20}`"
-            raise Invalid(f"over.{path}", f"`{path}` has a range, which only a search can try", help=help)
+            raise Invalid(f"over.{path}", f"`{path}` cannot be a range without a search", help=help)
 
     @property
     def ranges(self) -> dict[str, Range]:
@@ -153,8 +157,8 @@ class CompareConfig(Config):
         """Refuse a number whose better direction nobody knows."""
         super().check()
         if self.better is None and self.on.rpartition(".")[2] not in LOWER:
-            message = f"nothing says if `{self.on}` is better higher or lower"
-            raise Invalid("on", message, help="add `better: higher` to `compare`")
+            message = f"`{self.on}` has no known direction"
+            raise Invalid("on", message, help="add `better: lower` or `better: higher` to `compare`")
 
     @property
     def lower(self) -> bool:
@@ -207,7 +211,9 @@ class SweepSpec(Document):
     @classmethod
     def _length(cls, value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, int | float | str | None) or value == "":
-            raise Invalid("tokens", "`tokens` takes a number or arithmetic", help="for instance `tokens: 20 * params`")
+            raise Invalid(
+                "tokens", "`tokens` must be a number or arithmetic", help="write for instance `tokens: 20 * params`"
+            )
         return value
 
     def base_of(self, variant: str) -> str:
@@ -228,17 +234,19 @@ class SweepSpec(Document):
         _check_seeds(self.seeds)
         _check_lists("grid", self.grid)
         if not self.variants:
-            raise Invalid("variants", "there is no variant", help="for instance `variants: {relu: {}}`")
+            raise Invalid("variants", "there is no variant", help="add a variant, for instance `variants: {relu: {}}`")
         if self.compare.to not in (None, PREVIOUS, *self.variants):
-            notes = (f"variants: {', '.join(self.variants)}; or `{PREVIOUS}`, the one before each",)
+            notes = (f"variants: {', '.join(self.variants)}; or `{PREVIOUS}`, the variant before each variant",)
             raise Invalid("compare.to", f"there is no variant `{self.compare.to}`", notes=notes)
         if self.compare.to == PREVIOUS and PREVIOUS in self.variants:
-            message = f"`{PREVIOUS}` is the variant before each, and the name of one"
-            raise Invalid("compare.to", message, help="give that variant another name")
+            message = (
+                f"`{PREVIOUS}` cannot be the name of a variant: in `compare`, it is the variant before each variant"
+            )
+            raise Invalid("compare.to", message, help="rename that variant")
         if self.compare.margin is not None and len(self.variants) == 1:
             raise Invalid("compare.margin", "`margin` has no effect: there is one variant", help="remove it")
         if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER:
-            message = f"a scaling law is that of a loss, not of `{self.fitted}`"
+            message = f"a scaling law must be fitted to a loss; got `{self.fitted}`"
             raise Invalid("fit", message, help="add `loss: val.loss`")
         if self.tune is not None:
             self._check_tuning(self.tune)
@@ -246,25 +254,25 @@ class SweepSpec(Document):
     def _check_tuning(self, tune: TuneConfig) -> None:
         shared = sorted(set(self.seeds) & set(tune.seeds))
         if shared:
-            message = f"seed {shared[0]} is also one of the sweep: its result would be chosen, not found"
-            raise Invalid("tune.seeds", message, help="tune on seeds that the sweep does not have: [100, 101]")
+            message = f"`tune.seeds` must not contain seed {shared[0]} of the sweep: tuning would bias its result"
+            raise Invalid("tune.seeds", message, help="tune on different seeds, for instance [100, 101]")
         repeated = sorted(self.grid.keys() & tune.over.keys())
         if repeated:
-            raise Invalid(f"tune.over.{repeated[0]}", f"`{repeated[0]}` is in `grid` too")
+            raise Invalid(f"tune.over.{repeated[0]}", f"`{repeated[0]}` cannot be both in `grid` and in `tune.over`")
 
 
 def _check_seeds(seeds: tuple[int, ...]) -> None:
     if not seeds:
-        raise Invalid("seeds", "there is no seed", help="for instance `seeds: [0, 1, 2]`")
+        raise Invalid("seeds", "there is no seed", help="add seeds, for instance `seeds: [0, 1, 2]`")
     twice = [seed for index, seed in enumerate(seeds) if seed in seeds[:index]]
     if twice:
-        raise Invalid("seeds", f"seed {twice[0]} is in the list twice")
+        raise Invalid("seeds", f"seed {twice[0]} must be in the list once")
 
 
 def _check_lists(name: str, lists: dict[str, Any]) -> None:
     for path, values in lists.items():
         if not isinstance(values, tuple):
-            raise Invalid(name, f"`{path}` takes a list of values", help=f"for instance `{path}: [1, 2]`")
+            raise Invalid(name, f"`{path}` must be a list of values", help=f"write for instance `{path}: [1, 2]`")
         if not values:
             raise Invalid(name, f"`{path}` has no values")
 
@@ -280,13 +288,13 @@ def _count(value: object) -> int:
 
 def _range(path: str, range: dict[str, Any]) -> Range:
     """Parse the range of a setting."""
-    help = "for instance `{log: [1e-4, 1e-2]}`, above 0; or `linear`; or `whole`, with whole numbers"
+    help = "write for instance `{log: [1e-4, 1e-2]}`, above 0; or use `linear`, or `whole` with integers"
     (scale, ends), *more = [*range.items()] or [("", None)]
     ends = ends if isinstance(ends, tuple) and all(type(end) in (int, float) for end in ends) else ()
     if scale not in SCALES or more or len(ends) != 2:
-        raise Invalid("over", f"`{path}` takes a list of values, or a range with two ends", help=help)
+        raise Invalid("over", f"`{path}` must be a list of values, or a range with two ends", help=help)
     low, high = ends
     least = 0 if scale == "log" else -math.inf
     if not least < low < high < math.inf or (scale == "whole" and float in map(type, ends)):
-        raise Invalid("over", f"{low} and {high} are not the ends of a `{scale}` range", help=help)
+        raise Invalid("over", f"the ends of a `{scale}` range cannot be {low} and {high}", help=help)
     return Range(scale, low, high)

@@ -88,7 +88,7 @@ def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
     if origin is Literal:
         return [f"`{word}`" if isinstance(word, str) else str(word) for word in arguments]
     if annotation in (int, float):
-        return [f"a whole number{_range(bounds, 1)}" if annotation is int else f"a number{_range(bounds)}"]
+        return [f"an integer{_range(bounds, 1)}" if annotation is int else f"a number{_range(bounds)}"]
     plain = {bool: ["true", "false"], str: ["the name of a node" if "wire" in bounds else "text"], type(None): []}
     return plain.get(annotation, ["a list"] if origin in (tuple, list) else ["a mapping"])
 

@@ -132,9 +132,9 @@ class Expression:
         tree = _tree(text)
         names = [name for name in _names(tree) if name not in fields]
         if len(names) != 1:
-            message = f"{quoted(text)} needs one path of the spec, and has {len(names) or 'none'}"
+            message = f"{quoted(text)} must have exactly one path of the spec; got {len(names) or 'none'}"
             notes = [listing(map(quoted, names))] if names else []
-            raise Invalid("", message, notes=notes, help="every other name is a field of the family")
+            raise Invalid("", message, notes=notes, help="use fields of the family for all other names")
         expression = cls(names[0], tree)
         _solved(tree, names[0], lambda operand: 3.0, 2.0)
         return expression
@@ -184,7 +184,7 @@ def _solved(tree: ast.expr, path: str, number: Callable[[ast.expr], Number], val
         inner, other = (tree.left, tree.right) if left else (tree.right, tree.left)
         if (inverse := _INVERSES.get((type(tree.op), left))) is not None:
             return _solved(inner, path, number, inverse(value, number(other)))
-    help = "it may have + - * /, and // or ** with the path on the left"
+    help = "use only + - * /, and // or ** with the path on the left"
     raise Invalid("", f"{quoted(ast.unparse(tree))} has no inverse", help=help)
 
 

@@ -53,7 +53,7 @@ class _Copier:
         if isinstance(value, Real):
             return self._float(float(value), path)
         if not isinstance(value, MappingABC | list | tuple):
-            help = "a spec holds numbers, text, True, False, None, and lists and mappings of these"
+            help = "use numbers, text, True, False, None, and lists and mappings of these"
             self._error(f"{shown(value)} is not a value that a spec can have", path, help=help)
             return None
         if id(value) in self.open:
@@ -71,7 +71,7 @@ class _Copier:
 
     def _is_key(self, key: object, path: Path) -> bool:
         if not isinstance(key, str):
-            self._error(f"a key must be text, not {shown(key)}", path)
+            self._error(f"a key must be text; got {shown(key)}", path)
         elif key == MERGE:
             self._error(f"`{MERGE}` merges only in YAML", path, help="merge in Python: {**base, ...}")
         else:

@@ -42,7 +42,7 @@ class Document(Config):
     @classmethod
     def _version(cls, version: object) -> object:
         if type(version) is int and version != VERSION:
-            message = f"this tfkit reads version {VERSION} of the spec language, not {version}"
+            message = f"the version of the spec language must be {VERSION}, which this tfkit reads; got {version}"
             raise Invalid("tfkit", message, help=f"write `tfkit: {VERSION}`")
         return version
 
@@ -54,8 +54,10 @@ def check_sort(root: Tree, expected: type[Document]) -> None:
     for document in Document.__subclasses__():
         first = document.typical[0]
         if all(key in root.items for key in document.typical):
-            message = f"{quoted(root.span.source.name)} is a {document.sort}, not a {expected.sort}"
-            raise SpecError(Diagnostic(message, root.keys[first], first, help=f"`tfkit {document.command}` reads it"))
+            message = f"{quoted(root.span.source.name)} must be a {expected.sort}; got a {document.sort}"
+            raise SpecError(
+                Diagnostic(message, root.keys[first], first, help=f"read it with `tfkit {document.command}`")
+            )
 
 
 def parts(path: Path, part: object) -> Iterator[tuple[Path, object]]:

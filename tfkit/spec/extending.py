@@ -54,7 +54,9 @@ def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path]
         return language.merge(None, root, folder)
     if not isinstance(word, Scalar) or not isinstance(word.value, str):
         help = "write `extends: gpt2`, or a path: `extends: ./my_model.yaml`"
-        raise SpecError(Diagnostic("`extends` takes the name or path of one spec", word.span, "extends", help=help))
+        raise SpecError(
+            Diagnostic("`extends` must be the name or path of a single spec", word.span, "extends", help=help)
+        )
     base = read_named(word, "extends", folder, language, chain)
     return language.merge(base, without(root, {"extends"}), folder)
 
@@ -67,7 +69,7 @@ def read_named(word: Scalar, key: str, folder: Path, language: Language, chain: 
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, key, notes))
     if len(chain) >= MAX_EXTENDS:
-        raise SpecError(Diagnostic(f"a chain of more than {MAX_EXTENDS} specs", word.span, key))
+        raise SpecError(Diagnostic(f"a chain of `extends` must have at most {MAX_EXTENDS} specs", word.span, key))
     with named_at(word.span, key):
         return read_based(path, language, chain)
 
@@ -124,7 +126,11 @@ def find_spec(
         if os.path.exists(path) or span is None:
             return path
         near = closest(path.stem, [file.stem for file in yaml_files(path.parent)])
-        help = f"a spec with a similar name is there: `{near}`" if near else "paths start from the spec's own folder"
+        help = (
+            f"a spec with a similar name exists: `{near}`"
+            if near
+            else "write the path relative to the folder of the spec"
+        )
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     if text in specs.files:
         return specs.files[text].path

@@ -88,7 +88,7 @@ class FamilyConfig(Config):
         for section, names in (("defaults", self.defaults), ("when", self.when)):
             if unknown := [name for name in names if name not in self.fields]:
                 near = closest(unknown[0], self.fields)
-                help = f"a similar field is {quoted(near)}" if near else None
+                help = f"a field with a similar name exists: {quoted(near)}" if near else None
                 raise Invalid(f"{section}.{unknown[0]}", f"the family has no field {quoted(unknown[0])}", help=help)
         for name, rule in self.fields.items():
             for text in rule.expressions:
@@ -100,11 +100,15 @@ class FamilyConfig(Config):
     def _check_tensors(self) -> None:
         for name, entry in self.tensors.items():
             if isinstance(entry, MappingABC) and len(entry) != 1:
-                raise Invalid(f"tensors.{name}", "write one name in the file with its pattern: `{name: pattern}`")
+                raise Invalid(
+                    f"tensors.{name}", "the mapping must have one name in the file, with its pattern: `{name: pattern}`"
+                )
         for name, meant in self.extra.items():
             if isinstance(meant, bool) or not isinstance(meant, str | int | float):
-                help = "a reason to ignore it, `= other`, `-> newer`, or a number"
-                raise Invalid(f"extra.{name}", "neither text nor a number", help=help)
+                help = "write a reason to ignore it, `= other`, `-> newer`, or a number"
+                raise Invalid(
+                    f"extra.{name}", f"the value must be text or a number; got {quoted(str(meant))}", help=help
+                )
 
     def in_file(self, name: str) -> str:
         """Return a name of this family as it appears in the file."""
@@ -204,7 +208,9 @@ def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mappin
     while (word := texts[-1].items.get("extends")) is not None:
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
             help = "write `checkpoint: llama`, or a path: `checkpoint: ./my_family.yaml`"
-            raise SpecError(Diagnostic("a family is named by one word or path", word.span, "checkpoint", help=help))
+            raise SpecError(
+                Diagnostic("the name of a family must be a single word or path", word.span, "checkpoint", help=help)
+            )
         path = find_family(word.value, specs, word.span)
         if path in chain:
             message = f"a family cannot extend itself: {quoted(str(shortest(path)))}"
@@ -227,7 +233,11 @@ def _with_head(root: Mapping) -> Mapping:
         near = closest(str(name.value), available.items)
         message = f"the family has no head {quoted(str(name.value))}"
         notes = (f"heads: {listing(available.items, 20) or 'none'}",)
-        help = f"a similar one is {quoted(near)}" if near else "without `head`, the family has its own"
+        help = (
+            f"a head with a similar name exists: {quoted(near)}"
+            if near
+            else "remove `head` to use the head of the family"
+        )
         raise SpecError(Diagnostic(message, name.span, "checkpoint.head", notes, help))
     cls = Scalar(class_of(str(name.value), str(architecture.value)), name.span, quoted=True)
     class_patch = Mapping({"architecture": cls}, {"architecture": name.span}, name.span)
@@ -308,9 +318,7 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
     if "at" in node.items and kinds_named in ([], ["cases"]):
         kinds_named = ["value"]
     if len(kinds_named) != 1:
-        message = (
-            f"{quoted(name)} names {f'several kinds: {listing(kinds_named)}' if kinds_named else 'none of the kinds'}"
-        )
+        message = f"{quoted(name)} must name one kind; got {listing(kinds_named) or 'none'}"
         notes = (f"kinds: {listing(sorted(kinds), 20)}",)
         help = "write the path of a value of the spec, or a mapping with the name of one kind: `{only: false}`"
         raise SpecError(Diagnostic(message, node.span, f"checkpoint.fields.{name}", notes, help))
@@ -330,7 +338,7 @@ def expanded(name: str) -> list[str]:
     if any(bracket in segment for segment in segments[::2] for bracket in "[]") or any(
         not w.split() for w in segments[1::2]
     ):
-        raise Invalid("", f"{quoted(name)} has brackets without words, or an unmatched one", help="write `[q k v]`")
+        raise Invalid("", f"{quoted(name)} has brackets without words, or an unmatched bracket", help="write `[q k v]`")
     choices = [segment.split() if index % 2 else [segment] for index, segment in enumerate(segments)]
     return ["".join(chosen) for chosen in product(*choices)]
 
@@ -383,5 +391,5 @@ def _value_of(node: Node, index: int, n: int) -> Node:
 def _word(text: str, index: int, n: int) -> str:
     words = expanded(text)
     if len(words) not in (1, n):
-        raise Invalid("", f"{quoted(text)} has {len(words)} words in brackets for {n} names")
+        raise Invalid("", f"the brackets of {quoted(text)} must have {n} words, one for each name; got {len(words)}")
     return words[index] if len(words) > 1 else words[0]

@@ -44,7 +44,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
     if folder / name in checkpoints:
         return folder / name
     names = ", ".join(checkpoint.name for checkpoint in reversed(checkpoints))
-    help = f"write the name of a checkpoint to it: {names}" if names else "the run has none: use another folder"
+    help = (
+        f"write the name of a checkpoint to it: {names}"
+        if names
+        else "use a different folder: the run has no checkpoint"
+    )
     raise SpecError(Diagnostic(f"{shown(path)} must name a checkpoint; got {quoted(name)}", help=help))
 
 

@@ -255,7 +255,7 @@ _GGUF = (
 _KERAS = ("is an HDF5 file, made for Keras", "take the safetensors files of the same model")
 _NUMPY = ("is a NumPy array", "`safetensors.numpy.save_file({'name': array}, FILE)` makes a safetensors file of it")
 _PACKED = ("is compressed", "unpack it first")
-_POINTER = ("is a pointer of Git LFS, not the file", "`git lfs pull` in its repository fetches the file")
+_POINTER = ("is a pointer of Git LFS instead of the file", "run `git lfs pull` in its repository to fetch the file")
 _PAGE = ("is a web page", "the download failed: fetch the file again")
 _JSON = ("is a JSON text", "give the weights themselves, their folder, or their index (`*.index.json`)")
 

@@ -154,7 +154,7 @@ def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
     version = loaded.version or "without a version"
     notes = (f"found: {loaded.name} {version}, from {loaded.origin}", f"required: {requirement.specifier}")
     help = f"install a version that fits, or change `requires` if {version} does"
-    return Diagnostic(f"the spec needs {quoted(text)}, and {version} is loaded", span, "requires", notes, help)
+    return Diagnostic(f"the spec needs {quoted(text)}, but {version} is loaded", span, "requires", notes, help)
 
 
 # ---- pass 1: changes ----
@@ -213,7 +213,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
     for item in inputs.items:
         if not isinstance(item, Scalar) or not isinstance(item.value, str):
             help = "write `inputs: [source, target]`, or a mapping of names to types"
-            errors.append(Diagnostic("an input in a list is a name", item.span, "inputs", help=help))
+            errors.append(Diagnostic("an input in a list must be a name", item.span, "inputs", help=help))
         elif item.value in items:
             errors.append(Diagnostic(f"input {quoted(item.value)} is in the list twice", item.span, "inputs"))
         else:
@@ -292,15 +292,15 @@ def _idle(name: str, key: Span) -> Diagnostic:
 
 def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
     """Return the warning for a shared key that became unused by a change in another file or a `--set`."""
-    message = f"`{name}` has no effect any more: nothing in the changed model takes it"
-    help = f"`--set {name}=null` removes it" if by_set else f"write `{name}: null` to remove it"
+    message = f"`{name}` no longer has an effect: nothing in the changed model takes it"
+    help = f"remove it with `--set {name}=null`" if by_set else f"write `{name}: null` to remove it"
     return Diagnostic(message, key, name, help=help)
 
 
 def _nothing_to_take(name: str, node: Node) -> Diagnostic:
     """Return the error for a null at the top without a shared key to remove."""
     if left_out(node):
-        help = f"`--set {name}=null` removes a key at the top of the spec"
-        return Diagnostic(f"`{name}` is given no value", node.span, name, help=help)
+        help = f"remove a key at the top of the spec with `--set {name}=null`"
+        return Diagnostic(f"`{name}` must have a value", node.span, name, help=help)
     message = f"`{name}` is null, and there is no `{name}` to remove"
-    return Diagnostic(message, node.span, name, help="give it a value, or leave it out")
+    return Diagnostic(message, node.span, name, help="set a value, or remove it")

@@ -129,8 +129,8 @@ def change_of(argument: str) -> Change:
     name, equals, _ = argument.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
-        help = "for instance `--set decoder.n_layers=2`"
-        raise SpecError(Diagnostic("not of the form path=value", source.span(0, len(argument)), help=help))
+        help = "write a path and a value, for instance `--set decoder.n_layers=2`"
+        raise SpecError(Diagnostic("a change must have the form path=value", source.span(0, len(argument)), help=help))
     steps = []
     start = len(name) - len(name.lstrip())
     for part in parts:
@@ -191,7 +191,7 @@ def _assigned(
         key = keys.word_key(path)
         node = Mapping({key: node}, {key: node.span}, node.span)
     if isinstance(node, Scalar) and not isinstance(node.value, bool | None):
-        message = f"`{path[-1]}` is a number: it has no {quoted(head)}"
+        message = f"`{path[-1]}` is a number, which has no key {quoted(head)}"
         raise SpecError(Diagnostic(message, span, ".".join((*path, head)), help=f"set `{'.'.join(path)}` itself"))
     if not isinstance(node, Mapping):
         node = Mapping({}, {}, span)
@@ -226,7 +226,7 @@ def _as_yaml(path: str, value: object) -> str:
         return json.dumps(value, allow_nan=False, default=_plain)
     except (TypeError, ValueError):
         message = f"the value of `{path}` in `sets` must be a number, a string, True, False, None, a list or a mapping"
-        raise TypeError(f"{message} of these, not {shown(value)}") from None
+        raise TypeError(f"{message} of these; got {shown(value)}") from None
 
 
 def _plain(value: object) -> int | float:

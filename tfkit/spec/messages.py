@@ -29,8 +29,8 @@ NOT_ALLOWED = frozenset(
 """Pydantic's names for the errors reported as what the field takes and what was found."""
 MOST = 50  # errors of one config
 SPECIAL = {
-    "string_pattern_mismatch": "letters, digits, `_`, `-` and `.`",
-    "string_too_long": "at most {max_length} characters",
+    "string_pattern_mismatch": "text of letters, digits, `_`, `-` and `.`",
+    "string_too_long": "text of at most {max_length} characters",
 }
 
 
@@ -101,24 +101,24 @@ def not_a_config(path: Path, cls: type[Config], shape: ConfigShape, node: Node, 
         options = [f"a {cls.word_key}"]
     options += ["true", "false"] if shape.boolean else []
     notes = (_known(cls, plugins),) if issubclass(cls, Component) else ()
-    message = f"{label(path)} takes {either([*options, 'a mapping'])}, not {found(node)}"
+    message = f"{label(path)} must be {either([*options, 'a mapping'])}; got {found(node)}"
     help = _hint(node.value, at=node.span) if isinstance(node, Scalar) else None
     return Diagnostic(message, node.span, ".".join(path), notes, help)
 
 
 def no_list(path: Path, node: Node) -> tuple[str, str]:
     """Return message and help for a value that must be a list of configs."""
-    return f"{label(path)} takes a list, not {found(node)}", f"write `{path[-1]}: [...]`, in the order of the list"
+    return f"{label(path)} must be a list; got {found(node)}", f"write `{path[-1]}: [...]`, in the order of the list"
 
 
 def too_many(path: Path, number: int, limit: int) -> str:
     """Return the message for more items than any model has."""
-    return f"{label(path)} has {number:,} items; at most {limit:,} are allowed"
+    return f"{label(path)} must have at most {limit:,} items; got {number:,}"
 
 
 def no_names(path: Path, node: Node) -> tuple[str, str]:
     """Return message and help for a value that must map names to configs."""
-    return f"{label(path)} takes a mapping of names, not {found(node)}", "write a line `name: {...}` for each"
+    return f"{label(path)} must be a mapping of names; got {found(node)}", "write a line `name: {...}` for each name"
 
 
 # ---- values ----
@@ -147,7 +147,7 @@ def found(value: object) -> str:
 def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
     """Return a value that the field does not take, such as a word where a number belongs."""
     words = allowed(info, nested=nested)
-    message = f"{label(path)} takes {either(words)}, not {found(node)}"
+    message = f"{label(path)} must be {either(words)}; got {found(node)}"
     return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words, at=node.span))
 
 
@@ -186,7 +186,7 @@ def from_pydantic(
             yield crashed(cls, "the check of its config", reason, place, provenance)
         else:
             takes = SPECIAL.get(kind, "").format(**details[0].get("ctx", {}))
-            what = f"takes {takes}, not {found(details[0]['input'])}" if takes else details[0]["msg"]
+            what = f"must be {takes}; got {found(details[0]['input'])}" if takes else details[0]["msg"]
             yield Diagnostic(f"{label(here)} {what}", provenance.span(place), ".".join(here))
 
 
@@ -196,8 +196,8 @@ def _not_allowed(details: Sequence[ErrorDetails], words: list[str], path: Path, 
     whole = value if all(detail["type"].startswith("int_") for detail in details) else None
     help = _hint(value, words, whole, at=span)
     if help is None and isinstance(value, str) and any("number" in word for word in words):
-        help = "numbers and arithmetic are written without quotes"
-    return Diagnostic(f"{label(path)} takes {either(words)}, not {found(value)}", span, ".".join(path), help=help)
+        help = "write numbers and arithmetic without quotes"
+    return Diagnostic(f"{label(path)} must be {either(words)}; got {found(value)}", span, ".".join(path), help=help)
 
 
 def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
@@ -250,7 +250,7 @@ def fault_in(cls: type[Component], path: Path, provenance: Provenance) -> Callab
 
 def fault_of(cls: type[Config]) -> str:
     """Return the party at fault when a component breaks its contract."""
-    return f"the fault is not in the spec but in the component, which is written in {written_in(cls)}"
+    return f"correct the component instead of the spec: it is written in {written_in(cls)}"
 
 
 def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
@@ -265,7 +265,7 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
 def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at: Span | None = None) -> str | None:
     """Suggest the value that was probably meant among `words`; `whole` asks for an integer."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
-        return f"without quotes it is a number: {value}"
+        return f"write the number without quotes: {value}"
     if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
         return f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
     if isinstance(whole, float) and whole.is_integer():

@@ -34,10 +34,12 @@ class InputConfig(Config):
         if self.type != "features" and self.width is not None:
             raise Invalid("width", f"`width` has no effect: {self.type} have none", help="remove it")
         if self.type == "lengths" and self.length is not None:
-            raise Invalid("length", "`length` has no effect: an input of lengths is one number for each sequence")
+            raise Invalid("length", "`length` has no effect: an input of lengths has a single number for each sequence")
         if self.type != "tokens" and self.optional:
             raise Invalid(
-                "optional", f"an input of {self.type} cannot be optional", help="only an input of tokens can be"
+                "optional",
+                f"an input of {self.type} cannot be optional",
+                help="use `optional` only for an input of tokens",
             )
 
 
@@ -72,6 +74,6 @@ class ModelSpec(Document):
         """Refuse a model without inputs or nodes."""
         super().check()
         if not self.inputs:
-            raise Invalid("inputs", "a model needs an input", help="leave `inputs` out for one input of tokens")
+            raise Invalid("inputs", "a model needs an input", help="remove `inputs` for a single input of tokens")
         if not self.graph:
             raise Invalid("graph", "the graph has no nodes", help="write a line `name: {block: ...}` for each node")

@@ -156,7 +156,7 @@ class Resolver:
             if isinstance(patch, Mapping):
                 variants[name] = self.config(shape.config, merge(layer, patch), here, scope)
             else:
-                message = f"variant `{name}` takes a mapping of changes, not {messages.found(patch)}"
+                message = f"variant `{name}` must be a mapping of changes; got {messages.found(patch)}"
                 variants[name] = self._error(message, None, patch.span, here)
         return INVALID if INVALID in variants.values() else variants
 
@@ -205,7 +205,7 @@ class Resolver:
             self._errors.append(messages.missing_kind(base, node, path, self.plugins, self.provenance))
             return INVALID
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
-            message = f"`{key}` takes the name of a {messages.kind_of(base)}, not {messages.found(word)}"
+            message = f"`{key}` must be the name of a {messages.kind_of(base)}; got {messages.found(word)}"
             return self._error(message, None, word.span, (*path, key))
         if word.value in kinds:
             return kinds[word.value].config
@@ -336,7 +336,7 @@ class _Computation:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
         if not isinstance(value, str) or not _is_expression(entry):
-            raise ExpressionError(f"`{name}` is {messages.found(entry.node)}, not a number")
+            raise ExpressionError(f"`{name}` must be a number; got {messages.found(entry.node)}")
         if entry.path not in self.known:
             self.known[entry.path] = self.value(value, entry.scope, (*busy, entry.path))
         return self.known[entry.path]

@@ -31,28 +31,28 @@ def resolve(text: str) -> str | int | float | bool | None:
     if match := _FLOAT.fullmatch(text):
         return _float(text, match["mantissa"])
     if _NOT_FINITE.fullmatch(text):
-        raise Invalid("", f"{quoted(text)} is not a number that a model can have", help="every number is finite")
+        raise Invalid("", f"{quoted(text)} is not a number that a model can have", help="write a finite number")
     return text
 
 
 def _integer(text: str, match: re.Match[str]) -> int:
     digits = match["decimal"] or match["octal"] or match["hexadecimal"]
     if len(digits) > MAX_DIGITS:
-        help = f"at most {MAX_DIGITS}; quote it if it is text"
-        raise Invalid("", f"an absurd number: {len(digits)} digits", help=help)
+        help = "write fewer digits, or quote it if it is text"
+        raise Invalid("", f"an integer must have at most {MAX_DIGITS} digits; got {len(digits)}", help=help)
     if match["octal"] or match["hexadecimal"]:
         return int(digits, 8 if match["octal"] else 16)
     if digits != "0" and digits.startswith("0"):
         old = f"the octal number {int(text, 8)}" if re.fullmatch("[-+]?[0-7]+", text) else "text"
         note = f"YAML 1.1 reads {old}, YAML 1.2 the number {int(text)}"
-        message = f"a number with a leading zero: {quoted(text)}"
-        raise Invalid("", message, notes=[note], help=f"write {int(text)}; quote it if it is text")
+        message = f"a number must not have a leading zero; got {quoted(text)}"
+        raise Invalid("", message, notes=[note], help=f"write {int(text)}, or quote it if it is text")
     return int(text)
 
 
 def _float(text: str, mantissa: str) -> float:
     value = float(text) if len(text) <= 2 * MAX_DIGITS else math.inf  # nobody writes such a number
     if math.isinf(value) or (value == 0 and mantissa.strip("0.")):
-        help = "a double cannot hold it; quote it if it is text"
-        raise Invalid("", f"an absurd number: {quoted(text)}", help=help)
+        help = "write a number within the range of float64, or quote it if it is text"
+        raise Invalid("", f"a number must fit into a float64; got {quoted(text)}", help=help)
     return value

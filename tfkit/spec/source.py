@@ -47,7 +47,7 @@ def parse(text: str, name: str) -> Mapping:
     if node is None or (isinstance(node, Scalar) and node.value is None):
         raise SpecError(Diagnostic("the spec is empty", source.span(0), help="start it with `tfkit: 1`"))
     word = str(node.value) if isinstance(node, Scalar) else ""
-    message = "a spec is a mapping: lines of `key: value`"
+    message = "a spec must be a mapping: lines of `key: value`"
     note = f"found {quoted(word)}" if isinstance(node, Scalar) else "found a list"
     raise SpecError(Diagnostic(message, node.span, notes=(note,), help=syntax.missing_space(word)))
 
@@ -81,7 +81,7 @@ def _compose(source: Source, start: int) -> Node | None:
             Diagnostic(
                 f"an unprintable character: {char}",
                 source.span(unwelcome.start()),
-                help='remove it; in a double-quoted text it can be written as an escape, such as "\\u0007"',
+                help='remove it, or write it in double quotes as an escape, such as "\\u0007"',
             )
         )
     return compose(source, start)

@@ -19,7 +19,7 @@ TAGS_HELP = 'remove the tag; text that starts with `!` needs quotes: "!text"'
 DIRECTIVES = "a spec has no lines that start with `%`"
 GLUED = "no space after the colon"
 INDENT = "indent all keys of a mapping by the same number of spaces"
-LIST = "write `key: [a, b]`, or put each `- item` on a line of its own below its key"
+LIST = "write `key: [a, b]`, or put each `- item` on a separate line below its key"
 
 _GLUED = re.compile(r"[ \t-]*([A-Za-z_][\w.-]*):(?!//)(\S[^\r\n]*)")
 
@@ -122,10 +122,10 @@ def _unclosed(place: _Place) -> Diagnostic:
 
 def _no_value(place: _Place) -> Diagnostic:
     if not place.ended:
-        help = "is there an extra comma?"
+        help = "remove the extra comma"
         return Diagnostic(f"expected a value before `{place.char}`", place.word(), help=help)
     last = len(place.source.text.rstrip()) - 1
-    help = "close what is open: `]` or `}`"
+    help = "close the open bracket with `]` or `}`"
     return Diagnostic("the text ends inside brackets", place.source.span(max(0, last)), help=help)
 
 
@@ -139,7 +139,7 @@ def _misplaced(place: _Place) -> Diagnostic:
     if place.char in ("]", "}"):
         return Diagnostic(f"`{place.char}` closes nothing", place.word(), help="remove it")
     if place.before.strip():
-        help = "quote the whole value if it is one text"
+        help = "quote the entire value if it is a single text"
         return Diagnostic("unexpected text after a value", place.word(), help=help)
     if place.char == "-":
         return Diagnostic("a list item cannot start here", place.word(), help=LIST)
@@ -170,6 +170,6 @@ _PLAIN_RULES = (
     ),
     (r"\btag\b", True, TAGS, TAGS_HELP),
     (r"directive|incompatible", True, DIRECTIVES, "remove the line"),
-    (r"block scalar", False, "unexpected text after `|` or `>`", "start the text on a line of its own below"),
+    (r"block scalar", False, "unexpected text after `|` or `>`", "start the text on a separate line below"),
     (r"sequence entries are not allowed", False, "a list item cannot start here", LIST),
 )

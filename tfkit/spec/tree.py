@@ -116,7 +116,7 @@ class _Composer:
         next(self.events)  # the end of the document
         event = next(self.events)
         if not isinstance(event, yaml.StreamEndEvent):
-            self._error("a second document", self._span(event), help="give each spec a file of its own")
+            self._error("a second document", self._span(event), help="write each spec to a separate file")
         return node
 
     def _node(self, event: Any, depth: int) -> Node:
@@ -174,7 +174,7 @@ class _Composer:
             if glued:
                 self._error(syntax.GLUED, span, help=glued)
             if name in entries:
-                help = "merge several at once: `<<: [*a, *b]`" if name == MERGE else None
+                help = "merge several mappings in one line: `<<: [*a, *b]`" if name == MERGE else None
                 note = f"it is already on line {entries[name][0].line}"
                 self._error(f"duplicate key {quoted(name)}", span, note, help=help)
             else:

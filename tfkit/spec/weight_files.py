@@ -96,7 +96,7 @@ def _in_folder(folder: Path) -> Path:
     weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
     pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
     if pickles and not weights:
-        message = f"{shown(folder)} has only pickles, which can run any code when they are read"
+        message = f"{shown(folder)} has only pickles, which can run any code when they are loaded"
         raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=HOW_TO_CONVERT))
     raise SpecError(
         Diagnostic(
@@ -152,4 +152,8 @@ def _check_listed(index: Path, file: Path, names: Iterable[str], header: FileHea
         near = closest(missing[0], header.tensors)
         message = f"{shown(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
         more = (f"and {len(missing) - 1:,} more",) if missing[1:] else ()
-        raise SpecError(Diagnostic(message, notes=more, help=f"it has {quoted(near)}" if near else None))
+        raise SpecError(
+            Diagnostic(
+                message, notes=more, help=f"a tensor with a similar name exists: {quoted(near)}" if near else None
+            )
+        )

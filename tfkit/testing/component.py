@@ -62,10 +62,12 @@ def check_component(
         plugins = with_component(plugins, component)
         slot, component = component.slot, component.kind_name()
     if slot is None:
-        raise ValueError(f"a kind fills a slot: give `slot`, one of {', '.join(plugins.registry.slots())}")
+        raise ValueError(f"`slot` is missing: pass the slot of the kind, one of {', '.join(plugins.registry.slots())}")
     registered = plugins.registry.find(slot, component)
     if registered is None:
-        raise ValueError(f"no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}")
+        raise ValueError(
+            f"there is no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}"
+        )
     models = models_of(
         registered.config, plugins, options=options or {}, fields=fields, within=within, reference=reference
     )
@@ -114,7 +116,7 @@ def fault_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> 
         for (prop, fault), models in where.items()
     ]
     count = len({prop for prop, _ in where})
-    return "\n".join([f"{name} breaks {'a promise' if count == 1 else f'{count} promises'}", *lines])
+    return "\n".join([f"{name} breaks {'a guarantee' if count == 1 else f'{count} guarantees'}", *lines])
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -175,7 +177,7 @@ def parametrize_with_checks(
     except SpecError as error:
         raise ValueError(error.diagnostics[0].message) from None
     if component.slot == "block" and spec is None:
-        raise ValueError("a block has no small model: give its `spec`")
+        raise ValueError("a block has no small model: pass its `spec`")
     tests = [
         pytest.param(
             _check(prop, models),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @output_option("FILE", "Write to it.", required=True, dir_okay=False)
-@click.option("--vocab-size", required=True, type=click.IntRange(256, 2**24), metavar="N", help="Tokens in all.")
+@click.option("--vocab-size", required=True, type=click.IntRange(256, 2**24), metavar="N", help="Number of tokens.")
 @click.option("--special", multiple=True, metavar="TEXT", help="A token that no text contains; repeatable.")
 @json_option
 def tokenizer(
@@ -41,9 +41,12 @@ def tokenizer(
     if output.suffix != ".json":
         raise click.BadParameter(f"`{output.name}` must end in .json", param_hint="--output")
     if len(set(special)) < len(special) or "" in special:
-        raise click.BadParameter("each takes a text of its own", param_hint="--special")
+        raise click.BadParameter("each special token must be unique, and not empty", param_hint="--special")
     if vocab_size < 256 + len(special):
-        raise click.BadParameter(f"256 bytes and {len(special)} special tokens are more", param_hint="--vocab-size")
+        raise click.BadParameter(
+            f"the vocabulary must hold 256 bytes and {len(special)} special tokens; got {vocab_size}",
+            param_hint="--vocab-size",
+        )
     from tfkit.tools.common.atomic_files import check_file, write_file
 
     check_file(output)
@@ -66,7 +69,7 @@ def tokenizer(
     ]
     show(table([str(output), ""], rows, right=[""]))
     if trained.get_vocab_size() < vocab_size:
-        click.echo(f"warning: the text has no further pairs: {vocab_size:,} tokens were asked for", err=True)
+        click.echo(f"warning: the text has no more pairs: {vocab_size:,} tokens were requested", err=True)
 
 
 # ---- byte-level BPE from texts, by the library `tokenizers` ----

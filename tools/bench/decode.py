@@ -193,7 +193,7 @@ def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, help="one of the shapes; all unless given")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences at once (default 1 8)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences per batch (default 1 8)")
     parser.add_argument("--rounds", type=int, default=10, help="runs of each (default 10)")
     parser.add_argument("--tokens", type=int, default=24, help="tokens of a run (default 24)")
     parser.add_argument("--compile", action="store_true", help="tfkit's step of one token compiled")

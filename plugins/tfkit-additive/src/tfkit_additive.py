@@ -28,9 +28,11 @@ class AdditiveConfig(tfkit.MultiHeadConfig):
         super().check()
         for name in ("scale", "softcap", "sinks"):
             if getattr(self, name):
-                raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns how large its scores are")
+                raise tfkit.Invalid(name, f"additive attention has no `{name}`: it learns the scale of its scores")
         if self.rotary is not None:
-            raise tfkit.Invalid("position", "rotary positions act on products, and additive attention has none")
+            raise tfkit.Invalid(
+                "position", "additive attention cannot use rotary positions, which act on products of queries and keys"
+            )
 
     def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
         return Additive(self.n_heads, self.head_width, self.dropout)

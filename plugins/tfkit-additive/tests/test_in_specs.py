@@ -133,7 +133,7 @@ def test_another_seed_gives_other_weights_within_the_bound() -> None:
         ("scale", "0.5", "additive attention has no `scale`"),
         ("softcap", "30", "additive attention has no `softcap`"),
         ("sinks", "true", "additive attention has no `sinks`"),
-        ("position", "rope", "rotary positions act on products"),
+        ("position", "rope", "cannot use rotary positions"),
         ("n_kv_heads", "2", "unknown key `n_kv_heads`"),
     ],
 )

@@ -264,17 +264,17 @@ def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
     ("fields", "place", "reason"),
     [
         ({"n_experts_per_token": 9}, "n_experts_per_token", "a token cannot go through 9 experts: there are 8"),
-        ({"router": {"groups": {"n": 3, "keep": 2}}}, "router.groups.n", "8 experts cannot stand in 3 groups"),
+        ({"router": {"groups": {"n": 3, "keep": 2}}}, "router.groups.n", "8 experts cannot be divided into 3 groups"),
         ({"router": {"groups": {"n": 4, "keep": 4}}}, "router.groups.keep", "`groups` has no effect: 4 of 4"),
         (
             {"router": {"groups": {"n": 8, "keep": 1}}},
             "router.groups.keep",
-            "a token goes through 2 experts, and 1 groups hold 1",
+            "1 groups must hold 2 or more experts; got 1",
         ),
         (
             {"router": {"groups": {"n": 8, "keep": 4, "by": "top2sum"}}},
             "router.groups.by",
-            "`top2sum` takes the two best experts of a group: each group has one",
+            "`top2sum` must have at least two experts in each group; got one",
         ),
         (
             {"router": {"renormalize": True, "order": "topk_then_score"}},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.eject.check import check
+from tfkit.testing import check_model
 
 from .mixers import PLUGINS
 from .test_mixers import SMALL, model_of
@@ -26,5 +26,4 @@ def test_scripted_model_decodes(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_ejected_file_runs_alone(name: str) -> None:
-    graph = model_of(name).meta["graph"]
-    assert check(graph, tfkit.eject(graph)).ran
+    check_model(model_of(name).meta["graph"], plugins=PLUGINS, level="full", only=["eject"])

@@ -105,11 +105,11 @@ def test_constants_are_counted(tmp_path: Path) -> None:
 
 def test_errors(tmp_path: Path) -> None:
     train = {"train": SplitConfig(batches=1)}
-    with pytest.raises(SpecError, match="if every example ends in an answer"):
+    with pytest.raises(SpecError, match="every example must end with an answer"):
         numbers_of(tmp_path, "decoded_accuracy", data="{kind: addition, loss_on: all}", splits=train)
     with pytest.raises(SpecError, match="`#` is not a token of the data"):
         numbers_of(tmp_path, "{kind: decoded_accuracy, stop: '#'}")
-    with pytest.raises(SpecError, match="`loss` is there twice, and both would have one name"):
+    with pytest.raises(SpecError, match="`loss` must be listed once: both metrics would have the same name"):
         numbers_of(tmp_path, "loss, loss")
     with pytest.raises(SpecError, match="`bits_per_byte` needs text"):
         numbers_of(tmp_path, "bits_per_byte", data="{kind: copy}", splits=train)

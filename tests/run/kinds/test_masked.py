@@ -88,5 +88,7 @@ def test_nothing_hidden_cannot_be_evaluated(tmp_path: Path, metric: str) -> None
     evaluated = f"eval={{every: 1, splits: {{val: {{batches: 1}}}}, metrics: [{metric}]}}"
     run = small_run(tmp_path, TEXT.replace("masked,", "masked, share: 1e-9,"), evaluated, length=12)
     assert run.config.eval is not None
-    with pytest.raises(SpecError, match="no position counts in what is read of the split `val`"):
+    with pytest.raises(
+        SpecError, match="the part of the split `val` that is evaluated must have a position that counts"
+    ):
         evaluate(build(run.graph), run, run.config.eval.splits, run.config.eval.metrics)

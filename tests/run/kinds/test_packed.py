@@ -108,7 +108,7 @@ CASES = {
     "a pooler": (
         PACKED,
         ["model.head={block: pooler, select: mean}"],
-        "would mix: `head` of the model cannot keep them apart",
+        "cannot separate the documents of a row: `head` ignores the pairwise mask",
     ),
 }
 

@@ -116,7 +116,7 @@ def test_an_evaluation_that_runs_out_of_memory_takes_fewer_sequences(tmp_path: P
     assert memory.lines[2:] == trained(evaluated(tmp_path, *TEXT, "machine.micro_batch=2"))[0].lines
     fixed = Trainer(evaluated(tmp_path), Memory())
     out_of_memory(fixed.model, 2)
-    with pytest.raises(SpecError, match="an evaluation with 6 sequences at once does not fit into the memory of `cpu`"):
+    with pytest.raises(SpecError, match="an evaluation with 6 sequences does not fit into the memory of `cpu`"):
         fixed.train()
 
 

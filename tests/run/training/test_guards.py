@@ -148,7 +148,7 @@ def test_out_of_memory_says_what_to_change(tmp_path: Path, sets: tuple[str, ...]
     trainer = Trainer(small_run(tmp_path, *sets), Memory())
     with memory_for(trainer, most, of_cuda), pytest.raises(SpecError) as wrong:
         trainer.train()
-    assert f"{6 if most else 1} sequences at once does not fit into the memory of `cpu`" in str(wrong.value)
+    assert f"{6 if most else 1} sequences does not fit into the memory of `cpu`" in str(wrong.value)
     assert help in str(wrong.value)
     assert trainer.step == 0
 

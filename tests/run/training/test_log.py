@@ -111,7 +111,7 @@ def test_errors_name_the_callback(calls: dict[str, Any], words: str, tmp_path: P
 
 def test_two_callbacks_cannot_log_one_name(tmp_path: Path) -> None:
     both = [Logs(step=lambda training: training.log("mine", 1.0)) for _ in range(2)]
-    with pytest.raises(SpecError, match=r"`mine` is already logged(.|\n)*choose another name"):
+    with pytest.raises(SpecError, match=r"`mine` is already logged(.|\n)*choose a different name"):
         logged(tmp_path, *both)
 
 

@@ -110,7 +110,7 @@ def test_where_no_position_counts_a_step_changes_nothing() -> None:
 
 def test_a_token_alone_has_no_next_one() -> None:
     model = build("gpt2")
-    with pytest.raises(ValueError, match="there is nothing to predict: a sequence of one token has no next token"):
+    with pytest.raises(ValueError, match="there is nothing to predict: a sequence must have at least two tokens"):
         loss(model, torch.zeros(2, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="there is nothing to predict"):
         loss(model, torch.zeros(2, 0, dtype=torch.long))

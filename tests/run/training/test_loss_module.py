@@ -139,7 +139,7 @@ def test_any_place_of_a_model_is_enough_to_load_it(loss_first: bool, places: lis
 def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
     made, inputs = Loss(build("t5_small")), inputs_of("t5_small")
     call = "loss({'source': source, 'target': target}"
-    with pytest.raises(TypeError, match=re.escape(f"reads source, target: give them by name, `{call})`")):
+    with pytest.raises(TypeError, match=re.escape(f"takes source, target: pass them by name, `{call})`")):
         made(inputs["source"])
     for name in ("targets", "labels"):
         with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets come after the inputs")):
@@ -150,18 +150,30 @@ def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        ("text", None, "a loss reads tokens [b, t], or all inputs by name, `loss({'tokens': tokens})`, not 'text'"),
-        ({"token": torch.zeros(1, 2)}, None, "the model has no argument `token`: one with a similar name is `tokens`"),
+        (
+            "text",
+            None,
+            "the inputs of a loss must be tokens [b, t], or all inputs by name, `loss({'tokens': tokens})`; got 'text'",
+        ),
+        (
+            {"token": torch.zeros(1, 2)},
+            None,
+            "the model has no argument `token`: an argument with a similar name is `tokens`",
+        ),
         ({}, None, "`gpt2` needs `tokens`"),
-        (torch.zeros(1, 2), None, "`tokens` must be token ids [b, t] of 64 or 32 bits, not torch.float32 [1, 2]"),
+        (torch.zeros(1, 2), None, "`tokens` must be token ids [b, t] of 64 or 32 bits; got torch.float32 [1, 2]"),
         (torch.tensor([[0, 99]]), None, "99 is not a token id of this model: `tokens` may be 0 to 22"),
-        (torch.tensor([[0, 1]]), torch.rand(1, 2), "targets are a tensor of ids, whole numbers, not torch.float32"),
+        (
+            torch.tensor([[0, 1]]),
+            torch.rand(1, 2),
+            "targets must be a tensor of ids, which are integers; got torch.float32",
+        ),
         (
             torch.tensor([[0, 1]]),
             torch.tensor([[0, 23]]),
-            "a target is not an id of the vocabulary: they may be 0 to 22",
+            "targets must be ids of the vocabulary, from 0 to 22",
         ),
-        (torch.tensor([[0, 1]]), [[0, 1]], "targets are a tensor of ids, whole numbers, not a list"),
+        (torch.tensor([[0, 1]]), [[0, 1]], "targets must be a tensor of ids, which are integers; got a list"),
     ],
 )
 def test_what_it_cannot_read(inputs: Any, targets: Any, message: str) -> None:
@@ -221,7 +233,9 @@ graph: {{embedding: {{block: embedding, input: tokens}}, decoder: {{block: decod
 
 
 def test_targets_of_another_shape() -> None:
-    with pytest.raises(ValueError, match=re.escape("targets are (3, 6), but the head reads (3, 7) positions")):
+    with pytest.raises(
+        ValueError, match=re.escape("targets must have the shape (3, 7), one for each position of the head; got (3, 6)")
+    ):
         loss(build("gpt2"), inputs_of("gpt2"), torch.zeros(3, 6, dtype=torch.long))
 
 
@@ -231,7 +245,9 @@ def test_models_without_one_head() -> None:
     )
     with pytest.raises(ValueError, match="`test` returns logits, decoder, but a loss is computed for one"):
         Loss(loaded("outputs: [logits, decoder]\n" + graph))
-    with pytest.raises(ValueError, match="`test` returns a sequence of width 16, but a loss is computed from logits"):
+    with pytest.raises(
+        ValueError, match="`test` returns a sequence of width 16, but a loss must be computed from logits"
+    ):
         Loss(loaded("outputs: [decoder]\n" + graph.replace(", logits: {block: lm_head}", "")))
 
 

@@ -163,10 +163,12 @@ def test_dropout_differs_between_processes(tmp_path: Path) -> None:
 
 def test_processes_that_do_not_fit_the_run(tmp_path: Path) -> None:
     processes = Processes()
-    with pytest.raises(SpecError, match=r"2 processes are to share the weights, but there are 1(.|\n)*machine\.shard"):
+    with pytest.raises(
+        SpecError, match=r"the number of processes must be a multiple of `machine.shard`, 2; got 1(.|\n)*machine\.shard"
+    ):
         Trainer(small_run(tmp_path, "machine.shard=2"), Memory())
     processes.count = 4
-    with pytest.raises(SpecError, match=r"4 processes cannot divide a batch of 6 sequences"):
+    with pytest.raises(SpecError, match=r"a batch of 6 sequences cannot be divided among 4 processes"):
         Trainer(small_run(tmp_path), Memory(), processes=processes)
 
 

@@ -231,7 +231,10 @@ def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:
 WRONG = {  # found by the spec, by a step, by the processes together
     "a key that does not exist": ("model.d_modell=3", "no node or key `d_modell`"),
     "a loss that is not finite": ("optimizer.lr=1e30", "is not finite"),
-    "a number of processes": ("machine.shard=3", "3 processes are to share the weights, but there are 2"),
+    "a number of processes": (
+        "machine.shard=3",
+        "the number of processes must be a multiple of `machine.shard`, 3; got 2",
+    ),
 }
 
 
@@ -250,7 +253,7 @@ def test_an_error_of_the_writer_alone_ends_all(folder: Path) -> None:
     status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "other", *options(*SETS)))
     assert status == 1
     assert errors.count("error: ") == 1
-    assert "holds other files than a run's" in errors
+    assert "must hold only the files of a run" in errors
 
 
 def test_data_that_differ_between_processes(folder: Path) -> None:

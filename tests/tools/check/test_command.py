@@ -133,8 +133,8 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
 @pytest.mark.parametrize(
     ("status", "arguments", "message"),
     [
-        (2, "", "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
-        (2, "tiny.yaml --kind gelu", "a SPEC, `--kind NAME` or `--plugin NAME` is needed"),
+        (2, "", "a SPEC, `--kind NAME` or `--plugin NAME` is missing"),
+        (2, "tiny.yaml --kind gelu", "a SPEC, `--kind NAME` or `--plugin NAME` is missing"),
         (2, "--kind gelu --whole", "--whole and --weights have no effect without a SPEC"),
         (
             1,

@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
         "query 1 does not read key 0, mask left 3, right 0",
     ),
     "not scriptable": (AttentionOfANewcomer, {"core": "DoesNotScript"}, "script", "cannot be scripted by TorchScript"),
-    "bias lost in bfloat16": (FFNOfANewcomer, {"ffn": "LosesItsBias"}, "rounding", ", and rounding explains 0.05"),
+    "bias lost in bfloat16": (FFNOfANewcomer, {"ffn": "LosesItsBias"}, "rounding", ", but rounding explains 0.05"),
     "depends on its neighbours": (
         AttentionOfANewcomer,
         {"core": "DependsOnItsNeighbours"},
@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
         AttentionOfANewcomer,
         {"core": "ChangesItsInput"},
         "inputs-kept",
-        "`stack.layers.0.attention.core` changes what it is given by",
+        "`stack.layers.0.attention.core` changes its input by",
     ),
     "dead half": (FFNOfANewcomer, {"ffn": "DeadHalf"}, "every-row", "rows of `stack.layers.0.ffn.up.weight` have no"),
     "wrong count kept": (WrongCount, {}, "cached", "read in steps, it fails; does `cached` declare what is cached?"),

@@ -86,8 +86,8 @@ def test_devices_are_plausible(device: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": "adam"}, "not 'adam': a similar one is 'adamw'"),
-        ({"batch": 0}, "a whole number of 1 or more, not 0"),
+        ({"optimizer": "adam"}, "got 'adam': a similar one is 'adamw'"),
+        ({"batch": 0}, "an integer of 1 or more; got 0"),
         ({"memory_length": 4}, "has no effect"),
     ],
 )
@@ -128,7 +128,7 @@ def test_figures_of_ones_own(run: Callable[..., str], tmp_path: Path) -> None:
     file.write_text(MINE.replace("title: Mine\n", ""))
     assert "floor on mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
     told = run("cost", "gpt2", "--dtype", "float64", "--device", str(file), status=2, stderr=True)
-    assert "there are no figures of float64 on mine; known are bfloat16, float32" in told
+    assert "there are no figures for float64 on mine; known: bfloat16, float32" in told
 
 
 @pytest.mark.parametrize(

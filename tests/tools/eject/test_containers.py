@@ -315,7 +315,7 @@ def test_a_parameter_that_would_be_trained_is_found(tmp_path: Path, alone: Alone
     graph = graph_of(*CASES["frozen"], "", tmp_path)
     written = eject(graph)
     assert ".requires_grad_(False)" in written
-    with pytest.raises(tfkit.SpecError, match="it trains other parameters: it leaves out none, and not"):
+    with pytest.raises(tfkit.SpecError, match="it trains different parameters: it freezes none instead of"):
         check(graph, written.replace(".requires_grad_(False)", ".requires_grad_(True)"), alone)
 
 

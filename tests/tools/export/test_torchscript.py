@@ -89,7 +89,11 @@ def test_the_state_is_the_callers(model: fx.GraphModule, exported: Exported) -> 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "why"),
-    [(2, 5, "5 more tokens do not fit: 0 of 4 places"), (3, 1, "3 rows of tokens"), (2, 0, "at least one token")],
+    [
+        (2, 5, "5 more tokens do not fit: 0 of 4 places"),
+        (3, 1, "got 3"),
+        (2, 0, "at least one token"),
+    ],
 )
 def test_wrong_pieces_are_refused(exported: Exported, rows: int, columns: int, why: str) -> None:
     loaded = torch.jit.load(exported.files[0])
@@ -100,7 +104,7 @@ def test_wrong_pieces_are_refused(exported: Exported, rows: int, columns: int, w
 def test_what_begins_a_sequence_has_its_rows(tmp_path: Path) -> None:
     export(tfkit.build(reduced("t5_small")), tmp_path / "model.ts")
     loaded = torch.jit.load(str(tmp_path / "model.ts"))
-    with pytest.raises(torch.jit.Error, match="has 3 rows, but the batch has 2"):
+    with pytest.raises(torch.jit.Error, match="must have 2 rows, as the batch; got 3"):
         loaded.start(2, 4, torch.zeros(3, 5, dtype=torch.long))
 
 

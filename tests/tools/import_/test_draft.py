@@ -56,9 +56,9 @@ def test_an_open_line_is_refused_where_it_stands(tmp_path: Path) -> None:
 
 
 OTHER = {
-    "mamba2": {"state_size": 128, "conv_kernel": 4},
+    "zamba2": {"mamba_d_state": 64, "conv_kernel": 4},
     "rwkv": {"rescale_every": 6},
-    "jamba": {"mamba_d_state": 16},
+    "zamba": {"mamba_d_state": 16},
     "minimax": {"layer_types": ["linear_attention", "full_attention"]},
 }
 

@@ -99,16 +99,16 @@ def test_a_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "out/mine.txt").write_text("")
     complaint = run(*arguments, "-o", "out", status=1, stderr=True)
     assert complaint == (
-        "error: `out` holds other files than a profile's: mine.txt\n   = help: name a new folder\n"
-    ) or complaint.startswith("error: `out` holds other files than a profile's: mine.txt")
+        "error: `out` must hold only the files of a profile; got mine.txt\n   = help: name a new folder\n"
+    ) or complaint.startswith("error: `out` must hold only the files of a profile; got mine.txt")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("one.yaml", "one.yaml", "one.yaml"), "3 specs: one is profiled, or two side by side"),
-        (("one.yaml", "other.yaml", "--weights", "one.yaml"), "--weights are those of one model"),
-        (("one.yaml", "--steps", "1"), "`--steps` takes a whole number from 2, not 1"),
+        (("one.yaml", "one.yaml", "one.yaml"), "the command must have one or two specs; got 3"),
+        (("one.yaml", "other.yaml", "--weights", "one.yaml"), "--weights cannot be combined with several models"),
+        (("one.yaml", "--steps", "1"), "`--steps` must be an integer from 2; got 1"),
         (("one.yaml", "--device", "meta"), "nothing runs on the meta device"),
         (("one.yaml", "--mode", "sleep"), "`sleep` is not one of"),
     ],

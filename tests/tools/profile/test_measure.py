@@ -63,9 +63,9 @@ def test_an_encoder_is_not_decoded() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"steps": 1}, "a whole number of 2 or more, not 1"),
-        ({"batch": 0}, "a whole number of 1 or more, not 0"),
-        ({"warmup": -1}, "a whole number of 0 or more, not -1"),
+        ({"steps": 1}, "an integer of 2 or more; got 1"),
+        ({"batch": 0}, "an integer of 1 or more; got 0"),
+        ({"warmup": -1}, "an integer of 0 or more; got -1"),
         ({"length": 65}, r"65 tokens are more than max_len \(64\)"),
     ],
 )
@@ -76,7 +76,7 @@ def test_wrong_counts(wrong: dict[str, int], says: str, profile: Run) -> None:
 
 def test_weights_are_those_of_one_model() -> None:
     graph = tfkit.loads(SPECS["small"])
-    with pytest.raises(ValueError, match="one model"):
+    with pytest.raises(ValueError, match="several models"):
         profile_models([graph, graph], weights=Path("a"))
 
 
@@ -142,7 +142,7 @@ def test_two_models_of_one_name() -> None:
 
 def test_other_files_are_not_overwritten(tmp_path: Path, profile: Run) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(SpecError, match=r"holds other files than a profile's: thesis\.tex"):
+    with pytest.raises(SpecError, match=r"must hold only the files of a profile; got thesis\.tex"):
         profile("small", directory=tmp_path)
     with pytest.raises(SpecError, match="is a file"):
         profile("small", directory=tmp_path / "thesis.tex")

@@ -202,7 +202,7 @@ def test_a_folder_whose_data_changed_is_refused(run: Callable[..., str], here: d
 
 def test_wrong_usage(run: Callable[..., str]) -> None:
     assert "add --better" in run("runs", "a", "--on", "val.accuracy", status=2, stderr=True)
-    assert "give one of" in run("runs", "a", "--latex", "--json", status=2, stderr=True)
+    assert "only one of" in run("runs", "a", "--latex", "--json", status=2, stderr=True)
 
 
 # ---- what is said ----
@@ -215,7 +215,7 @@ def test_seeds_without_a_pair_and_other_lengths_are_said(run: Callable[..., str]
     assert own["notes"] == [
         "seeds 0, 1 of relu, steps 8 have no pair in gelu: for the mean alone",
         "seeds 0, 2 of relu, steps 8 have no pair in gelu, steps 12: for the mean alone",
-        "1 seed, and a verdict needs 6 or more",
+        "1 seed, but a verdict needs at least 6",
         "gelu, steps 12 has 864 tokens, 50.00% more than the 576 of relu, steps 8",
         "gelu, steps 12, seed 1, ended at step 8 of 12",
     ]
@@ -228,12 +228,12 @@ def test_an_unfinished_run_is_left_out_unless_asked_for(run: Callable[..., str],
     unfinish("gelu-1", 7, more='{"step": 7, "lo')  # a process is writing
     own = found(run, *RELU, *GELU)
     assert own["arms"][1]["difference"]["pairs"] == 2
-    assert "`gelu-1` is left out: it is not finished" in own["notes"]
+    assert "`gelu-1` is omitted: it is not finished" in own["notes"]
     own = found(run, *RELU, *GELU, "--so-far")
     assert [curve["steps"] for arm in own["arms"] for curve in arm["curves"]] == [[0, 4]] * 6
     values = [[curve["values"][1] for curve in arm["curves"]] for arm in here["arms"]]
     assert own["arms"][1]["difference"]["mean"] == pytest.approx(np.mean(np.subtract(*values[::-1])))
-    assert own["notes"][-1] == "not finished: `gelu-1`; all numbers are those of step 4, the last that all runs have"
+    assert own["notes"][-1] == "not finished: `gelu-1`; all numbers are from step 4, the last step of all runs"
     assert without_names(found(run, *RELU, "--so-far")) == without_names(found(run, *RELU))
 
 
@@ -262,14 +262,14 @@ def test_a_diverged_run_is_a_result(run: Callable[..., str], here: dict[str, Any
 def test_runs_without_a_common_step_are_refused(run: Callable[..., str], here: dict[str, Any]) -> None:
     del here
     unfinish("gelu-1", 0)
-    assert "no step that all runs" in run("runs", *RELU, *GELU, "--so-far", status=1, stderr=True)
+    assert "no step at which all runs" in run("runs", *RELU, *GELU, "--so-far", status=1, stderr=True)
     text = Path("relu-1", METRICS).read_text()
     Path("relu-1", METRICS).write_text("nonsense\n")
     assert "cannot read `relu-1/metrics.jsonl`" in run("runs", *RELU, status=1, stderr=True)
     Path("relu-1", METRICS).write_text(text.replace('"step"', '"stop"'))
     assert "has no `step`" in run("runs", *RELU, status=1, stderr=True)
     Path("relu-1", METRICS).unlink()
-    assert any("seed 1, is left out: it has no val.loss" in note for note in found(run, *RELU)["notes"])
+    assert any("seed 1, is omitted: it has no val.loss" in note for note in found(run, *RELU)["notes"])
 
 
 def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], None], here: dict[str, Any]) -> None:

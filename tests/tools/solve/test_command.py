@@ -65,8 +65,8 @@ def test_a_file_beside_the_spec_that_it_extends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "give one budget: --params or --active"),
-        (["--params", "1M", "--active", "1M"], "give one budget"),
+        ([], "exactly one budget must be set: --params or --active"),
+        (["--params", "1M", "--active", "1M"], "exactly one budget"),
         (["--params", "124Q"], "`124Q` is not an amount above zero; write it like `124M`"),
         (["--params", "0"], "`0` is not an amount above zero"),
         (["--params", "-3M"], "`-3M` is not an amount above zero"),

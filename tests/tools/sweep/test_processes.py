@@ -172,7 +172,7 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
         assert re.search(r"^wild +- +1 .* diverged 1/1$", out, re.MULTILINE)
         assert re.search(r"^broken +- +0 ", out, re.MULTILINE)
         assert err.count("error: ") == 2
-        assert "the prompt has characters that the data has not" in err
+        assert "`prompt` cannot be encoded by the tokenizer" in err
     good = {path.parent.name for path in Path("out").glob("runs/*/run.json") if json.loads(path.read_text())["ended"]}
     assert len(good) == 3
     assert {name: count for name, count in sessions().items() if name in good} == dict.fromkeys(good, 1)

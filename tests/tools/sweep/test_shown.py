@@ -55,11 +55,11 @@ def test_a_wide_number_has_several_lines_in_a_head() -> None:
     ("options", "status", "words"),
     [
         (("--on", "val.perplexity", "--better", "lower"), 1, "relu does not report the metric `val.perplexity`"),
-        (("--on", "val.accuracy"), 2, "nothing says if `val.accuracy` is better higher or lower: add --better"),
-        (("--on", ""), 2, "nothing says if `` is better"),
-        (("--better", "higher"), 2, "--better is the direction of a number: give --on"),
-        (("--margin", "0.1"), 2, "--margin is a difference of a number: give --on"),
-        (("--margin", "0", "--on", "val.loss"), 2, "`--margin` takes a number above 0, not 0.0"),
+        (("--on", "val.accuracy"), 2, "`val.accuracy` has no known direction: add --better lower or --better higher"),
+        (("--on", ""), 2, "`` has no known direction"),
+        (("--better", "higher"), 2, "--better is the direction of a metric: add --on"),
+        (("--margin", "0.1"), 2, "--margin is a difference of a metric: add --on"),
+        (("--margin", "0", "--on", "val.loss"), 2, "`--margin` must be a number above 0; got 0.0"),
         (("--plan", "--on", "val.loss"), 2, "--plan cannot be combined with --on"),
     ],
 )
@@ -170,12 +170,12 @@ def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
     capsys: pytest.CaptureFixture[str], new_folders: list[str]
 ) -> None:
     assert sweep("--plan") == 0
-    assert capsys.readouterr().out.endswith("\n3 seeds, and a verdict needs 6 or more\n")
+    assert capsys.readouterr().out.endswith("\n3 seeds, but a verdict needs at least 6\n")
     write(SWEEP.replace("[0, 1, 2]", "[0]"))
     assert sweep() == 0
     out, err = capsys.readouterr()
-    assert err == "1 seed, and a verdict needs 6 or more\n"
-    assert "\n1 seed, and a verdict needs 6 or more\n" in out
+    assert err == "1 seed, but a verdict needs at least 6\n"
+    assert "\n1 seed, but a verdict needs at least 6\n" in out
     write(SWEEP.replace("[0, 1, 2]", "[0, 1]"))
     assert "1 of 2 seeds are complete: a verdict counts only with all seeds" in result(capsys, "--so-far")["notes"]
     assert len(new_folders) == 2
@@ -192,7 +192,7 @@ def test_runs_of_several_machines_are_said(capsys: pytest.CaptureFixture[str]) -
     found = result(capsys)
     (note,) = [one for one in found["notes"] if "machine" in one]
     words = {f"device is `{one}` or `{two}`" for one, two in ((here, other), (other, here))}
-    assert note.removeprefix("the runs are not of one machine, so that speeds are not comparable: ") in words
+    assert note.removeprefix("the runs are from different machines, so their speeds are not comparable: ") in words
     text = Path(found["page"]).read_text(encoding="utf-8")
     assert f"{here}; {other}" in text or f"{other}; {here}" in text
 
@@ -210,7 +210,7 @@ def test_forms_for_papers(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("--latex") == 0
     out, err = capsys.readouterr()
     assert r"a\_b & " in out
-    assert "1 seed, and a verdict needs 6 or more" in err
+    assert "1 seed, but a verdict needs at least 6" in err
     assert sweep("--markdown") == 0
     assert "| a_b | " in capsys.readouterr().out
     assert sweep("--latex", "--json") == 2

@@ -345,4 +345,4 @@ def test_without_scipy_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_pairing_that_gained_nothing_is_said(values: list[float], remark: str | None) -> None:
     """The signs of the correlation differ."""
     notes = list(_pairing("b", compared(values, [2.1, 2.0, 2.2, 2.3])))
-    assert notes == ([f"pairing gained nothing for b: the correlation of its pairs is {remark}"] if remark else [])
+    assert notes == ([f"pairing did not help b: the correlation of its pairs is {remark}"] if remark else [])

@@ -97,9 +97,7 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     assert len(read) == len(set(map(str, read))) * 3 / 2 == 3 * 2  # `relu` and `again` share their runs
     assert len(new_folders) == 2 * 2  # the best value is that of the runs that are there
     assert [one["tuned"]["values"] for one in found["arms"]] == [{"optimizer.lr": 1e-2}] * 3
-    assert (
-        "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the values that were tried" in found["notes"]
-    )
+    assert "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the tried values" in found["notes"]
     assert [(one["arm"], one["words"], one["best"]) for one in found["trials"]] == [
         (arm, f"lr {rate}", rate == 1e-2) for arm in ("relu", "again", "gelu") for rate in (1e-6, 1e-2)
     ]

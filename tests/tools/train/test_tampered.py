@@ -139,8 +139,8 @@ STATES = {
     "state with a brace at its end": (edit(STATE, lambda content: content + b"}"), "its JSON is broken"),
     "state with a field of a later version": (fields(STATE, more=1), "`more` is unknown to this version of tfkit"),
     "state of step 4": (take(STATE, f"../part/{OLDER}"), "belongs to step 4"),
-    "state of another run": (take(STATE, f"../other/{NEWEST}"), "it belongs to another run"),
-    "checkpoint and metrics of another run": (of_another_run, "it belongs to another run"),
+    "state of another run": (take(STATE, f"../other/{NEWEST}"), "it belongs to a different run"),
+    "checkpoint and metrics of another run": (of_another_run, "it belongs to a different run"),
     "format 2": (fields(STATE, format=2, sealed=True), "`format` must be 1; got `2`"),
     "step -1": (fields(STATE, step=-1), "`step` must be greater than or equal to 0; got `-1`"),
     "step 3": (fields(STATE, step=3), CHANGED),
@@ -177,7 +177,7 @@ FILES = {
     ),
     "metrics of another run": (take(METRICS, "../other"), RESUME),
     "metrics flipped": (flip(METRICS, 99), "was changed in its first"),
-    "metrics without a byte": (edit(METRICS, lambda content: content[:-1]), "bytes; it had"),
+    "metrics without a byte": (edit(METRICS, lambda content: content[:-1]), "bytes of its checkpoint"),
     "metrics with half a line more": (edit(METRICS, lambda content: content + b'{"step": 6, "lo'), CONTINUES),
 }  # fmt: skip
 LATESTS = {
@@ -197,7 +197,7 @@ FACT = "cannot read `FOLDER/run.json`: "
 RUNS = {
     **unreadable(FACTS, FACT),
     **invalid_fields(FACTS, ["digest", "meaning", "bits", "environment", "sessions"], [3, [3]], FACT),
-    "run.json is missing": (lambda folder: (folder / FACTS).unlink(), "`FOLDER` holds other files than a run's"),
+    "run.json is missing": (lambda folder: (folder / FACTS).unlink(), "`FOLDER` must hold only the files of a run"),
     "run.json a list": (write(FACTS, b"[]"), "its JSON is not an object"),
     "run.json with a field of a later version": (fields(FACTS, more=1), "`more` is unknown to this version of tfkit"),
     "run.json without ended": (fields(FACTS, ended=...), CONTINUES),

@@ -31,7 +31,7 @@ class LayerTypesConfig(FieldConfig):
         super().check()
         for type, variant in self.layer_types.items():
             if not isinstance(variant, str) and REST not in variant:
-                message = "`rest` is missing: the variant of the other layers of that type"
+                message = "`rest` is missing: the variant of the remaining layers of that type"
                 raise Invalid(f"layer_types.{type}", message)
 
     def read(self, name: str, file: Reading) -> None:
@@ -40,14 +40,14 @@ class LayerTypesConfig(FieldConfig):
         if before is None:
             return
         if not isinstance(value, list):
-            raise Invalid("", f"a list of layer types is needed, not {quoted(str(value))}")
+            raise Invalid("", f"the value must be a list of layer types; got {quoted(str(value))}")
         listed = [case_of(kind) for kind in spelt_out(value)]
         if not listed:
             message = "the list of layer types is empty" if file.given(name) else f"{quoted(name)} is missing"
             raise Invalid("", message, help="name the type of each layer")
         types = self.layer_types
         if unknown := [kind for kind in listed if kind not in types]:
-            raise Invalid("", f"unknown layer type {quoted(unknown[0])}", notes=[f"it can be {listing(types)}"])
+            raise Invalid("", f"unknown layer type {quoted(unknown[0])}", notes=[f"allowed: {listing(types)}"])
         names = _cycled(listed, len(before))
         file.arrange(self.at, [_variant(types[kind], i, before[i]) for i, kind in enumerate(names)])
 
@@ -55,10 +55,10 @@ class LayerTypesConfig(FieldConfig):
         listed, usual = spelt_out(file.given(name).get("")), next(iter(self.layer_types))
         unusual = [kind for kind in listed if kind != usual] if isinstance(listed, list) else []
         if unusual:
-            message = (
-                f"{quoted(name)} has {quoted(case_of(unusual[0]))}, but other fields say that every layer is alike"
+            message = f"{quoted(name)} has {quoted(case_of(unusual[0]))}, but other fields make all layers identical"
+            raise Invalid(
+                "", message, help="make the two fields agree: transformers classes differ in which field they use"
             )
-            raise Invalid("", message, help="make them agree: classes of transformers differ in which they believe")
 
     def write(self, name: str, file: Writing) -> None:
         names, default = file.layers(self.at), file.default(name)
@@ -103,7 +103,7 @@ class CountConfig(FieldConfig):
         if layers is None:
             return
         if type(number) is not int or number < 0:
-            raise Invalid("", f"{quoted(str(number))} is not a number of layers")
+            raise Invalid("", f"the value must be a number of layers; got {quoted(str(number))}")
         file.arrange(self.at, self.names(number, layers))
 
     def write(self, name: str, file: Writing) -> None:
@@ -176,7 +176,7 @@ class LayerNumbersConfig(FieldConfig):
         if layers is None:
             return
         if not isinstance(numbers, list) or any(type(number) is not int or number < 0 for number in numbers):
-            raise Invalid("", f"{quoted(str(numbers))} is not a list with numbers of layers")
+            raise Invalid("", f"the value must be a list of layer numbers; got {quoted(str(numbers))}")
         file.arrange(self.at, _refined(layers, numbers, self.layer_numbers))
 
     def write(self, name: str, file: Writing) -> None:
@@ -208,7 +208,7 @@ class PerLayerConfig(FieldConfig):
         super().check()
         for variant, entry in self.per_layer.items():
             if not isinstance(entry, str) and entry.keys() != {"0", REST}:
-                raise Invalid(f"per_layer.{variant}", "write a path, or `{0: variant, rest: path}`")
+                raise Invalid(f"per_layer.{variant}", "the value must be a path, or `{0: variant, rest: path}`")
 
     def read(self, name: str, file: Reading) -> None:
         numbers = file.value(name)

@@ -107,8 +107,8 @@ class RopeFieldConfig(FieldConfig):
             partial = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
             share = 1.0 if partial else parameters.pop(SHARE, 1.0)
             if share != 1 and SHARE not in default.get(kind, default):
-                message = f"{file.model_type} rotates whole heads, but this file rotates {share} of them"
-                help = "a family with partial rotation has a default for `partial_rotary_factor`"
+                message = f"{file.model_type} rotates entire heads, but this file rotates {share} of them"
+                help = "use a family with partial rotation, which has a default for `partial_rotary_factor`"
                 raise Invalid("", message, help=help)
             patch |= _partial(share, patch, _head_width(file, next(iter(self.paths.values()))[0]))
             if unknown := [word for word in parameters if not file.knows(f"{name}.{word}")]:
@@ -169,8 +169,8 @@ def _check_one_form(file: Reading, name: str) -> None:
     values, name = file.given(_around(name)), name.removeprefix(_around(name))
     older, newer = values.get("rope_scaling"), values.get(name)
     if older and newer and older != newer:
-        message = f"{quoted(name)} and `rope_scaling` both describe the rotary positions, and differ"
-        raise Invalid("", message, help="leave out the wrong one: `rope_scaling` is the older form")
+        message = f"{quoted(name)} and `rope_scaling` both describe the rotary positions, and must be equal"
+        raise Invalid("", message, help="remove one of the two; `rope_scaling` is the older form")
 
 
 def _check_beside(
@@ -182,7 +182,7 @@ def _check_beside(
             if entries.get(entry, value) != value:
                 conflict = f"but {mapping} gives {quoted(str(entries[entry]))}"
                 message = f"{quoted(fields[entry])} is {quoted(str(value))}, {conflict}"
-                raise Invalid("", message, help="transformers believes the second: leave the wrong one out")
+                raise Invalid("", message, help="remove the wrong field: transformers uses the second")
 
 
 def _check_width(file: Reading, name: str) -> None:
@@ -194,7 +194,7 @@ def _check_width(file: Reading, name: str) -> None:
         message = (
             f"`partial_rotary_factor` is {quoted(str(share))} of a head, but {quoted(WIDTH)} is {quoted(str(width))}"
         )
-        raise Invalid("", message, help="transformers believes the first: leave the wrong one out")
+        raise Invalid("", message, help="remove the wrong field: transformers uses the first")
 
 
 def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
@@ -202,7 +202,7 @@ def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
     entries = _mapping(file.given(_around(name)), name.removeprefix(_around(name)))
     unknown = [] if "" in kinds else [key for key in entries if key not in kinds]
     if unknown:
-        raise Invalid("", f"{quoted(unknown[0])} is not a type of layer", notes=[f"of {listing(kinds)}"])
+        raise Invalid("", f"{quoted(unknown[0])} is not a type of layer", notes=[f"types of layers: {listing(kinds)}"])
 
 
 def _check_numbers(parameters: Mapping[str, Any]) -> None:
@@ -210,16 +210,16 @@ def _check_numbers(parameters: Mapping[str, Any]) -> None:
     for key, value in parameters.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, str) and key != "rope_type":
-                raise Invalid("", f"{quoted(key)} takes a number, not the text {quoted(number)}")
+                raise Invalid("", f"{quoted(key)} must be a number; got the text {quoted(number)}")
             if isinstance(number, bool) and key != "truncate":
-                raise Invalid("", f"{quoted(key)} takes a number, not {quoted(case_of(number))}")
+                raise Invalid("", f"{quoted(key)} must be a number; got {quoted(case_of(number))}")
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the value of a mapping field without its null entries; empty if the field is missing."""
     mapping = values.get(name, {})
     if not isinstance(mapping, dict):
-        raise Invalid("", f"{quoted(name)} takes a mapping, not {quoted(str(mapping))}")
+        raise Invalid("", f"{quoted(name)} must be a mapping; got {quoted(str(mapping))}")
     return {key: value for key, value in mapping.items() if value is not None}
 
 
@@ -238,7 +238,7 @@ def _scaling(file: Reading, parameters: dict[str, Any], outside: bool) -> dict[s
     if ORIGINAL in names and kind != "dynamic":
         original = parameters[ORIGINAL] = _original(file, parameters.get(ORIGINAL), outside)
         if isinstance(original, bool) or not isinstance(original, int | float) or original <= 0:
-            raise Invalid("", f"{quoted(ORIGINAL)} is {quoted(str(original))}, not a number of positions")
+            raise Invalid("", f"{quoted(ORIGINAL)} must be a number of positions; got {quoted(str(original))}")
         if kind != "llama3":
             parameters.setdefault("factor", file.compute(LENGTH) / original)
     elif kind == "dynamic":
@@ -293,8 +293,8 @@ def _original(file: Reading, inside: Any, outside: bool) -> Any:
     """Return the positions before a scaling. A field outside of the mapping, if the class has it, comes first."""
     top = file.given(ORIGINAL).get("") if outside else None
     if top is not None and inside not in (None, top):
-        message = f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, and {quoted(str(top))}"
-        raise Invalid("", f"{message} beside them", help="transformers believes the second: leave the wrong one out")
+        message = f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, but {quoted(str(top))}"
+        raise Invalid("", f"{message} outside of them", help="remove the wrong field: transformers uses the second")
     top = file.value(ORIGINAL) if file.knows(ORIGINAL) else top
     length = inside if top is None else top
     return file.compute(LENGTH) if length is None else length

@@ -62,7 +62,7 @@ class ValueConfig(FieldConfig):
             return None
         if any(value != present[0] for value in present):
             differing = ", ".join(f"{quoted(path)} {value}" for path, value in values.items())
-            raise Invalid("", f"one field stands for several values of the spec, but they differ: {differing}")
+            raise Invalid("", f"the values of the spec that one field represents must be equal; got {differing}")
         return file.put(name, file.evaluate(self.expressions[0], present[0]))
 
 
@@ -115,7 +115,7 @@ class OnlyConfig(FieldConfig):
             message = (
                 f"{quoted(name)} is {quoted(case_of(value))}, but {quoted(other)} gives {quoted(case_of(expected))}"
             )
-            raise Invalid("", message, help="transformers believes one of them: leave the wrong one out")
+            raise Invalid("", message, help="remove the wrong field: transformers uses only one of the two")
 
     def write(self, name: str, file: Writing) -> None:
         if self.only is not None and self._other is None:

@@ -46,7 +46,9 @@ class WordsConfig(FieldConfig):
         super().check()
         if isinstance(self.words, str) and self.words not in TABLES:
             message = f"there is no table {quoted(self.words)}"
-            raise Invalid("words", message, help=f"tables: {listing(TABLES)}; or write one in place: `{{word: value}}`")
+            raise Invalid(
+                "words", message, help=f"choose one of {listing(TABLES)}, or write a table here: `{{word: value}}`"
+            )
 
     @property
     def table(self) -> Mapping[str, Any]:
@@ -102,7 +104,7 @@ def known_word(name: str, value: Any, table: Collection[str], file: Reading) -> 
     word = case_of(value)
     if word not in table:
         message = f"{quoted(name)} is {quoted(word)}, which {file.model_type} does not support here"
-        raise Invalid("", message, notes=[f"it can be {listing(table)}"])
+        raise Invalid("", message, notes=[f"allowed: {listing(table)}"])
     return word
 
 
@@ -110,7 +112,7 @@ def first_word(fit: list[str], name: str, table: Collection[str]) -> str:
     """Return the first word that expresses the value of a spec. Raise `Invalid` if no word does."""
     if not fit:
         message = f"no value of {quoted(name)} expresses the value of the spec"
-        raise Invalid("", message, notes=[f"it has {', '.join(table)}"])
+        raise Invalid("", message, notes=[f"allowed: {', '.join(table)}"])
     return fit[0]
 
 
@@ -137,7 +139,7 @@ class LabelsConfig(FieldConfig):
 def _numbered(count: Any) -> list[str]:
     """Return the default names of classes."""
     if type(count) is not int or not 0 < count < 1e6:
-        raise Invalid("", f"`num_labels` is {quoted(str(count))}, not a number of classes")
+        raise Invalid("", f"`num_labels` must be a number of classes; got {quoted(str(count))}")
     return [f"LABEL_{number}" for number in range(count)]
 
 
@@ -145,7 +147,11 @@ def _in_order(labels: Any) -> list[str]:
     names = {str(key): label for key, label in labels.items()} if isinstance(labels, dict) else {}
     numbers = list(map(str, range(len(names))))
     if not names or sorted(names) != sorted(numbers) or not all(isinstance(label, str) for label in names.values()):
-        message = f"the classes are not numbered from 0 to {len(names) - 1}, each with a name" if names else "not names"
+        message = (
+            f"the classes are not numbered from 0 to {len(names) - 1}, each with a name"
+            if names
+            else "the value must be a mapping of numbers to names"
+        )
         raise Invalid("", message, help='write `{"0": "negative", "1": "positive"}`')
     return [names[number] for number in numbers]
 

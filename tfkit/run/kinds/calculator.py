@@ -53,9 +53,9 @@ class CalculatorConfig(DataConfig):
         """Refuse a share for `test`, and answers that cannot be found."""
         super().check()
         if "test" in self.split:
-            raise Invalid("split", "the split `test` is a draw of its own", help="its size is `test: 10_000`")
+            raise Invalid("split", "the split `test` is drawn separately", help="set its size with `test: 10_000`")
         if self.layout == "stream" and self.loss_on == "answer":
-            raise Invalid("loss_on", "`loss_on: answer` needs one problem a row", help="add `layout: rows`")
+            raise Invalid("loss_on", "`loss_on: answer` needs one problem per row", help="add `layout: rows`")
 
     @property
     def takes_length(self) -> bool:

@@ -52,7 +52,7 @@ class Samples(Callback):
         try:
             self._prompt = list(tokenizer.encode(self._config.prompt))
         except ValueError as error:
-            raise Invalid("prompt", f"the prompt has characters that the data has not: {error}") from error
+            raise Invalid("prompt", f"`prompt` cannot be encoded by the tokenizer of the data: {error}") from error
         self._decode = tokenizer.decode
         self._written(training)  # what cannot be written is an error now, not later
 
@@ -70,7 +70,7 @@ class Samples(Callback):
                 seed=training.step,
             )
         except ValueError as error:
-            raise Invalid("tokens", f"no sample can be written: {error}") from error
+            raise Invalid("tokens", f"the model cannot generate samples: {error}") from error
         return self._config.prompt + self._decode(generated.rows()[0])
 
 
@@ -126,7 +126,7 @@ class StopAtConfig(CallbackConfig):
         """Refuse no goal, and two."""
         super().check()
         if (self.below is None) == (self.above is None):
-            raise Invalid("", "`stop_at` takes either `below` or `above`")
+            raise Invalid("", "`stop_at` must have exactly one of `below` and `above`")
 
     def build(self) -> Callback:
         return StopAt(self)
@@ -141,7 +141,11 @@ class StopAt(Callback):
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
         name = self._config.metric
         if name not in numbers:
-            raise Invalid("metric", f"the evaluation has no `{name}`", notes=(f"it has {', '.join(numbers)}",))
+            raise Invalid(
+                "metric",
+                f"the evaluation does not report the metric `{name}`",
+                notes=(f"reported metrics: {', '.join(numbers)}",),
+            )
         below, above = self._config.below, self._config.above
         if numbers[name] < (-math.inf if below is None else below) or numbers[name] > (
             math.inf if above is None else above

@@ -36,7 +36,7 @@ def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
     ends = config.ends(size)
     empty = next((name for name, (start, end) in ends.items() if start == end), None)
     if empty is not None:
-        raise Invalid("split", f"split `{empty}` has none of the {size:,} examples")
+        raise Invalid("split", f"split `{empty}` must have at least one of the {size:,} examples")
     return ends
 
 
@@ -76,7 +76,7 @@ class StreamData:
     def __post_init__(self) -> None:
         for name, part in self.parts.items():
             if len(part) <= self.length:
-                reason = f"too few for one window of {self.length:,} and a target"
+                reason = f"but must have at least {self.length + 1:,}, for a window of {self.length:,} and a target"
                 raise Invalid("split", f"split `{name}` has {len(part):,} tokens, {reason}")
 
     @property

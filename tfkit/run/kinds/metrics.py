@@ -166,7 +166,7 @@ class DecodedAccuracy(DecodedMetric):
         self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
     ) -> Tensor:
         if any(tensor.dim() > 2 for tensor in inputs.values()):
-            raise Invalid("", "what a model writes cannot be measured in rows with several documents")
+            raise Invalid("", "generated answers cannot be scored in rows with several documents")
         *sources, (_, tokens) = inputs.items()
         start, stop = _start(targets, least=0 if sources else 1), self._stop
         further: dict[str, Any] = dict(sources)
@@ -204,8 +204,8 @@ def _start(targets: Tensor, *, least: int) -> int:
     counted = targets != IGNORED
     start = int(counted[0].int().argmax())
     if start < least or not bool(counted[:, start:].all()) or bool(counted[:, :start].any()):
-        message = "what a model writes can be measured if every example ends in an answer, all of them at one place"
-        raise Invalid("", message, help="for instance data `addition`, or the split `test` of `calculator`")
+        message = "every example must end with an answer, and all answers must start at the same position"
+        raise Invalid("", message, help="use data such as `addition`, or the split `test` of `calculator`")
     return start
 
 

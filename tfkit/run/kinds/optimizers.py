@@ -84,9 +84,9 @@ class MuonConfig(OptimizerConfig):
         """Raise `Invalid` if `others` has rules: names are looked up in one place."""
         super().check()
         if self.others.groups:
-            raise Invalid("others.groups", "`others` has no rules of its own", help="give them as `optimizer.groups`")
+            raise Invalid("others.groups", "`others` cannot have `groups`", help="write them as `optimizer.groups`")
         if self.others.rest is not None:
-            raise Invalid("others", f"`{self.others.kind_name()}` does not take all parameters")
+            raise Invalid("others", f"`{self.others.kind_name()}` cannot optimize all parameters")
 
     @property
     def rest(self) -> OptimizerConfig:
@@ -95,7 +95,7 @@ class MuonConfig(OptimizerConfig):
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         matrix_groups = [group for group in groups if "matrices" in group]
         if not matrix_groups:
-            raise Invalid("", "the model has no matrices inside, which `muon` is for")
+            raise Invalid("", "the model has no hidden matrices, which `muon` requires")
         options = {
             "momentum": self.momentum,
             "nesterov": self.nesterov,

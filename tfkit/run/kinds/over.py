@@ -35,7 +35,7 @@ class OverConfig(DataConfig):
         super().check()
         for name in ("order", "split"):
             if name in self.of.model_fields_set:
-                raise Invalid(f"of.{name}", f"`{name}` has no effect here", help=f"give it as `data.{name}`")
+                raise Invalid(f"of.{name}", f"`{name}` has no effect here", help=f"write it as `data.{name}`")
 
     @property
     def takes_length(self) -> bool:
@@ -64,7 +64,7 @@ class OverConfig(DataConfig):
             raise Invalid(f"of.{error.field}", error.message, notes=error.notes, help=error.help) from error
         inputs = of.examples("train", self.order).batch(np.zeros(1, dtype=np.int64)).inputs
         if len(inputs) > 1:
-            message = f"`{self.kind_name()}` changes one input, but the data has {', '.join(inputs)}"
+            message = f"`{self.kind_name()}` must have data with a single input; got {', '.join(inputs)}"
             raise Invalid("of", message)
         return self.over(of)
 

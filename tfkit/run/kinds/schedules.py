@@ -65,8 +65,10 @@ class WSDConfig(ScheduleConfig):
         warmup, decay = count_of(self.warmup, steps), count_of(self.decay, steps)
         if warmup + decay > steps:
             over = warmup + decay - steps
-            message = f"`warmup` ({warmup:,} steps) and `decay` ({decay:,}) of {steps:,} steps overlap by {over:,}"
-            raise Invalid("warmup", message, help=f"warmup can be at most {max(steps - decay, 0):,} steps")
+            message = (
+                f"`warmup` ({warmup:,}) and `decay` ({decay:,}) must fit into {steps:,} steps; they overlap by {over:,}"
+            )
+            raise Invalid("warmup", message, help=f"set `warmup` to at most {max(steps - decay, 0):,} steps")
 
 
 class InverseSqrtConfig(ScheduleConfig):

@@ -147,7 +147,7 @@ class MQARConfig(DataConfig):
         """Refuse pairs that there is no room or no symbol for."""
         super().check()
         if 4 * self.pairs > self.positions:
-            message = f"{self.pairs} pairs and as many questions need {4 * self.pairs} positions, not {self.positions}"
+            message = f"{self.pairs} pairs and as many questions need {4 * self.pairs} positions; got {self.positions}"
             raise Invalid("positions", message)
         if self.pairs > self.symbols // 2 - 1:
             message = f"{self.symbols} symbols give {self.symbols // 2 - 1} keys, too few for {self.pairs} pairs"

@@ -100,7 +100,7 @@ class TokenFile:
         return ids
 
     def _error(self, what: str) -> SpecError:
-        help = "restore the file: the same command then continues from the last checkpoint"
+        help = "restore the file, and continue from the last checkpoint with the same command"
         return SpecError(Diagnostic(f"{quoted(shown(self.name))} {what}", help=help))
 
 
@@ -138,9 +138,9 @@ def _mapped(name: str) -> TokenFile:
     except (ValueError, EOFError) as error:
         raise Invalid("files", f"{quoted(shown(name))} is not a file of numbers that `numpy.save` wrote") from error
     if not isinstance(ids, np.ndarray):
-        raise Invalid("files", f"{quoted(shown(name))} has several arrays, not one of token ids")
+        raise Invalid("files", f"{quoted(shown(name))} must have a single array of token ids; got several arrays")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        message = f"{quoted(shown(name))} has {ids.dtype} {list(ids.shape)}: token ids are whole numbers on one axis"
+        message = f"{quoted(shown(name))} must have integers on one axis; got {ids.dtype} {list(ids.shape)}"
         raise Invalid("files", message)
     if not len(ids):
         raise Invalid("files", f"{quoted(shown(name))} is empty")
@@ -154,7 +154,7 @@ def _read_through(files: list[TokenFile], vocab_size: int | None) -> tuple[str, 
         for start in range(0, len(file), CHUNK):
             ids = file.ids[start : start + CHUNK]
             if ids.min() < 0:
-                raise Invalid("files", f"{quoted(shown(file.name))} has an id below 0: {ids.min()}")
+                raise Invalid("files", f"{quoted(shown(file.name))} must not have an id below 0; got {ids.min()}")
             largest = max(largest, int(ids.max()))
             if vocab_size is not None and largest >= vocab_size:
                 message = f"{quoted(shown(file.name))} has the id {largest:,}, beyond the vocabulary of {vocab_size:,}"

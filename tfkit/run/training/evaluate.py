@@ -124,8 +124,8 @@ class _Evaluation:
             sums = micro_batch.fit(partial(self.sums, batch, number), "an evaluation")
             totals = sums if totals is None else list(map(_BuiltMetric.add, self._metrics, totals, sums))
         if totals is None or not count:
-            message = f"no position counts in what is read of the split `{split}`"
-            raise SpecError(Diagnostic(message, help="read more of it, or other data"))
+            message = f"the part of the split `{split}` that is evaluated must have a position that counts"
+            raise SpecError(Diagnostic(message, help="evaluate more of the split, or use different data"))
         return totals
 
     def sums(self, batch: Batch, number: int, size: int) -> list[Any]:

@@ -288,7 +288,7 @@ class Trainer:
         if self._line is None:
             raise Invalid("", f"`{name}` cannot be logged here", help="call `log` in `on_step` or `on_eval`")
         if name in self._line or name in self._reserved():
-            raise Invalid("", f"`{name}` is already logged", help="choose another name")
+            raise Invalid("", f"`{name}` is already logged", help="choose a different name")
         try:
             self._line[name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -199,7 +199,7 @@ class Loss(nn.Module):
         targets = self._targets(tokens, mask) if targets is None else _checked_targets(targets)
         if targets.shape != hidden.shape[:-1]:
             positions, shape = tuple(hidden.shape[:-1]), tuple(targets.shape)
-            raise ValueError(f"targets are {shape}, but the head reads {positions} positions")
+            raise ValueError(f"targets must have the shape {positions}, one for each position of the head; got {shape}")
         if mask is not None:
             targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
@@ -208,7 +208,7 @@ class Loss(nn.Module):
         try:
             total = head(rows, targets.flatten().long(), self._count_chunks(rows))
         except IndexError as error:
-            message = f"a target is not an id of the vocabulary: they may be 0 to {self._ends.vocab_size - 1}"
+            message = f"targets must be ids of the vocabulary, from 0 to {self._ends.vocab_size - 1}"
             raise ValueError(f"{message}, or {self.ignore_index} for none") from error
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
 
@@ -234,9 +234,9 @@ class Loss(nn.Module):
         """Explain why the model cannot take the inputs, and suggest the intended call."""
         call = f"loss({{{', '.join(f'{name!r}: {name}' for name in self._required)}}})"
         if isinstance(inputs, Tensor):
-            return f"the model reads {listing(self._required)}: give them by name, `{call}`"
+            return f"the model takes {listing(self._required)}: pass them by name, `{call}`"
         if not isinstance(inputs, Mapping):
-            return f"a loss reads tokens [b, t], or all inputs by name, `{call}`, not {shown(inputs)}"
+            return f"the inputs of a loss must be tokens [b, t], or all inputs by name, `{call}`; got {shown(inputs)}"
         unknown = next(str(name) for name in inputs if name not in self._names)
         if unknown in ("targets", "labels"):
             return f"`{unknown}` is not an input: targets come after the inputs, `{call[:-1]}, {unknown})`"
@@ -245,7 +245,9 @@ class Loss(nn.Module):
     def _head(self) -> nn.Module:
         head = self.model.get_submodule(self._ends.head)
         if not torch.compiler.is_compiling() and is_sharded(head):
-            raise ValueError(f"`{self._ends.head}` is sharded on its own: leave it to the root, `fully_shard(model)`")
+            raise ValueError(
+                f"`{self._ends.head}` must not be sharded separately: shard it with the root, `fully_shard(model)`"
+            )
         return head
 
     def _targets(self, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -253,7 +255,7 @@ class Loss(nn.Module):
         if tokens is None:
             raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
         if tokens.size(1) < 2:
-            raise ValueError("there is nothing to predict: a sequence of one token has no next token")
+            raise ValueError("there is nothing to predict: a sequence must have at least two tokens")
         following = tokens[:, 1:]
         if mask is not None:
             read = mask[:, 1:] if mask.dim() == 2 else mask.diagonal(-1, dim1=1, dim2=2)
@@ -270,7 +272,7 @@ def _checked_targets(targets: object) -> Tensor:
     """Return the targets; raise TypeError if they cannot be ids."""
     if not isinstance(targets, Tensor) or targets.dtype.is_floating_point or targets.dtype.is_complex:
         received = str(targets.dtype) if isinstance(targets, Tensor) else shown(targets)
-        raise TypeError(f"targets are a tensor of ids, whole numbers, not {received}")
+        raise TypeError(f"targets must be a tensor of ids, which are integers; got {received}")
     return targets
 
 

@@ -62,9 +62,11 @@ class MicroBatch:
         if self.size > 1 and self._run.config.machine.micro_batch == "auto":
             return -(-self.size // 2)
         machine = self._run.config.machine
-        message = f"{what} with {self.size:,} sequences at once does not fit into the memory of `{machine.device}`"
+        message = f"{what} with {self.size:,} sequences does not fit into the memory of `{machine.device}`"
         if self.size > 1:
-            help = "`machine: {micro_batch: auto}` takes fewer at once, and computes the same"
+            help = (
+                "write `machine: {micro_batch: auto}`, which processes fewer sequences at a time and computes the same"
+            )
         else:
             help = "make the examples shorter or the model smaller; `--plan` predicts the memory"
         raise self._run.error(message, "machine", "micro_batch", help=help) from error

@@ -81,7 +81,7 @@ def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: An
     try:
         return torch.optim.AdamW(groups, **{"lr": lr, "fused": fused or None} | options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"torch.optim.AdamW refuses its arguments: {error}") from error
+        raise ValueError(f"torch.optim.AdamW rejects its arguments: {error}") from error
 
 
 def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, Any]]:

@@ -48,13 +48,15 @@ class Together(Processes):
         if kind == "cpu":
             return torch.device("cpu")
         if name != "cuda":
-            raise ValueError(f"several processes train on `cpu`, or on `cuda` with a GPU for each, not on `{name}`")
+            raise ValueError(
+                f"the device of several processes must be `cpu`, or `cuda` with a GPU for each; got `{name}`"
+            )
         device = device_of(f"cuda:{os.environ['LOCAL_RANK']}")
         torch.cuda.set_device(device)
         return device
 
     def spread(self, model: fx.GraphModule, shard: int | None) -> None:
-        self.check_equal(_checksum(model), "began with other weights")
+        self.check_equal(_checksum(model), "began with different weights")
         shard = shard or self.count
         shape = (self.count // shard, shard)
         mesh = init_device_mesh(next(model.parameters()).device.type, shape, mesh_dim_names=("replicate", "shard"))
@@ -139,7 +141,7 @@ def together() -> Iterator[Together]:
             raise click.exceptions.Exit(1) from None
         if isinstance(error, RuntimeError) and _is_lost(error):
             message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
-            help = "the same command continues from the last checkpoint"
+            help = "continue from the last checkpoint with the same command"
             raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
         raise
     dist.destroy_process_group()
@@ -152,7 +154,7 @@ def _connected() -> tuple[Any, int, int]:
     except RuntimeError as error:  # torch has no narrower type for all of them
         address, cause = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).partition("\n")[0]
         message = f"the processes cannot connect at {quoted(address)}"
-        help = "check MASTER_ADDR and MASTER_PORT: the first process must be reachable there from all others"
+        help = "check MASTER_ADDR and MASTER_PORT: all processes must reach the first process there"
         raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
     return store, rank, count
 

@@ -68,14 +68,17 @@ def check_count(run: Run, count: int) -> None:
     if count % shard:
         help = f"start a multiple of {shard} processes: `torchrun --nproc-per-node {shard} -m tfkit train ...`"
         raise run.error(
-            f"{shard} processes are to share the weights, but there are {count}", "machine", "shard", help=help
+            f"the number of processes must be a multiple of `machine.shard`, {shard}; got {count}",
+            "machine",
+            "shard",
+            help=help,
         )
     if sequences % count:
-        message = f"{count} processes cannot divide a batch of {sequences} sequences"
+        message = f"a batch of {sequences} sequences cannot be divided among {count} processes"
         raise run.error(message, "batch", "sequences", help=f"start a number of processes that divides {sequences}")
     if count > 1 and run.config.machine.micro_batch == "auto":
-        message = "`auto` is for one process: several would have to run out of memory at once"
-        raise run.error(message, "machine", "micro_batch", help="give it a number")
+        message = "`micro_batch: auto` cannot be used with several processes"
+        raise run.error(message, "machine", "micro_batch", help="set `micro_batch` to a number")
 
 
 def launched() -> int:
@@ -104,5 +107,5 @@ def _variable(name: str, low: int, high: int) -> int:
 
 
 def _launcher_error(message: str) -> SpecError:
-    help = "start the processes with `torchrun`; or unset LOCAL_RANK to train in a single process"
+    help = "start the processes with `torchrun`, or unset LOCAL_RANK to train in a single process"
     return SpecError(Diagnostic(f"the environment variable {message}", help=help))

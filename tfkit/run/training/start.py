@@ -76,7 +76,7 @@ def _fill(model: fx.GraphModule, config: WeightsConfig) -> str:
         read.load(checkpoint, model.state_dict())
     parts = [f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"]
     left = sorted(weights.left_out(name for name in checkpoint.names if name not in unused))
-    parts += [f"left out: {listing(_collapsed(left), 24)}"] if left else []
+    parts += [f"omitted: {listing(_collapsed(left), 24)}"] if left else []
     parts += [f"missing: {listing(_collapsed(missing), 24)}"] if missing else []
     parts += [f"unused: {listing(_collapsed(unused), 24)}"] if unused else []
     return "; ".join(parts)
@@ -97,7 +97,7 @@ def _in_part(
     surplus = "no tensor that the model does not read matches"
     _check_matches("missing", config.missing, names_of_model, names, "no weight of the model matches")
     _check_matches("unused", config.unused, unread, set(names_of_model) - set(names), surplus)
-    ignored = {**weights.ignored, **dict.fromkeys(unused, "left out by the run")}
+    ignored = {**weights.ignored, **dict.fromkeys(unused, "omitted by the run")}
     # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
     separate = {name for link in left_out for name in link.file}
     copies = {name: other for name, other in weights.copies.items() if name not in separate}

@@ -42,8 +42,8 @@ def trained(model: nn.Module) -> fx.GraphModule:
     """Return the built model inside `model`. Raise ValueError if `model` is a wrapper that belongs around the loss."""
     name = type(model).__name__
     if name in AROUND:
-        help = f"give it the model, and give `{name}` the loss" if name != "Loss" else "give it the model"
-        raise ValueError(f"a loss takes the model that `tfkit.build` returned, and wraps it; this is {name}: {help}")
+        help = f"pass the model to it, and the loss to `{name}`" if name != "Loss" else "pass the model to it"
+        raise ValueError(f"a loss must wrap the model that `tfkit.build` returned; got {name}: {help}")
     return unwrapped(model)
 
 
@@ -52,15 +52,15 @@ def find_ends(model: fx.GraphModule) -> Ends:
     graph = graph_of(model)
     if len(graph.outputs) > 1:
         raise ValueError(
-            f"`{graph.name}` returns {listing(graph.outputs)}, but a loss is computed for one of them: "
-            "name it in `outputs` of the spec"
+            f"`{graph.name}` returns {listing(graph.outputs)}, but a loss requires a single output: "
+            "name one in `outputs` of the spec"
         )
     head = graph.node(graph.outputs[0])
     if head.output.type != "logits":
-        raise ValueError(f"`{graph.name}` returns {head.output.in_words()}, but a loss is computed from logits")
+        raise ValueError(f"`{graph.name}` returns {head.output.in_words()}, but a loss must be computed from logits")
     signal, vocab_size = head.signals[_read(head)], head.output.width
     if vocab_size is None:
-        raise ValueError(f"`{head.name}` returns one logit without an axis of classes, and this loss needs classes")
+        raise ValueError(f"`{head.name}` returns one logit without an axis of classes, but this loss needs classes")
     return Ends(head.name, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted(graph))
 
 
@@ -71,7 +71,7 @@ def _read(head: Node) -> str:
         raise ValueError(f"`{head.name}` reads {listing(read)}, but a loss in chunks needs a head with one input")
     if not computes_alone(head):
         raise ValueError(
-            f"`{head.name}` does not compute every position by itself, so its loss cannot be computed in chunks"
+            f"`{head.name}` does not compute every position independently, so its loss cannot be computed in chunks"
         )
     return read[0]
 

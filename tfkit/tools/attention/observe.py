@@ -42,7 +42,7 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
         twin = assemble(graph, attention_backend="eager").eval()
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     if tensors.keys() != {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}:
-        raise ValueError(f"`{graph.name}` has other parameters than when it was built: its modules were changed")
+        raise ValueError(f"`{graph.name}` must have the parameters that it was built with: its modules were changed")
     names = _names(twin)
     if not names:
         raise ValueError(f"`{graph.name}` has no attention that exposes its weights")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     notes="""
     The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len` if
     that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights as
-    model.safetensors and the tokenizer beside --weights, all or nothing. Every
+    model.safetensors and the tokenizer next to --weights, all or nothing. Every
     command takes such a folder as SPEC, and reads its weights.
     """,
     examples="""
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @options.weights_option(otherwise="random")
 @options.allow_change_option
 @options.device_option("cpu, cuda, or meta: shapes, no values.")
-@options.dtype_option("float32, bfloat16, float16 or float64.  [default: float32, or that of the weights]")
+@options.dtype_option("float32, bfloat16, float16 or float64.  [default: float32, or the type of the weights]")
 @options.seed_option("Seed of the random numbers.")
 @options.json_option
 def build(
@@ -60,9 +60,9 @@ def build(
     if force and output is None:
         raise click.UsageError("--force has no effect without -o")
     if weights is not None and device == "meta":
-        raise click.UsageError("on the meta device there are no weights: omit --weights or --device meta")
+        raise click.UsageError("the meta device cannot hold weights: omit --weights or --device meta")
     if output is not None and device == "meta":
-        raise click.UsageError("on the meta device there are no weights to write: omit -o or --device meta")
+        raise click.UsageError("a model on the meta device has no weights to write: omit -o or --device meta")
     graph = reader.load(spec)
     warn(warnings_of(graph, reader.plugins))
     if device != "meta":

@@ -136,7 +136,7 @@ def _of_kind(plugins: Plugins, kind: str) -> list[Any]:
     if not configs:
         names = {name for item in plugins.registry.slots() for name in plugins.registry.kinds(item)}
         near = closest(name, sorted(names))
-        help = f"a kind with a similar name exists: `{near}`" if near else "`tfkit components` lists them"
+        help = f"a kind with a similar name exists: `{near}`" if near else "list the kinds with `tfkit components`"
         raise SpecError(Diagnostic(f"there is no kind {quoted(kind)}", help=help))
     return configs
 

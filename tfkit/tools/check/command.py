@@ -79,7 +79,7 @@ def check(
     from tfkit.console.output import print_json, progress
 
     if sum(choice is not None for choice in (spec, kind, plugin)) != 1:
-        raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is needed")
+        raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
     if spec is None and (whole or weights is not None):
         raise click.UsageError("--whole and --weights have no effect without a SPEC")
     graph = None if spec is None else reader.load(spec)

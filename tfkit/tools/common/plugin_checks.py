@@ -35,5 +35,5 @@ def _diagnostics(returned: object) -> list[Diagnostic]:
 
 def _diagnostic(item: object) -> Diagnostic:
     if not isinstance(item, Diagnostic):
-        raise TypeError(f"returned {type(item).__name__}, not a list of tfkit.Diagnostic")
+        raise TypeError(f"must return a list of tfkit.Diagnostic; got {type(item).__name__}")
     return item

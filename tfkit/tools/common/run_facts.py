@@ -112,12 +112,12 @@ def cause_of(error: ValidationError) -> str:
 
 def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
     """Return the error of a folder with a run of another meaning, with the differences."""
-    message = f"{quoted(str(folder))} has another run: it would not continue, but become something else"
+    message = f"{quoted(str(folder))} has a different run, which cannot continue with these settings"
     if CONTENT in names:
         names.remove(CONTENT)
         message = f"the data of the run in {quoted(str(folder))} has changed since it began"
     notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MOST_DIFFERENCES]]
-    notes += [f"... ({len(names)} in all)"] if len(names) > MOST_DIFFERENCES else []
+    notes += [f"... ({len(names)} in total)"] if len(names) > MOST_DIFFERENCES else []
     return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
 
 

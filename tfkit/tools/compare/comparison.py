@@ -346,7 +346,7 @@ def common_inputs(
         lost = [name for name, signal in graph.inputs.items() if name not in paired and not signal.optional]
         if lost:
             message = f"`{graph.name}` requires {_listed(graph, lost)}, but `{other.name}` has no such input"
-            note = f"`{other.name}` reads {_listed(other, list(other.inputs))}"
+            note = f"`{other.name}` takes {_listed(other, list(other.inputs))}"
             raise SpecError(Diagnostic(message, notes=(note,), help=SAME))
     for name, theirs in names.items():
         widths = a.inputs[name].width, b.inputs[theirs].width

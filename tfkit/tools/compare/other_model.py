@@ -120,13 +120,13 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     family = graph.spec.family
     if family is None:
         message = f"{quoted(graph.name)} has no `checkpoint`, which would name its modules in transformers"
-        raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
+        raise SpecError(Diagnostic(message, None, "checkpoint", help="write it as specs/README.md shows"))
     if not os.path.isfile(folder / CONFIG):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is not a transformers model"))
     try:
         import transformers
     except ImportError:
-        message = "to run a transformers model, transformers must be installed"
+        message = "transformers must be installed to run one of its models"
         raise SpecError(Diagnostic(message, help="pip install transformers")) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

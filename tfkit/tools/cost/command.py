@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @command(
     "cost",
     notes="""
-    Nothing is allocated, so the model may have any size. FLOPs are those of matrix
+    Nothing is allocated, so the model may have any size. FLOPs are of matrix
     products, two for each multiplication and addition, with every pair of query
     and key; `visible` omits the pairs that the mask hides. The floor is the larger
     of FLOPs and bytes at the device's limits: no step is faster, and real ones
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     help="Add the least time that it takes on a device: h200, a100, ... or a YAML file with your own figures.",
 )
 @by_option
-@click.option("--recompute", is_flag=True, help="Layers run again in the backward, and keep less.")
+@click.option("--recompute", is_flag=True, help="Recompute layers in the backward pass to save memory.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help="See below.  [default: adamw]")
 @json_option
 def cost(
@@ -80,7 +80,7 @@ def cost(
             raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
     if limits is not None and dtype not in limits.tera_flops:
         dtypes = ", ".join(limits.tera_flops)
-        raise click.UsageError(f"there are no figures of {dtype} on {limits.title}; known are {dtypes}")
+        raise click.UsageError(f"there are no figures for {dtype} on {limits.title}; known: {dtypes}")
     graph = reader.load(spec)
     import torch
 

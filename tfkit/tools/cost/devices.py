@@ -86,7 +86,9 @@ class DeviceConfig(Config):
         """Refuse types that no model computes in."""
         super().check()
         if not self.flops:
-            raise Invalid("flops", "`flops` is empty", help="write `{bfloat16: 300e12}`, FLOPs per second by type")
+            raise Invalid(
+                "flops", "`flops` is empty", help="write the FLOPs per second of each type: `{bfloat16: 300e12}`"
+            )
         for name in self.flops:
             if name not in TYPES:
                 near = closest(name, TYPES)
@@ -105,7 +107,7 @@ def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | Non
         return read_device((folder or Path()) / name, plugins=plugins)
     near = closest(name, list(devices()))
     help = f"a device with a similar name: `{near}`" if near else "your own figures can be in a file: mine.yaml"
-    raise Invalid("device", f"there are no figures of `{name}`; known are {', '.join(devices())}", help=help)
+    raise Invalid("device", f"there are no figures for `{name}`; known: {', '.join(devices())}", help=help)
 
 
 def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:

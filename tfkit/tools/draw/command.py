@@ -47,7 +47,7 @@ ENDINGS = (".svg", ".png", ".html")
 @json_option
 def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, json: bool) -> None:
     if len(specs) > 2:
-        raise click.BadParameter(f"a picture shows one model or two, not {len(specs)}", param_hint="SPEC")
+        raise click.BadParameter(f"a picture must show one or two models; got {len(specs)}", param_hint="SPEC")
     if output.suffix not in ENDINGS:
         message = f"`{output.name}` must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         raise click.BadParameter(message, param_hint="--output")

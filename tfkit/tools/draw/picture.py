@@ -227,7 +227,7 @@ def draw(*graphs: AnySpec) -> Picture:
         ValueError: there is no graph, or more than two.
     """
     if len(graphs) not in (1, 2):
-        raise ValueError(f"a picture shows one model or two, not {len(graphs)}")
+        raise ValueError(f"a picture must show one or two models; got {len(graphs)}")
     return picture_of([scene_of(as_graph(graph)) for graph in graphs])
 
 

@@ -247,5 +247,5 @@ def write(picture: Picture, path: AnyPath, theme: Theme = "auto") -> None:
     """
     path = Path(path)
     if path.suffix not in FORMATS:
-        raise ValueError(f"a picture is {', '.join(FORMATS)}, not {path.suffix or 'nameless'}")
+        raise ValueError(f"the suffix of a picture must be {', '.join(FORMATS)}; got {path.suffix or 'none'}")
     write_file(path, FORMATS[path.suffix](picture, theme))

@@ -131,5 +131,9 @@ def tried() -> Iterator[None]:
 
 
 def _error(why: str) -> SpecError:
-    message = f"the ejected file would not be the model: {why}"
-    return SpecError(Diagnostic(message, help="a component's forward depends on what its code does not say"))
+    message = f"the ejected file differs from the model: {why}"
+    return SpecError(
+        Diagnostic(
+            message, help="write the forward of each component so that it depends only on its code and its fields"
+        )
+    )

@@ -75,7 +75,9 @@ def compared(text: str, facts: Given) -> str | None:
             return f"it has other tensors: {', '.join(names[:3]) or 'their order'}"
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         if frozen != facts["frozen"]:
-            return f"it trains other parameters: it leaves out {frozen or 'none'}, and not {facts['frozen'] or 'none'}"
+            return (
+                f"it trains different parameters: it freezes {frozen or 'none'} instead of {facts['frozen'] or 'none'}"
+            )
         if facts["state"] is not None:
             if any(name not in ours for name, _ in model.named_buffers()):  # files do not have their values
                 model = made(module).eval()

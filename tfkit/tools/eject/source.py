@@ -89,7 +89,11 @@ def refuse(owner: nn.Module | FunctionType, why: str) -> SpecError:
     """Return the error for code that cannot be written out."""
     source = owner if isinstance(owner, FunctionType) else type(owner)
     name = f"`{source.__name__}` ({Path(inspect.getsourcefile(source) or '').name})"
-    return SpecError(Diagnostic(f"{name} cannot be ejected: {why}", help="CONTRIBUTING.md says what a forward may use"))
+    return SpecError(
+        Diagnostic(
+            f"{name} cannot be ejected: {why}", help="use only the statements in a forward that CONTRIBUTING.md lists"
+        )
+    )
 
 
 def lend_sizes(model: nn.Module) -> None:

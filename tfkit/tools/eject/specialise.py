@@ -77,7 +77,7 @@ class Specialiser:
             if self._state() == before:
                 break
         else:
-            raise SpecError(Diagnostic("the forward of this model is too involved to be ejected"))
+            raise SpecError(Diagnostic("the forward of this model cannot be ejected: it is too complex"))
         self._resets()
         self.functions = {key: self.functions[key] for key in self._done}
 

@@ -69,7 +69,7 @@ def _check_apart(model: nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (other := names.setdefault(id(parameter), name)) != name:
             message = f"the model cannot be ejected: `{other}` and `{name}` are one tensor under two names"
-            raise SpecError(Diagnostic(message, help="have one module, and call it twice"))
+            raise SpecError(Diagnostic(message, help="use a single module, and call it twice"))
 
 
 def formatted(text: str) -> str:

@@ -28,7 +28,7 @@ from tfkit.console.output import print_json, show, stages, table
 @weights_option()
 @allow_change_option
 @click.option("--split", multiple=True, metavar="NAME", help="A split of the data; repeatable.  [default: val]")
-@click.option("--metric", multiple=True, metavar="KIND", help="A number to compute; repeatable.  [default: the run's]")
+@click.option("--metric", multiple=True, metavar="KIND", help="A metric to compute; repeatable.  [default: the run's]")
 @json_option
 def eval_(
     reader: Reader,
@@ -45,7 +45,7 @@ def eval_(
     from tfkit.tools.eval_.evaluation import evaluate_run, weights_of
 
     if weights is not None and len(runs) > 1:
-        raise click.UsageError("--weights are those of one run")
+        raise click.UsageError("--weights cannot be combined with several runs")
     results: dict[str, dict[str, float]] = {}
     for name in runs:
         run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)

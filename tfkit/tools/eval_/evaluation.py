@@ -59,7 +59,7 @@ def weights_of(name: AnyPath, weights: Path | None) -> Path:
     if weights is not None:
         return weights
     if not has_weights(Path(name)):
-        raise SpecError(Diagnostic(f"`{name}` has no weights to evaluate", help="give them with --weights"))
+        raise SpecError(Diagnostic(f"`{name}` has no weights to evaluate", help="pass the weights with --weights"))
     return model_folder(Path(name)) / WEIGHTS
 
 

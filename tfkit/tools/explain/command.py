@@ -24,8 +24,8 @@ INDENT = "  "
 @command(
     "explain",
     notes="""
-    Every component in the words of its own docstring, with its paper, in the order
-    in which data flows. FLOPs are those of one forward: 2,048 tokens, or `max_len`
+    Every component in the words of its docstring, with its paper, in the order
+    in which data flows. FLOPs are of one forward: 2,048 tokens, or `max_len`
     if that is less.
     """,
     examples="""

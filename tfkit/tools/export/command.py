@@ -60,10 +60,10 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     shell_complete=_complete_format,
     help="The format.  [default: by the suffix of FILE]",
 )
-@click.option("--formats", is_flag=True, help="List the formats, those of plugins too, and exit.")
+@click.option("--formats", is_flag=True, help="List the formats, also of plugins, and exit.")
 @weights_option(otherwise="random")
 @allow_change_option
-@dtype_option("float32, bfloat16 ...  [default: that of the weights]")
+@dtype_option("float32, bfloat16 ...  [default: the type of the weights]")
 @json_option
 def export(
     reader: Reader,
@@ -85,7 +85,7 @@ def export(
         _show_formats(available, json=json)
         return
     if spec is None or output is None:
-        raise click.UsageError("a SPEC and `--output FILE` are needed")
+        raise click.UsageError("a SPEC or `--output FILE` is missing")
     chosen = available.choose(output, format)
     check_file(output, device=False)
     graph = reader.load(spec)

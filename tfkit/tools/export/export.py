@@ -85,7 +85,11 @@ def export(
     chosen = formats_of(plugins or load_plugins()).choose(path, format)
     check_file(path, device=False)
     if broken := not_finite(model.state_dict()):
-        raise SpecError(Diagnostic(f"the model has {BROKEN}", notes=(broken,), help="`tfkit.save` writes it as it is"))
+        raise SpecError(
+            Diagnostic(
+                f"the model has {BROKEN}", notes=(broken,), help="use `tfkit.save`, which can write such a model"
+            )
+        )
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the target of a link is replaced, not the link
     with evaluating(model), _readable(path, ""), fresh_file(path) as new:
         stage(f"writing {path}")

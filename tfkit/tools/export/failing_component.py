@@ -27,7 +27,7 @@ def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter:
     part = owners_of(model).get(path or "")
     if part is None:
         message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"
-        return SpecError(Diagnostic(message, help="another --format may take it"))
+        return SpecError(Diagnostic(message, help="try a different --format"))
     config = model.meta["components"][part.owner]
     message = f"{config.slot} `{config.kind_name()}` cannot be exported by {exporter}: {reason(error)}"
     return SpecError(Diagnostic(message, None, f"graph.{part.owner}", help=fault_of(type(config))))

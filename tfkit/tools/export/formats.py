@@ -171,7 +171,7 @@ class Formats:
         return Diagnostic(message, notes=self._known(suffixes), help=f"--format {listing(self.named, 20)}")
 
     def _known(self, text: str) -> tuple[str, ...]:
-        return (f"known: {text}", *(f"left out: {fault.message}" for fault in self.faults))
+        return (f"known: {text}", *(f"skipped: {fault.message}" for fault in self.faults))
 
 
 def formats_of(plugins: Plugins) -> Formats:
@@ -198,14 +198,14 @@ def formats_of(plugins: Plugins) -> Formats:
 def _classes(returned: object) -> list[type[Format]]:
     """Check the result of the hook."""
     if not isinstance(returned, Iterable) or isinstance(returned, str):
-        raise TypeError(f"returned {type(returned).__name__}, not a list of subclasses of tfkit.Format")
+        raise TypeError(f"must return a list of subclasses of tfkit.Format; got {type(returned).__name__}")
     return [_class(item) for item in returned]
 
 
 def _class(item: object) -> type[Format]:
     if not (isinstance(item, type) and issubclass(item, Format)):
-        hint = ": return the class, not an object" if isinstance(item, Format) else ""
-        raise TypeError(f"returned `{item!r}`, not a subclass of tfkit.Format{hint}")
+        hint = ": return the class instead of an object" if isinstance(item, Format) else ""
+        raise TypeError(f"must return subclasses of tfkit.Format; got `{item!r}`{hint}")
     if missing := sorted(item.__abstractmethods__):
         raise TypeError(f"returned `{item.__name__}`, which does not define {listing(f'`{name}`' for name in missing)}")
     texts = [vars(item).get(name) for name in ("name", "description")]

@@ -51,7 +51,7 @@ class Onnx(Format):
     def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
         _check_installed()
         if any(tensor.dtype == torch.bfloat16 for tensor in model.parameters()):
-            return [Diagnostic("ONNX Runtime does not compute in bfloat16 on the CPU", help="--dtype float32")]
+            return [Diagnostic("ONNX Runtime does not compute in bfloat16 on the CPU", help="use --dtype float32")]
         return refusals(model)
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:

@@ -89,7 +89,7 @@ class Aoti(Format):
     def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
         if not has_compiler():
             message = "AOTInductor needs a C++ compiler, but there is none"
-            return [Diagnostic(message, help="install g++, or name one in the variable CXX")]
+            return [Diagnostic(message, help="install g++, or name a compiler in the variable CXX")]
         return refusals(model)
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:

@@ -44,7 +44,7 @@ def keep_value(state: dict[str, list[list[Tensor]]], name: str, value: Tensor | 
         return
     batch = state[".lengths"][0][0].size(0)
     if value.size(0) != batch:
-        raise ValueError(f"`{name}` has {value.size(0)} rows, but the batch has {batch}")
+        raise ValueError(f"`{name}` must have {batch} rows, as the batch; got {value.size(0)}")
     state[f"{name}."] = [[value]]
 
 
@@ -64,9 +64,9 @@ def past_of(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor |
     columns, lengths, t = state[".columns"][0][0], state[".lengths"][0][0], tokens.size(1)
     start, length = int(columns[0]), int(columns[1])
     if tokens.size(0) != lengths.size(0):
-        raise ValueError(f"{tokens.size(0)} rows of tokens for {lengths.size(0)} sequences")
+        raise ValueError(f"tokens must have {lengths.size(0)} rows, one for each sequence; got {tokens.size(0)}")
     if t == 0:
-        raise ValueError("a step has at least one token")
+        raise ValueError("a step must have at least one token")
     if start + t > length:
         raise ValueError(f"{t} more tokens do not fit: {start} of {length} places are taken")
     if mask is not None:

@@ -33,7 +33,7 @@ TITLE = 40
     "generate",
     notes="""
     SPEC may be the folder of a model with its weights. The tokenizer is the
-    `tokenizer.json` beside the weights, or the `chars.json`, unless given; a text
+    `tokenizer.json` or `chars.json` next to the weights by default; a text
     file stands for its characters. Only the continuation is printed. An encoder
     reads the prompt if there is one. The last line break of a file, or of standard
     input, is ignored.
@@ -54,7 +54,9 @@ TITLE = 40
 @click.option(
     "--prompt-file", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="A prompt from a file."
 )
-@click.option("--tokens", multiple=True, metavar="IDS", help="A prompt as token ids; prints ids too.")
+@click.option(
+    "--tokens", multiple=True, metavar="IDS", help="A prompt as token ids; the output is also printed as ids."
+)
 @click.option("--start", metavar="TOKEN", help="The decoder's first token, for a model with an encoder.")
 @options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
 @click.option(
@@ -63,14 +65,14 @@ TITLE = 40
     show_default=True,
     type=options.FiniteRange(0),
     metavar="X",
-    help="Randomness of sampling; 0 takes the likeliest.",
+    help="Randomness of sampling; 0 takes the most likely.",
 )
 @options.count_option("--top-k", "Sample from the N likeliest.")
 @click.option(
     "--top-p",
     type=options.FiniteRange(0, 1, min_open=True),
     metavar="P",
-    help="Sample from the likeliest of total probability P.",
+    help="Sample from the most likely of total probability P.",
 )
 @click.option(
     "--repetition-penalty",
@@ -84,7 +86,7 @@ TITLE = 40
 @options.count_option("--samples", "Continuations of each prompt.", default=1)
 @options.seed_option("Seed of the random numbers.")
 @options.device_option("cpu, cuda or mps.")
-@options.dtype_option("float32, bfloat16 ...  [default: that of the weights]")
+@options.dtype_option("float32, bfloat16 ...  [default: the type of the weights]")
 @options.json_option
 def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     request = Request(**options)
@@ -112,18 +114,18 @@ def _check_usage(request: Request) -> None:
     """Refuse options that contradict each other."""
     prompts = request.prompt or request.prompt_file
     if not prompts and not request.tokens:
-        raise click.UsageError("there is nothing to continue: give --prompt, --prompt-file or --tokens")
+        raise click.UsageError("a prompt is missing: add --prompt, --prompt-file or --tokens")
     if request.tokens and (prompts or request.tokenizer):
-        raise click.UsageError("--tokens goes without --prompt, --prompt-file and --tokenizer")
+        raise click.UsageError("--tokens cannot be combined with --prompt, --prompt-file or --tokenizer")
     if request.prompt.count("-") > 1:
         raise click.UsageError("standard input can be only one prompt")
     if "" in request.stop:
-        raise click.UsageError("an empty --stop would end every text at once")
+        raise click.UsageError("--stop must not be empty: it would end every text immediately")
     for option, value in (("--top-k", request.top_k), ("--top-p", request.top_p)):
         if value is not None and request.temperature == 0:
-            raise click.UsageError(f"{option} has no effect at temperature 0: give a --temperature")
+            raise click.UsageError(f"{option} has no effect at temperature 0: add a --temperature")
     if request.samples > 1 and request.temperature == 0:
-        raise click.UsageError("at temperature 0 all samples are the same: give a --temperature")
+        raise click.UsageError("several samples must have a --temperature above 0: at 0 all samples are equal")
 
 
 def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.GraphModule:
@@ -136,7 +138,7 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
 
     device = options.device_of(request.device)
     if device.type == "meta":
-        raise click.UsageError("on the meta device there are no values to compute with")
+        raise click.UsageError("a model on the meta device cannot generate: it has no values")
     dtype = getattr(torch, request.dtype) if request.dtype else None
     if request.weights is not None:
         warn(warnings_about(request.weights, graph.spec.model))

@@ -109,8 +109,8 @@ def _tokenizer(request: Request) -> Tokenizer:
     for path in candidates:
         if os.path.exists(path):
             return load_tokenizer(path)
-    where = " beside the weights" if request.weights is not None else ""
-    help = "give a file with --tokenizer, or token ids with --tokens instead of a prompt"
+    where = " next to the weights" if request.weights is not None else ""
+    help = "name a file with --tokenizer, or pass token ids with --tokens instead of a prompt"
     raise SpecError(Diagnostic(f"there is no {' or '.join(OURS)}{where}", help=help))
 
 
@@ -142,8 +142,8 @@ def _text(path: Path | None) -> str:
 def _start(request: Request, graph: Graph, tokenizer: Tokenizer) -> int:
     if request.start is None:
         message = f"{graph.name} has an encoder that reads the prompt: its decoder needs a first token"
-        raise SpecError(Diagnostic(message, help="give --start, as a special token or an id: T5 has 0, BART 2"))
+        raise SpecError(Diagnostic(message, help="add --start, a special token or an id: T5 has 0, BART 2"))
     token = tokenizer.special(request.start)
     if token is None and not request.start.isdecimal():
-        raise SpecError(Diagnostic(f"--start {quoted(request.start)} is neither a special token nor a number"))
+        raise SpecError(Diagnostic(f"--start must be a special token or a number; got {quoted(request.start)}"))
     return int(request.start) if token is None else token

@@ -57,7 +57,7 @@ def import_(
     if draft is not None:
         if output is not None or family is not None or name is not None:
             raise click.UsageError(
-                "--draft cannot be combined with --output, --family or --name: it writes a family, not a spec"
+                "--draft cannot be combined with --output, --family or --name: it writes a family instead of a spec"
             )
         check_file(draft)
         text, near, other = draft_family(config, reader.plugins.specs)

@@ -252,7 +252,7 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     family = graph.spec.family
     if family is None or not family.fields:
         message = f"the spec {quoted(model.name)} has no family, which defines the fields of a config.json"
-        raise SpecError(Diagnostic(message, None, "checkpoint", help="specs/README.md shows how to write it"))
+        raise SpecError(Diagnostic(message, None, "checkpoint", help="write a `checkpoint` as specs/README.md shows"))
     fields = write_fields(graph.spec, family)
     config = _mapping(fields, graph.spec.provenance.spans[()])
     changed: list[tuple[str, str, str]] = []
@@ -266,7 +266,7 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
         changed = list(_differences(model.graph, again.graph, ""))
         if not changed:
             return fields
-    message = f"no config.json of a {family.model_type} describes this model"
+    message = f"a config.json of {family.model_type} cannot describe this model"
     notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
     raise SpecError(Diagnostic(message, None, "checkpoint", notes))
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     "new",
     sets=False,
     notes="""
-    The plugin works at once: its FFN, or its mixer, is a kind NAME, its spec is
-    its tests prove what tfkit promises of a component. Its README says what to
-    change first, and where `make test` gets tfkit from.
+    The plugin works immediately: its FFN, or its mixer, is a kind NAME, its spec is
+    NAME_tiny, and its tests prove what tfkit guarantees for a component. Its README
+    describes what to change first, and where `make test` gets tfkit from.
     """,
     examples="""
     tfkit new plugin shift
@@ -104,7 +104,7 @@ def checked_names(name: str, plugins: Plugins, slot: str = "ffn") -> PluginNames
     names = PluginNames(name.replace("-", "_"), slot)
     if not WORDS.fullmatch(name) or len(name) > LONGEST:
         message = f"{quoted(name)} is not a name for a plugin"
-        raise SpecError(Diagnostic(message, help=f"lower-case words, up to {LONGEST} characters: token_shift"))
+        raise SpecError(Diagnostic(message, help=f"use lower-case words, up to {LONGEST} characters: token_shift"))
     taken = _taken(names, plugins)
     if taken is not None:
         raise SpecError(Diagnostic(f"the name {quoted(name)} is taken: {taken}"))

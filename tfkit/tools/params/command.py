@@ -23,7 +23,7 @@ SIDE_BY_SIDE = 2
     "params",
     notes="""
     Nothing is allocated, so the model may have any size. Embedding tables are
-    those of tokens, positions and types. Weights used twice are counted once.
+    the tables of tokens, positions and types. Weights used twice are counted once.
     """,
     examples="""
     tfkit params gpt2

@@ -40,7 +40,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
         tensorboard --logdir DIR
 
-    With --compile the model is compiled as a whole. Its kernels cross components,
+    With --compile the entire model is compiled. Its kernels cross components,
     so it is one row.
     """,
     examples="""
@@ -54,7 +54,7 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; cuda unless there is none.")
 @mode_option("The kind of step: train, prefill or decode.")
 @options.dtype_option("Type of weights and activations: float32, bfloat16, float16 or float64.", default="float32")
-@click.option("--compile", is_flag=True, help="Compile the model as a whole.")
+@click.option("--compile", is_flag=True, help="Compile the entire model.")
 @options.batch_option
 @options.count_option("--length", "Tokens of each; 128, or max_len if less.")
 @options.count_option("--steps", "Steps that are timed.", default=5, least=2)
@@ -77,9 +77,9 @@ def profile(
     **options: Any,
 ) -> None:
     if len(specs) > MOST:
-        raise click.UsageError(f"{len(specs)} specs: one is profiled, or two side by side")
+        raise click.UsageError(f"the command must have one or two specs; got {len(specs)}")
     if weights is not None and len(specs) > 1:
-        raise click.UsageError("--weights are those of one model")
+        raise click.UsageError("--weights cannot be combined with several models")
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
     graphs = retitled([reader.load(spec) for spec in specs], specs)

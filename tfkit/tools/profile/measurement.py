@@ -186,7 +186,7 @@ def with_work(part: ComponentTime, works: Sequence[ComponentCost], limits: Limit
 
 
 MOST_KERNELS = 50
-ALL_COMPILED = "compiled as a whole: its kernels cross components, and their time is one row"
+ALL_COMPILED = "compiled entirely: its kernels cross components, and their time is one row"
 
 
 @dataclass(frozen=True)

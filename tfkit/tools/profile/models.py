@@ -88,12 +88,12 @@ def profile_models(
     models, dtype = [as_graph(graph) for graph in graphs], dtype_of(dtype)
     if isinstance(weights, str | os.PathLike):
         if len(models) > 1:
-            raise ValueError("weights are those of one model")
+            raise ValueError("`weights` of several models must be a list")
         weights = [weights]
     files = [None if file is None else Path(file) for file in weights or [None] * len(models)]
     device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "meta":
-        raise ValueError("on the meta device nothing runs, so there are no times: use `tfkit.cost` there")
+        raise ValueError("the meta device cannot run a model, so there are no times: use `tfkit.cost`")
     settings = [
         Settings(device, mode, dtype, compile, batch, _length(graph, length), steps, warmup, file, allow_change)
         for graph, file in zip(models, files, strict=True)
@@ -143,7 +143,7 @@ def check_folder(folder: Path) -> None:
         raise SpecError(Diagnostic(message, help='pip install "tfkit[profile]"'))
     expected = {DATA, REPORT, *_folders(folder / DATA)}
     if extra := [name for name in names_in(folder) or [] if name not in expected]:
-        message = f"{quoted(str(folder))} holds other files than a profile's: {listing(extra, 4)}"
+        message = f"{quoted(str(folder))} must hold only the files of a profile; got {listing(extra, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
 
 

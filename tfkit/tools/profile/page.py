@@ -140,7 +140,7 @@ COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s
 def component_tables(profiles: Sequence[Profile]) -> list[Child]:
     """Return a comparison of two models, if there are two, and for each model a table whose rows open."""
     compared: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
-    words = "All times are those of a step under the profiler, which is slower than one without it."
+    words = "All times are of a step under the profiler, which is slower than a step without it."
     return [*compared, *by_model(profiles, _tree), remark(f"{words} A row opens to its layers and modules.")]
 
 

@@ -59,7 +59,7 @@ def runs(
     from tfkit.tools.sweep.result_tables import show_results
 
     if form is not None and json:
-        raise click.UsageError("give one of --markdown, --latex and --json")
+        raise click.UsageError("only one of --markdown, --latex and --json can be used")
     comparison = shown_number(on, better, margin)
     compared = compare_runs(folders, reader.plugins, comparison=comparison, baseline=baseline, so_far=so_far)
     if output is not None:

@@ -78,13 +78,13 @@ def compare_runs(
     sides = [_side(variant, base, on, left_out) for variant in all_variants]
     notes = [*_unequal(sides), *mixed_code(runs)]
     if not so_far:
-        notes += [f"{quoted(str(sweep_run.folder))} is left out: it is not finished" for sweep_run in unfinished]
+        notes += [f"{quoted(str(sweep_run.folder))} is omitted: it is not finished" for sweep_run in unfinished]
         notes += [note for side in sides for note in ended_early(side.name, side.curves, side.size.steps)]
     elif unfinished:
         step = _common_step(sides)
         sides = [replace(side, curves=[_until(curve, step) for curve in side.curves]) for side in sides]
         names = ", ".join(quoted(str(sweep_run.folder)) for sweep_run in unfinished)
-        notes.append(f"not finished: {names}; all numbers are those of step {step:,}, the last that all runs have")
+        notes.append(f"not finished: {names}; all numbers are from step {step:,}, the last step of all runs")
     arms, more = compare(sides, comparison)
     results = Results(
         f"{on} of {len(runs)} runs", on, comparison.lower, comparison.margin, arms, (), (), (*more, *notes), {}
@@ -120,7 +120,7 @@ def _common_step(sides: Sequence[Side]) -> int:
     steps = [set(curve.steps) for side in sides for curve in side.curves if not curve.diverged]
     common = set.intersection(*steps) if steps else set()
     if not common:
-        raise SpecError(Diagnostic("there is no step that all runs were evaluated at"))
+        raise SpecError(Diagnostic("there is no step at which all runs were evaluated"))
     return max(common)
 
 
@@ -158,7 +158,9 @@ def check_different(variants: Sequence[Variant]) -> None:
             earlier = seeds.setdefault(sweep_run.seed, sweep_run.folder)
             if earlier is not sweep_run.folder:
                 both = f"{quoted(str(earlier))} and {quoted(str(sweep_run.folder))}"
-                raise SpecError(Diagnostic(f"{both} have one run, of seed {sweep_run.seed}", help="name one of them"))
+                raise SpecError(
+                    Diagnostic(f"{both} contain the same run, of seed {sweep_run.seed}", help="name one of the two")
+                )
 
 
 def check_alike(variant: Variant, base: Variant, on: str) -> None:

@@ -60,7 +60,7 @@ def save(
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
     if weights is None:
-        raise click.UsageError("there are no weights to save: give --weights, or the folder of a model as SPEC")
+        raise click.UsageError("there are no weights to save: add --weights, or use the folder of a model as SPEC")
     if allow_drop and layout != "huggingface":
         raise click.UsageError("--allow-drop has no effect in the layout tfkit")
     import torch

@@ -46,10 +46,10 @@ def check_folder(folder: Path, *, force: bool, tokenizer_from: Path | None = Non
     replaceable = {SPEC, WEIGHTS, INDEX, CONFIG, *replaced}
     extras = [name for name in names if name not in replaceable and not SHARD.fullmatch(name)]
     if extras:
-        message = f"{quoted(str(folder))} holds other files than a model's: {listing(extras, 4)}"
+        message = f"{quoted(str(folder))} must hold only the files of a model; got {listing(extras, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
     if names and not force:
-        raise SpecError(Diagnostic(f"{quoted(str(folder))} already exists", help="--force replaces it"))
+        raise SpecError(Diagnostic(f"{quoted(str(folder))} already exists", help="replace it with --force"))
 
 
 @checked
@@ -94,7 +94,7 @@ def save(
     check_folder(folder, force=force, tokenizer_from=tokenizer_from)
     broken = not_finite(model.state_dict())
     if broken and names_in(folder):
-        message = f"the model has {BROKEN}: it does not replace the one in {quoted(str(folder))}"
+        message = f"the model has {BROKEN}: it cannot replace the model in {quoted(str(folder))}"
         raise SpecError(Diagnostic(message, notes=(broken,), help="name a new folder"))
     try:
         with fresh_folder(folder) as target:
@@ -116,7 +116,7 @@ def _check_names(model: nn.Module, graph: Graph) -> None:
     expected, present = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
     if expected != present:
         names = listing(sorted(expected ^ present), 4)
-        message = f"the model has other tensors than {quoted(graph.name)}; its modules were changed: {names}"
+        message = f"the model must have the tensors of {quoted(graph.name)}; its modules were changed: {names}"
         raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
 
 
@@ -125,7 +125,7 @@ def _check_nothing_left_out(model: fx.GraphModule) -> None:
     reasons = model.meta.get("left_out")
     if reasons:
         message = f"{len(reasons):,} tensors of the file that filled the model would be missing"
-        help = "to write it without them: --allow-drop, in Python `allow_drop=True`"
+        help = "write it without them with --allow-drop, in Python `allow_drop=True`"
         raise SpecError(Diagnostic(message, notes=left_out_lines(reasons), help=help))
 
 

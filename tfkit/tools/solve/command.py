@@ -70,7 +70,7 @@ def solve(
     from tfkit.tools.common.atomic_files import check_file
 
     if (params is None) == (active is None):
-        raise click.UsageError("give one budget: --params or --active")
+        raise click.UsageError("exactly one budget must be set: --params or --active")
     if output is not None:
         check_file(output)
     from tfkit.tools.solve.solve import Budget

@@ -119,7 +119,7 @@ class Family:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.load((change,))  # raises the error if it is wrong
             name = change.partition("=")[0]
-            raise SpecError(Diagnostic(f"`{name}` is kept at a whole number here", help=f"for instance `{name}=12`"))
+            raise SpecError(Diagnostic(f"`{name}` must be a positive integer", help=f"write for instance `{name}=12`"))
         return value
 
     def _stacks(self, numbers: Mapping[Path, int]) -> tuple[Depth, ...]:
@@ -177,10 +177,10 @@ class Family:
         for path, scale in scales.items():
             if scale / self.step % 1:
                 least = int(self.widths[path] * self.step)
-                message = f"`{self._kept[path]}` is not a width of the family: its heads need a multiple of {least}"
-                raise SpecError(Diagnostic(message, help=f"set n_heads too, or use {_near(self._given(path), least)}"))
+                message = f"`{self._kept[path]}` cannot be a width of the family: its heads need a multiple of {least}"
+                raise SpecError(Diagnostic(message, help=f"also set n_heads, or use {_near(self._given(path), least)}"))
         if len(set(scales.values())) > 1:
-            raise SpecError(Diagnostic(f"{' and '.join(self._kept.values())} are different factors of one family"))
+            raise SpecError(Diagnostic(f"{' and '.join(self._kept.values())} must scale the family by the same factor"))
         return next(iter(scales.values()), None)
 
     def _check(self, keep: Iterable[str]) -> None:

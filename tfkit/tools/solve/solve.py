@@ -178,14 +178,14 @@ def _out_of_reach(family: Family, budget: Budget, end: GridPoint, what: str) -> 
     graph = family.load(family.changes(end.depth, end.width))
     stacks = [(node.output.width, node.stack.depth) for node in graph.nodes if node.stack is not None]
     layers = " + ".join(str(depth) for _, depth in stacks)
-    end_name = "least" if what == "small" else "largest"
+    end_name = "smallest" if what == "small" else "largest"
     value = budget.text(end.value)
-    notes = [f"the {end_name} takes {value}, with n_layers {layers} and d_model {stacks[0][0]}"]
+    notes = [f"the {end_name} size has {value}, with n_layers {layers} and d_model {stacks[0][0]}"]
     help = None
     if what == "small" and budget.of == "params":
         counted = count_params(graph)
         notes.append(f"{counted.total - counted.non_embedding:,} of them are embedding tables")
-        help = "a smaller vocabulary makes the tables smaller: `--set vocab_size=N`"
+        help = "make the tables smaller with a smaller vocabulary: `--set vocab_size=N`"
     message = f"no size of {family.own.name} is as {what} as {budget.text(budget.amount)}"
     return SpecError(Diagnostic(message, None, "", tuple(notes), help))
 

@@ -190,7 +190,9 @@ def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
     names = [arm.name for arm in arms]
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
-        raise file.error(f"two arms are {quoted(twice)}", "grid" if file.grid else "sizes")
+        raise file.error(
+            f"two run variants cannot have the same name, {quoted(twice)}", "grid" if file.grid else "sizes"
+        )
 
 
 def numbers_of(run: Run) -> list[str]:
@@ -221,7 +223,7 @@ def _check_number(file: SweepFile, run: Run) -> None:
     """Raise SpecError if a run does not report the metrics that the sweep compares and fits."""
     names, on = numbers_of(run), file.config.compare.on
     if not names:
-        help = "for instance `eval: {every: 500, splits: {val: all}}`"
+        help = "add one, for instance `eval: {every: 500, splits: {val: all}}`"
         message = f"the run has no `eval`, and so no {quoted(on)} to compare"
         raise SpecError(Diagnostic(message, file.provenance.span(("compare", "on")), "compare.on", help=help))
     for number, *path in ((on, "compare", "on"), (file.config.fitted, "fit", "loss")):
@@ -274,7 +276,7 @@ def _value(file: SweepFile, node: Scalar, run: RunFile) -> int:
         span = expression_span(span, str(node.value), error.columns)
         raise SpecError(Diagnostic(f"`tokens`: {error}", span, "tokens", error.notes, error.help or help)) from None
     if tokens < 1:
-        raise SpecError(Diagnostic(f"`tokens`: {tokens:g} are not enough for a step", span, "tokens", help=help))
+        raise SpecError(Diagnostic(f"`tokens` must be enough for a step; got {tokens:g}", span, "tokens", help=help))
     return math.ceil(tokens)
 
 

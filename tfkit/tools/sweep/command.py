@@ -66,12 +66,12 @@ def sweep(
     from tfkit.tools.sweep.sweep import Sweep
 
     if (form is not None) + plan + json > 1 and not (plan and json):
-        raise click.UsageError("give one of --plan, --markdown, --latex and --json, or --plan with --json")
+        raise click.UsageError("only one of --plan, --markdown, --latex and --json can be used, or --plan with --json")
     if plan and (so_far or on is not None):
         raise click.UsageError(f"--plan cannot be combined with {'--so-far' if so_far else '--on'}")
     if on is None and (better is not None or margin is not None):
         text = "--margin is a difference" if better is None else "--better is the direction"
-        raise click.UsageError(f"{text} of a number: give --on")
+        raise click.UsageError(f"{text} of a metric: add --on")
     comparison = None if on is None else shown_number(on, better, margin)
     loaded = Sweep(sweep, reader.plugins, output, sets=reader.sets, comparison=comparison, allow_change=allow_change)
     if plan:

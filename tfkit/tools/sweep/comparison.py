@@ -82,7 +82,7 @@ def _not_tuned(name: str, trials: Sequence[TrialResult]) -> str:
     """Return the remark about an arm that has no best trial."""
     if all(trial.diverged for trial in trials if trial.arm == name):
         return f"{name} is not tuned: every trial diverged"
-    return f"{name} is not tuned yet: trials are missing, or none of them gave a number"
+    return f"{name} is not tuned yet: trials are missing, or none of them reports the metric"
 
 
 def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
@@ -202,7 +202,7 @@ def remarks(arms: Sequence[ArmResult], margin: float | None) -> Iterator[str]:
         for path in arm.tuned.edge if arm.tuned else ():
             assert arm.tuned is not None
             value = arm.tuned.values[path]
-            yield f"{arm.name} is not tuned: its best {path}, {value}, is at the edge of the values that were tried"
+            yield f"{arm.name} is not tuned: its best {path}, {value}, is at the edge of the tried values"
     yield from _diverged(arms)
     yield from _without_pair(arms)
     differences = {arm.name: arm.difference for arm in arms if arm.difference}
@@ -219,7 +219,7 @@ def remarks(arms: Sequence[ArmResult], margin: float | None) -> Iterator[str]:
 
 def seeds_text(seeds: int) -> str:
     """Return the remark about the seeds that a verdict needs."""
-    return f"{seeds} seed{'s' if seeds > 1 else ''}, and a verdict needs {NEEDED_PAIRS} or more"
+    return f"{seeds} seed{'s' if seeds > 1 else ''}, but a verdict needs at least {NEEDED_PAIRS}"
 
 
 def _diverged(arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -240,13 +240,13 @@ def _machines(curves: Sequence[Curve]) -> Iterator[str]:
     bits = {name: list(dict.fromkeys(str(curve.bits.get(name)) for curve in curves)) for name in names}
     texts = [f"{name} is {' or '.join(map(quoted, values))}" for name, values in bits.items() if len(values) > 1]
     if texts:
-        yield f"the runs are not of one machine, so that speeds are not comparable: {', '.join(texts)}"
+        yield f"the runs are from different machines, so their speeds are not comparable: {', '.join(texts)}"
 
 
 def _pairing(name: str, difference: Paired) -> Iterator[str]:
     """Yield a remark if pairing by seed did not reduce the variance of the differences."""
     if difference.correlation is not None and difference.correlation <= 0:
-        yield f"pairing gained nothing for {name}: the correlation of its pairs is {difference.correlation:.2f}"
+        yield f"pairing did not help {name}: the correlation of its pairs is {difference.correlation:.2f}"
 
 
 def _open(name: str, difference: Paired, margin: float, comparisons: int) -> Iterator[str]:
@@ -282,7 +282,7 @@ def left_out(name: str, curves: Sequence[Curve], on: str) -> Iterator[str]:
     """Yield remarks about runs of an arm that have no value to compare."""
     for curve in curves:
         if not curve.values and not curve.diverged:
-            yield f"{name}, seed {curve.seed}, is left out: it has no {on}"
+            yield f"{name}, seed {curve.seed}, is omitted: it has no {on}"
 
 
 def _without_pair(arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -360,5 +360,5 @@ def _read(path: Path) -> list[Look]:
     except (OSError, ValueError, RecursionError) as error:
         cause = cause_of(error) if isinstance(error, ValidationError) else error
         message = f"cannot read {quoted(str(path))}: {cause}"
-        help = "remove the file; the sweep then does not know which results were shown"
+        help = "remove the file; the sweep then has no record of the results that were shown"
         raise SpecError(Diagnostic(message, help=help)) from error

@@ -57,7 +57,7 @@ def check_equal(arms: Arms, plans: dict[str, Plan], folder: Path) -> None:
     equal = arms.config.equal
     shares = equal.shares() if equal else {}
     if "time" in shares and any(plan.seconds is None for plan in plans.values()):
-        help = f"name one: `equal: {{time: {equal and equal.time}, device: a100}}`, or a file with its limits"
+        help = f"name a device: `equal: {{time: {equal and equal.time}, device: a100}}`, or a file with its limits"
         raise arms.file.error("the limits of the run's device are not known", "equal", "time", help=help)
     errors = []
     for name, share in shares.items():

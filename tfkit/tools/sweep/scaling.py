@@ -135,11 +135,16 @@ def check_laws(arms: Arms, plans: Mapping[str, Plan]) -> None:
     words = SIZES[fit.on][0]
     for variant, sizes in _sizes(arms, plans).items():
         if len(set(sizes.values())) < len(sizes):
-            message, help = f"several arms of {variant} have equally many {words}", "`tune` what is no size"
+            message, help = (
+                f"run variants of {variant} must have different numbers of {words}",
+                "move settings that are not sizes to `tune`",
+            )
             raise arms.file.error(message, "fit", "on", help=help)
         if len(sizes) < LEAST:
-            message = f"a law needs {LEAST} sizes, and {variant} has {len(sizes)}"
-            raise arms.file.error(message, "fit", help="for instance `sizes: {params: [0.25M, 0.5M, 1M, 2M]}`")
+            message = f"a law needs at least {LEAST} sizes, but {variant} has {len(sizes)}"
+            raise arms.file.error(
+                message, "fit", help="list sizes, for instance `sizes: {params: [0.25M, 0.5M, 1M, 2M]}`"
+            )
 
 
 def _sizes(arms: Arms, plans: Mapping[str, Plan]) -> dict[str, dict[str, float]]:

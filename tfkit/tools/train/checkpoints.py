@@ -135,13 +135,13 @@ def _read_state(folder: Path, run: Run) -> State:
     if _digest_of(state.model_dump(exclude={"digest"})) != state.digest:
         message = f"{shown(path)} was changed after it was written"
     elif state.meaning != run.digest:
-        message = f"it belongs to another run, {state.meaning}; this run is {run.digest}"
+        message = f"it belongs to a different run, {state.meaning}; this run is {run.digest}"
     elif folder.name != f"step-{state.step}":
         message = f"{shown(path)} belongs to step {state.step}"
     elif state.step > run.steps:
-        message = f"it has {state.step:,} steps, and the run has {run.steps:,}"
+        message = f"it has {state.step:,} steps, but the run has {run.steps:,}"
     elif len(state.callbacks) != len(run.config.callbacks):
-        message = f"it has {len(state.callbacks)} callbacks, and the run has {len(run.config.callbacks)}"
+        message = f"it has {len(state.callbacks)} callbacks, but the run has {len(run.config.callbacks)}"
     if message is not None:
         raise SpecError(Diagnostic(message))
     return state
@@ -165,7 +165,7 @@ def _check_names(path: Path, expected: Mapping[str, str], actual: Mapping[str, s
         texts = [(name, actual.get(name, "missing"), expected.get(name, "missing")) for name in names]
         notes = [f"{name}: {in_file} in the file, {in_model} in the model" for name, in_file, in_model in texts]
         more = [f"and {len(notes) - MAX_NAMES:,} more"] if len(notes) > MAX_NAMES else []
-        message = f"{shown(path)} has other tensors than the model"
+        message = f"{shown(path)} must have the tensors of the model"
         raise SpecError(Diagnostic(message, notes=(*notes[:MAX_NAMES], *more)))
 
 

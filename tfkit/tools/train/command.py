@@ -55,7 +55,7 @@ def train(
     reader: Reader, run: str, output: Path | None, plan: bool, stop_after: int | None, allow_change: bool, json: bool
 ) -> None:
     if plan and (output is not None or stop_after is not None or allow_change):
-        raise click.UsageError("--plan trains nothing: it goes without -o, --stop-after and --allow-change")
+        raise click.UsageError("--plan cannot be combined with -o, --stop-after or --allow-change")
     if plan:
         _plan(_loaded(reader, run), reader.plugins, json=json)
         return

@@ -215,7 +215,7 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
     with open_regular(path) as file:
         length = os.fstat(file.fileno()).st_size
         if length < size:
-            message = f"{shown(path)} has {length:,} bytes; it had {size:,} when the checkpoint was written"
+            message = f"{shown(path)} must have the {size:,} bytes of its checkpoint; got {length:,}"
             raise SpecError(Diagnostic(message))
         for start in range(0, size, CHUNK):
             digest.update(file.read(min(CHUNK, size - start)))
@@ -240,7 +240,7 @@ def _lock(number: int, folder: Path) -> None:
     with suppress(OSError):  # the system has no locks
         if not held(number):
             message = f"another process trains in {quoted(str(folder))}"
-            raise SpecError(Diagnostic(message, help="wait for it, or name another folder with -o"))
+            raise SpecError(Diagnostic(message, help="wait for it, or name a different folder with -o"))
 
 
 def _check_folder(folder: Path) -> None:
@@ -249,7 +249,7 @@ def _check_folder(folder: Path) -> None:
         return
     names = [name for name in sorted(os.listdir(folder)) if name not in (RUN, LOCK) and not name.startswith(".")]
     if names:
-        message = f"{quoted(str(folder))} holds other files than a run's: {', '.join(names[:4])}"
+        message = f"{quoted(str(folder))} must hold only the files of a run; got {', '.join(names[:4])}"
         raise SpecError(Diagnostic(message, help="name a new folder with -o"))
 
 

@@ -160,7 +160,7 @@ def _ended(record: RunFolder, run: Run, progress: TrainingProgress | None = None
     if record.facts.ended == DIVERGED:
         causes = [text for _, name, text in numbers.texts if name == DIVERGED]
         message = f"the run in {quoted(str(record.folder))} diverged after step {last['step']:,}"
-        help = "change the run; or name a new folder with -o to train it again"
+        help = "change the run, or name a new folder with -o to train it again"
         raise SpecError(Diagnostic(message, notes=tuple(causes[-1:]), help=help))
     steps, speed = (progress.last - progress.first, progress.tokens_per_second) if progress else (0, None)
     return Trained(record.folder, last["step"], last["ended"], numbers, steps, speed)

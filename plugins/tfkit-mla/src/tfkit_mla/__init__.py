@@ -65,7 +65,9 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     def check(self) -> None:
         """Refuse positions that cannot rotate d_rope channels. Unlike in other kinds, heads need not divide d_model."""
         if self.rotary is not None and self.d_rope % 2:
-            raise tfkit.Invalid("d_rope", f"rotary positions turn pairs of channels, and d_rope ({self.d_rope}) is odd")
+            raise tfkit.Invalid(
+                "d_rope", f"d_rope must be even, because rotary positions rotate pairs of channels; got {self.d_rope}"
+            )
         if self.position is not None:
             self.position.check_attention(self)
 

@@ -47,4 +47,4 @@ def tfkit_properties() -> list[tfkit.Property]:
     """Return the property `expert-order`."""
     from tfkit_moe.properties import expert_order
 
-    return [tfkit.Property("expert-order", "is alike with experts reordered", expert_order)]
+    return [tfkit.Property("expert-order", "is invariant to the order of experts", expert_order)]

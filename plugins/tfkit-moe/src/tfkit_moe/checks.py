@@ -23,10 +23,10 @@ def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
             if width % WIDTHS:
                 nearest = max(1, round(width / WIDTHS)) * WIDTHS
                 yield tfkit.Diagnostic(
-                    f"experts of `{name}` {width:,} are multiplied one after the other",
+                    f"experts of `{name}` {width:,} are multiplied one after another",
                     path=f"{path}.{name}",
-                    notes=(f"torch multiplies all of them at once if widths are multiples of {WIDTHS}",),
-                    help=f"`{name}: {nearest}` is near",
+                    notes=(f"torch multiplies all experts in one operation if their widths are multiples of {WIDTHS}",),
+                    help=f"choose a width near it: `{name}: {nearest}`",
                 )
 
 
@@ -38,10 +38,10 @@ def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
         divided = router.renormalize and (router.eps or 0.0) < VANISHING
         if config.n_experts_per_token == 1 and (softmax_of_one or divided):
             weight = "the softmax over it" if softmax_of_one else "its score over itself, by `renormalize`,"
-            way_out = "write `order: score_then_topk`" if softmax_of_one else "leave `renormalize` out"
-            help = f"{way_out}, so that its score is its weight; or choose two experts"
+            way_out = "write `order: score_then_topk`" if softmax_of_one else "remove `renormalize`"
+            help = f"{way_out}, which makes its score its weight; or choose two experts"
             yield tfkit.Diagnostic(
-                "the router learns nothing from the loss of the model: its one expert always has the weight 1",
+                "the router learns nothing from the loss of the model: a token's single expert always has weight 1",
                 path=f"{path}.n_experts_per_token",
                 notes=(f"{weight} is 1, whatever the score",),
                 help="choose among several experts, or use a dense FFN" if single else help,

@@ -85,15 +85,15 @@ class MoEConfig(tfkit.FFNConfig):
     def _check_groups(self, n: int, keep: int) -> None:
         """Refuse groups of different sizes, and groups that are too small."""
         if self.n_experts % n:
-            message = f"{self.n_experts} experts cannot stand in {n} groups of one size"
+            message = f"{self.n_experts} experts cannot be divided into {n} groups of equal size"
             notes = [f"divisors of {self.n_experts}: {tfkit.divisors(self.n_experts)}"]
             raise Invalid("router.groups.n", message, notes=notes)
         size = self.n_experts // n
         if keep * size < self.n_experts_per_token:
-            message = f"a token goes through {self.n_experts_per_token} experts, and {keep} groups hold {keep * size}"
+            message = f"{keep} groups must hold {self.n_experts_per_token} or more experts; got {keep * size}"
             raise Invalid("router.groups.keep", message, help="keep more groups, or make them larger")
         if size == 1 and self.router.groups is not None and self.router.groups.by == "top2sum":
-            raise Invalid("router.groups.by", "`top2sum` takes the two best experts of a group: each group has one")
+            raise Invalid("router.groups.by", "`top2sum` must have at least two experts in each group; got one")
 
     @property
     def hidden_width(self) -> int:

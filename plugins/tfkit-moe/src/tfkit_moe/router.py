@@ -38,8 +38,8 @@ class GroupsConfig(Config):
         """Refuse groups that are all kept."""
         super().check()
         if self.keep >= self.n:
-            message = f"`groups` has no effect: {self.keep} of {self.n} groups are kept, and those are all"
-            raise Invalid("keep", message, help="keep less than n, or leave `groups` out")
+            message = f"`groups` has no effect: all groups are kept, {self.keep} of {self.n}"
+            raise Invalid("keep", message, help="keep fewer than n groups, or remove `groups`")
 
 
 class RouterConfig(Config):
@@ -72,7 +72,7 @@ class RouterConfig(Config):
         super().check()
         if self.renormalize and self.score == "softmax" and self.order == "topk_then_score":
             message = "`renormalize` has no effect: the softmax over the chosen experts adds up to 1 already"
-            raise Invalid("renormalize", message, help="leave it out, or write `order: score_then_topk`")
+            raise Invalid("renormalize", message, help="remove it, or write `order: score_then_topk`")
         if self.eps is not None and not self.renormalize:
             raise Invalid("eps", "`eps` has no effect without `renormalize: true`: nothing is divided")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import tfkit
-from tfkit.component import FieldConfig, Reading, Writing
+from tfkit import FieldConfig, Reading, Writing
 
 INFINITY = {"__float__": "Infinity"}
 """The form in which transformers writes infinity to a config.json."""
@@ -132,7 +132,7 @@ class BlockTypesConfig(FieldConfig):
         if not isinstance(types, list) or not types:
             raise tfkit.Invalid("", "the types of the layers must be a list with a word for each layer")
         if unknown := [kind for kind in types if kind not in self.block_types]:
-            raise tfkit.Invalid("", f"unknown layer type `{unknown[0]}`", notes=[f"it can be {list(self.block_types)}"])
+            raise tfkit.Invalid("", f"unknown layer type `{unknown[0]}`", notes=[f"allowed: {list(self.block_types)}"])
         file.put(f"{self.at}.n_layers", len(types))
         file.arrange(self.at, [self.block_types[kind] for kind in types])
 
@@ -276,7 +276,7 @@ class RoundedRootConfig(FieldConfig):
     def read(self, name: str, file: Reading) -> None:
         width = file.value(name)
         if type(width) is not int or width < 1:
-            raise tfkit.Invalid("", f"`{name}` must be a whole number above 0; got {width}")
+            raise tfkit.Invalid("", f"`{name}` must be a positive integer; got {width}")
         file.put(self.at, width)
         if file.reaches(self.rounded_root):
             file.put(self.rounded_root, _rounded(width**0.5))

@@ -35,15 +35,20 @@ def fla_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, sta
     kernel = import_module("fla.ops.simple_gla").chunk_simple_gla
     q, k = (_ungrouped(x[:, :, None].expand(-1, -1, v.size(2), -1, -1)) for x in (q, k))
     y, last = kernel(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        _ungrouped(v).transpose(1, 2),
-        _ungrouped(log_decay.expand(v.shape[:4])).transpose(1, 2),
+        _exchange_axes(q),
+        _exchange_axes(k),
+        _exchange_axes(_ungrouped(v)),
+        _exchange_axes(_ungrouped(log_decay.expand(v.shape[:4]))),
         scale=1.0,
         initial_state=_ungrouped(state),
         output_final_state=True,
     )
-    return y.transpose(1, 2).unflatten(1, v.shape[1:3]), last.unflatten(1, v.shape[1:3])
+    return _exchange_axes(y).unflatten(1, v.shape[1:3]), last.unflatten(1, v.shape[1:3])
+
+
+def _exchange_axes(x: Tensor) -> Tensor:
+    """Exchange heads and positions, which the kernels expect in the other order."""
+    return torch.einsum("bht...->bth...", x)
 
 
 def _ungrouped(x: Tensor) -> Tensor:
@@ -60,13 +65,13 @@ def fla_delta_rule(
     else:
         kernel = import_module("fla.ops.kda").chunk_kda
     y, last = kernel(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        log_decay.transpose(1, 2),
-        beta[..., 0].transpose(1, 2),
+        _exchange_axes(q),
+        _exchange_axes(k),
+        _exchange_axes(v),
+        _exchange_axes(log_decay),
+        _exchange_axes(beta[..., 0]),
         scale=1.0,
         initial_state=state,
         output_final_state=True,
     )
-    return y.transpose(1, 2), last
+    return _exchange_axes(y), last

@@ -86,7 +86,7 @@ class Mamba(nn.Module):
 
     def reset_parameters(self) -> None:
         """Fill the parameters of the recurrence: decays from 1 to d_state in each channel, steps from 0.001 to 0.1."""
-        reset_log_decay(self.a_log.view(self.inner, self.rows))
+        reset_log_decay(self.split_rates(self.a_log))
         reset_step_bias(self.step_bias)
         nn.init.ones_(self.skip)
 

@@ -134,6 +134,6 @@ def scores_of(queries: Tensor, keys: Tensor, total: Tensor) -> tuple[Tensor, Ten
     if total.size(3) == 1:
         decay = decays_between(total[..., 0])
         return (queries @ keys.mT) * decay, (keys @ keys.mT) * decay
-    decayed = decays_between(total.mT).movedim(2, 4) * keys[:, :, None]
+    decayed = torch.einsum("bhnqk->bhqkn", decays_between(total.mT)) * keys[:, :, None]
     products = decayed @ torch.stack((queries, keys), dim=4)
     return products[..., 0], products[..., 1]

@@ -39,7 +39,7 @@ def _calls(subject: Subject, inputs: Inputs) -> Iterator[tuple[Attends, nn.Modul
 # ---- extents ----
 
 
-@property_of("extents", "reads the keys that masks grant", follows=("alone",))
+@property_of("extents", "attends to the keys that masks allow", follows=("alone",))
 def extents(subject: Subject) -> Iterator[Deviation]:
     """Each attention reads exactly the keys that its mask grants, also next to padding."""
     # With a state, an attention also depends on tokens that its mask hides.
@@ -116,12 +116,12 @@ def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, paddi
     sides = ", ".join(f"{side} {number}" for side, number in limits if number is not None)
     window = "" if mask is None else f", {f'mask {sides}' if sides else 'no limit'}"
     what = "does not read" if granted[row, query, key] else "reads"
-    padded = "" if padding == "none" else f" beside padding on the {padding}"
+    padded = "" if padding == "none" else f" next to padding on the {padding}"
     large = f", where its input is {size:g} times as large" if size > 1 else ""
-    return f"query {query} {what} key {key}{padded}{window}{large}; {int(errors.sum())} keys in all"
+    return f"query {query} {what} key {key}{padded}{window}{large}; {int(errors.sum())} keys in total"
 
 
-@property_of("nothing-to-read", "reads no padding, without another key", follows=("extents",))
+@property_of("nothing-to-read", "attends to no padding, without any other key", follows=("extents",))
 def nothing_to_read(subject: Subject) -> Iterator[Deviation]:
     """Attention whose keys are all padding returns what it returns for values of zero, and has no gradient to them."""
     require(subject.attentions and subject.padded, "no attention may be without a key: nothing can be padded")
@@ -178,7 +178,7 @@ def head_order(subject: Subject) -> Iterator[Deviation]:
         detail = "heads in reverse order change the outputs by {}"
         yield from compared(subject.model, inputs, inputs, detail, second=model, where=attending.path)
         _turn(attention, attending.config)  # back again
-    require(applied, "no attention has several heads whose weights are those of its projections alone")
+    require(applied, "no attention has several heads with weights in its projections only")
 
 
 def _turn(attention: nn.Module, config: AttentionConfig) -> None:
@@ -192,7 +192,7 @@ def _turn(attention: nn.Module, config: AttentionConfig) -> None:
                 view.copy_(heads.flip(axis).flatten(axis, axis + 2).clone())
 
 
-@property_of("backends", "is alike with every attention backend", follows=("alone",))
+@property_of("backends", "is equal with every attention backend", follows=("alone",))
 def backends(subject: Subject) -> Iterator[Deviation]:
     """Attention that is written out step by step returns the same, also next to padding."""
     require(subject.attentions, "the spec has no stack with attention")

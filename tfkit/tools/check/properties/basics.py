@@ -129,7 +129,7 @@ def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:
     """Measure how far the spread of a weight is from the spread of a sample, in standard errors of both."""
     ours, theirs = float(weight.detach().std()), float(sample.std())
     allowed = SIGMAS * theirs * math.sqrt(0.5 / weight.numel() + 0.5 / sample.numel())
-    detail = f"`{path}` has a spread of {ours:.3g}, and its init declares {theirs:.3g}"
+    detail = f"`{path}` has a spread of {ours:.3g}, but its init declares {theirs:.3g}"
     return Deviation(max(0.0, abs(ours - theirs) - allowed), detail, 0.0, path)
 
 
@@ -146,5 +146,5 @@ def first_loss(subject: Subject) -> Iterator[Deviation]:
             logits = outputs[name].flatten(0, -2).float()
             targets = torch.randint(logits.size(-1), logits.shape[:1], generator=torch.Generator().manual_seed(1))
             loss = float(F.cross_entropy(logits, targets))
-            detail = f"the first loss of `{name}` is {loss:.2f}, and {estimate.loss:.2f} is expected"
+            detail = f"the first loss of `{name}` is {loss:.2f}, but {estimate.loss:.2f} is expected"
             yield Deviation(max(0.0, loss - max(estimate.loss, estimate.even)), detail, NATS, name)

@@ -32,9 +32,11 @@ def counts(subject: Subject) -> Iterator[Deviation]:
     """The parameters are those that `tfkit params` counts."""
     counted, model = count_params(subject.graph), build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
-    yield Deviation(abs(total - counted.total), f"{counted.total:,} parameters are counted, and there are {total:,}", 0)
+    yield Deviation(
+        abs(total - counted.total), f"{counted.total:,} parameters are counted, but the model has {total:,}", 0
+    )
     of_rows = sum(row.parameters for row in counted.rows)
-    yield Deviation(abs(total - of_rows), f"the rows of the count sum to {of_rows:,}, and there are {total:,}", 0)
+    yield Deviation(abs(total - of_rows), f"the rows of the count sum to {of_rows:,}, but the model has {total:,}", 0)
 
 
 @property_of("flops", "costs the operations observed")
@@ -47,7 +49,7 @@ def flops(subject: Subject) -> Iterator[Deviation]:
         model(**make_inputs(subject.graph, shape, torch.float32))
     observed = counter.get_total_flops()
     error = abs(observed - counted) / max(1, observed)
-    yield Deviation(error, f"{counted:,} FLOPs are counted for a forward, and {observed:,} observed", 1e-3)
+    yield Deviation(error, f"{counted:,} FLOPs are counted for a forward, but {observed:,} observed", 1e-3)
 
 
 def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
@@ -57,7 +59,7 @@ def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda"
         raise DoesNotApplyError(error.diagnostics[0].message) from None
 
 
-@property_of("kept-bytes", "keeps the bytes that are counted")
+@property_of("kept-bytes", "saves the bytes that are counted")
 def kept_bytes(subject: Subject) -> Iterator[Deviation]:
     """The tensors that autograd keeps of a forward in train mode, each once, without weights."""
     counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
@@ -76,7 +78,7 @@ def kept_bytes(subject: Subject) -> Iterator[Deviation]:
     del outputs
     limit = EXPERTS if any(isinstance(module, StackedLinear) for module in model.modules()) else 0.0
     error = abs(observed - counted) / max(1, observed)
-    detail = f"{counted:,} bytes are counted to be kept for the backward, and {observed:,} are"
+    detail = f"{counted:,} bytes are counted as saved for the backward, but {observed:,} observed"
     yield Deviation(error, detail, limit)
 
 
@@ -91,4 +93,4 @@ def cache_bytes(subject: Subject) -> Iterator[Deviation]:
     cached.start(3, **{name: inputs[name] for name in parts.given_once if name in inputs})
     padding = sum(3 * slot.heads * slot.width for slot in parts.cached if isinstance(slot, Cached)) * 4
     observed = cached.nbytes - padding
-    yield Deviation(abs(observed - counted), f"{counted:,} bytes of caches are counted, and {observed:,} allocated", 0)
+    yield Deviation(abs(observed - counted), f"{counted:,} bytes of caches are counted, but {observed:,} allocated", 0)

@@ -27,7 +27,7 @@ from tfkit.torch_private import compiler
 from tfkit.torch_private.torchscript import as_written, quiet
 
 
-@property_of("state-dict", "is carried over by its state dict")
+@property_of("state-dict", "is copied by its state dict")
 def state(subject: Subject) -> Iterator[Deviation]:
     """A state dict carries the model over, bit by bit, into one that was built from another seed."""
     yield from state_dict(subject.graph)
@@ -54,12 +54,14 @@ def copies(subject: Subject) -> Iterator[Deviation]:
         shape = state[f"{owner}.tokens.weight"].shape
         for name in state:
             if name.partition(".")[0] in heads and state[name].shape == shape:
-                yield Deviation.fault(f"`{name}` is stored beside the table of `{owner}`, with which it is tied", owner)
+                yield Deviation.fault(
+                    f"`{name}` is stored in addition to the table of `{owner}`, to which it is tied", owner
+                )
 
 
 def _same(subject: Subject, what: str, other: fx.GraphModule) -> Iterator[Deviation]:
     inputs = subject.inputs()
-    yield from compared(subject.model, inputs, inputs, f"{what} returns something else", second=other, limit=0.0)
+    yield from compared(subject.model, inputs, inputs, f"{what} returns a different output", second=other, limit=0.0)
 
 
 @property_of("save", "is read again from its folder", follows=("state-dict",))
@@ -141,7 +143,7 @@ def captures(model: nn.Module, *calls: Inputs, backend: str | None = None) -> It
         try:
             yield from list(_agree("the compiled model", model, compiled, calls))
         except Exception as error:
-            yield Deviation.fault(f"torch.compile does not capture the model whole: {in_words(error)}")
+            yield Deviation.fault(f"torch.compile does not capture the entire model: {in_words(error)}")
             return
     if len(graphs) != 1:
         yield Deviation.fault(f"the model was captured {len(graphs)} times for {len(calls)} lengths")

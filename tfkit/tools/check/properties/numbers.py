@@ -58,7 +58,7 @@ LARGE = 1e3
 """Factor of the vectors that enter a stack."""
 
 
-@property_of("meaning", "computes what its spec says", follows=("alone",))
+@property_of("meaning", "computes what its spec describes", follows=("alone",))
 def meaning(subject: Subject) -> Iterator[Deviation]:
     """In float64, the outputs equal the outputs of `tfkit.reference`, also next to padding on both sides.
 
@@ -77,7 +77,7 @@ def meaning(subject: Subject) -> Iterator[Deviation]:
             raise DoesNotApplyError(f"the reference has no {unknown.slot} `{unknown.kind}`") from None
         for output, (name, array) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):
             error = _distance_of_tokens(output, array, expected.real[name])
-            detail = f"`{name}` differs from what the spec says by {error:.1e}"
+            detail = f"`{name}` differs from the reference of the spec by {error:.1e}"
             yield Deviation(error, detail, where=partial(_where, model, inputs, expected))
 
 
@@ -201,7 +201,7 @@ def rounding(subject: Subject) -> Iterator[Deviation]:
         where = partial(first_difference, exact, *runs, _in_float64, second=model, limit=limit)
         for exact_output, output in zip(expected, run(model, dtype), strict=True):
             error = _relative_error(output.double(), exact_output)
-            detail = f"{name_of(dtype)} differs from float64 by {error:.1e}, and rounding explains {limit:g}"
+            detail = f"{name_of(dtype)} differs from float64 by {error:.1e}, but rounding explains {limit:g}"
             yield Deviation(error, detail, limit, where)
             if dtype == torch.float32 and output.dim() == 3 and output.size(1) > 4:
                 yield _growth(output.double(), exact_output)
@@ -247,7 +247,7 @@ def large(subject: Subject) -> Iterator[Deviation]:
     yield Deviation(0.0, "")
 
 
-@property_of("inputs-kept", "changes no tensor that it is given")
+@property_of("inputs-kept", "changes none of its input tensors")
 def inputs_kept(subject: Subject) -> Iterator[Deviation]:
     """Arguments of every module, compared after its forward."""
     received, changed = dict[str, list[Tensor]](), dict[str, float]()
@@ -266,7 +266,7 @@ def inputs_kept(subject: Subject) -> Iterator[Deviation]:
     with hooked(handles):
         subject.run(subject.inputs(padding="left"))
     for path, error in changed.items():
-        yield Deviation(error, f"`{path}` changes what it is given by {error:.1e}", 0.0, path)
+        yield Deviation(error, f"`{path}` changes its input by {error:.1e}", 0.0, path)
     yield Deviation(0.0, "")
 
 

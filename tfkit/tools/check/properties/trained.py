@@ -53,7 +53,7 @@ def in_places(subject: Subject) -> Iterator[Deviation]:
                 detail = ", or ".join(edit.description(paths) for edit in edits)
                 where = paths[edits[0].first[0]]
                 yield Deviation.fault(f"{detail}: undone, its units have the sizes of training again", where)
-    require(informative, f"training shows in no {LAYERS} layers that are alike")
+    require(informative, f"no {LAYERS} identical layers show effects of training")
     yield Deviation(0.0, "")
 
 

@@ -35,7 +35,7 @@ def gradients(subject: Subject) -> Iterator[Deviation]:
     yield from parameter_gradients(subject.model, subject.inputs())
 
 
-@property_of("padded-gradients", "has those beside a row of padding", follows=("gradients",))
+@property_of("padded-gradients", "has finite gradients with a row of padding", follows=("gradients",))
 def gradients_beside_padding(subject: Subject) -> Iterator[Deviation]:
     """Gradients are finite next to a row that is all padding."""
     require(subject.padded, "no input may be padded")
@@ -186,7 +186,7 @@ def dropout(subject: Subject) -> Iterator[Deviation]:
                 torch.manual_seed(seed)
                 runs.append(call(model, inputs))
         if all(torch.equal(first, second) for first, second in zip(*runs, strict=True)):
-            yield Deviation.fault(f"`{'.'.join(path[1:])}: {rate}` drops nothing in train mode", ".".join(path[1:-1]))
+            yield Deviation.fault(f"`{'.'.join(path[1:])}: {rate}` has no effect in train mode", ".".join(path[1:-1]))
     yield Deviation(0.0, "")
 
 

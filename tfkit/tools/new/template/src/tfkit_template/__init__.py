@@ -27,7 +27,7 @@ class TemplateConfig(tfkit.FFNConfig):
     def check(self) -> None:
         super().check()
         if self.n_pieces == 1:
-            raise tfkit.Invalid("n_pieces", "the largest of one value is that value: the FFN would be linear")
+            raise tfkit.Invalid("n_pieces", "`n_pieces` must be above 1: the maximum of a single value is linear")
 
     def build(self, make: tfkit.Make) -> nn.Module:
         return TemplateFFN(self)
