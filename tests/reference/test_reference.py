@@ -139,5 +139,5 @@ def test_weights_that_do_not_fit() -> None:
     weights["embedding.tokens.weight"] = weights["decoder.extra"]
     with pytest.raises(ValueError, match=r"the spec has no component for the weights decoder\.extra"):
         run(GRAPH, weights, {"tokens": TOKENS})
-    with pytest.raises(TypeError, match="`weights` of `run` must be a mapping of a string to an array, not"):
+    with pytest.raises(TypeError, match="`weights` of `run` must be a mapping of a string to an array; got"):
         run(GRAPH, [1], {"tokens": TOKENS})

@@ -81,7 +81,7 @@ def test_built_in_attention_passes_everywhere(kind: str) -> None:
 def test_an_unknown_kind_or_slot() -> None:
     with pytest.raises(ValueError, match="no kind `nothing` in slot `ffn`"):
         check_component("nothing", slot="ffn", plugins=PLUGINS)
-    with pytest.raises(ValueError, match="give `slot`, one of activation, attention"):
+    with pytest.raises(ValueError, match="pass the slot of the kind, one of activation, attention"):
         check_component("gelu", plugins=PLUGINS)
     with pytest.raises(ValueError, match="slot `block` has no small model"):
         check_component("encoder", slot="block", plugins=PLUGINS)
@@ -317,7 +317,7 @@ def test_mistaken_calls_are_told() -> None:
         "`slot` is missing: pass the slot of the kind, one of activation, attention, ": lambda: check_component(
             "swiglu"
         ),
-        "no kind `nope` in slot `ffn`; slots: ": lambda: check_component("nope", slot="ffn"),
+        "there is no kind `nope` in slot `ffn`; slots: ": lambda: check_component("nope", slot="ffn"),
         "`level` of `check_model` must be one of 'quick', 'full'; got 'ful': a similar one is 'full'": lambda: (
             check_model(
                 "gpt2",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @command(
     "cost",
     notes="""
-    Nothing is allocated, so the model may have any size. FLOPs are counted for matrix
+    Nothing is allocated, so the model may have any size. FLOPs are of matrix
     products, two for each multiplication and addition, with every pair of query
     and key; `visible` omits the pairs that the mask hides. The floor is the larger
     of FLOPs and bytes at the device's limits: no step is faster, and real ones
