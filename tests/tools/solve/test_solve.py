@@ -202,7 +202,12 @@ def test_layers_that_share_their_weights() -> None:
 @pytest.mark.parametrize(
     ("budget", "sets", "keep", "text"),
     [
-        (1e6, (), (), "no size of gpt2 is as small as 1,000,000 parameters\n   = the least takes 3,332,096 parameters"),
+        (
+            1e6,
+            (),
+            (),
+            "no size of gpt2 is as small as 1,000,000 parameters\n   = the smallest size has 3,332,096 parameters",
+        ),
         (1e6, (), (), "   = 3,281,984 of them are embedding tables"),
         (1e12, (), ("d_model",), "no size of gpt2 is as large as 1,000,000,000,000 parameters"),
         (1e9, ("d_model=1000",), (), "`d_model=1000` cannot be a width of the family: its heads need a multiple of 64"),
