@@ -2,7 +2,8 @@
 
 `python tools/keep_runs.py out` takes the runs of the sweep in `out`. Of each run, `run.yaml`, `run.json` and the
 numbers of its evaluations stay: `tfkit sweep NAME -o docs/experiments --so-far` compares them, and `tfkit sweep NAME -o
-docs/experiments` makes only the runs that are not there.
+docs/experiments` makes only the runs that are not there. Without the digests of the code, a record agrees with later
+code too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def main(folder: Path) -> None:
 def keep(run: Path, facts: Facts) -> None:
     """Write the record of a run without the steps between its evaluations, and without names of this machine."""
     environment = {name: value for name, value in facts.environment.items() if name != "system"}
-    sessions = [{**session, "command": f"tfkit train {run.name}"} for session in facts.sessions]
+    sessions = [
+        {name: value for name, value in session.items() if name != "code"} | {"command": f"tfkit train {run.name}"}
+        for session in facts.sessions
+    ]
     kept = {**vars(facts), "environment": environment, "sessions": sessions}
     evaluations = [line for line in lines(run) if "lr" not in line]
     with written_folder(KEPT / run.name) as target:

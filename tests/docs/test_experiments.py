@@ -1,4 +1,4 @@
-"""Every table of `docs/experiments.md` is what its command makes of the runs that are kept beside the page."""
+"""The tables of pages about experiments are what their commands make of the runs that are kept next to the pages."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.run.training.runs import RECURRENT
 from tfkit.cli import main
 
 from ..sampling import some
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT = DOCS / "experiments"
-TEXT = (DOCS / "experiments.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^tfkit ((?:sweep|runs) .*docs/experiments.*)$", TEXT, re.MULTILINE)
+TEXTS = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("experiments", "hybrids")}
+COMMAND = re.compile(r"^tfkit ((?:sweep|runs) .*docs/experiments.*)$", re.MULTILINE)
+COMMANDS = [(page, command) for page, text in TEXTS.items() for command in COMMAND.findall(text)]
 
 
-@pytest.mark.parametrize("command", some(COMMANDS, 1))
+@pytest.mark.parametrize(("page", "command"), some(COMMANDS, 1))
 def test_tables_are_those_of_the_runs(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(KEPT, tmp_path / "docs" / "experiments")
     monkeypatch.chdir(tmp_path)
-    main([*command.split(), "--so-far", "--markdown"])
+    main([*command.split(), "--so-far", "--markdown", "--plugin-dir", str(RECURRENT), "--no-plugins"])
     printed = capsys.readouterr().out
     assert "|" in printed
-    assert [line for line in printed.splitlines() if line not in TEXT.splitlines()] == []
+    assert [line for line in printed.splitlines() if line not in TEXTS[page].splitlines()] == []
 
 
 def test_records_name_no_place() -> None:
-    assert COMMANDS
+    assert {page for page, _ in COMMANDS} == {*TEXTS}
     for path in KEPT.rglob("run.json"):
         facts = json.loads(path.read_text(encoding="utf-8"))
         assert facts["ended"] == "finished"
         assert {one["command"] for one in facts["sessions"]} == {f"tfkit train {path.parent.name}"}
+        assert not any("code" in session for session in facts["sessions"])  # later code may show the tables

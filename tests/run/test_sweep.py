@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.training.runs import PLUGINS, RUN, write_run
+from tests.run.training.runs import PLUGINS, RUN, WITH_MIXERS, write_run
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import load_run
 from tfkit.run.read_sweep import shipped_sweeps
@@ -170,6 +170,8 @@ def test_trials_have_their_own_seeds_and_length() -> None:
 SIZES = {
     "architecture": {913_601, 912_424},
     "calculator": {905_109, 892_821},
+    "hybrid_recall": {114_096, 113_888, 113_940, 114_208},
+    "hybrid_text": {114_144, 114_256, 114_228},
     "ladder": {16_129, 28_001, 59_633, 112_913},
     "minigpt": {913_601},
     "recipe": {913_601},
@@ -232,7 +234,7 @@ def test_the_base_may_be_the_only_variant() -> None:
 
 @pytest.mark.parametrize("name", chosen(shipped_sweeps(), {"minigpt"}))
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
-    rows = Sweep(name, PLUGINS, Path("out")).outline().rows
+    rows = Sweep(name, WITH_MIXERS, Path("out")).outline().rows
     assert {one.parameters for one in rows} == SIZES[name]
 
 

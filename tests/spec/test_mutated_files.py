@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 import tfkit
 from tests.run.test_run_mutations import check_refusal
-from tests.run.training.runs import PLUGINS
+from tests.run.training.runs import PLUGINS, WITH_MIXERS
 from tfkit.plugin.known_specs import own_specs
 from tfkit.run.checked_run import load_run
 from tfkit.run.run_spec import RunSpec
@@ -232,11 +232,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(path: Path, *, planned: bool = True) -> None:
     """Read a run or a sweep, and plan it; raises SpecError."""
     if path.parent.name == "sweeps":
-        sweep = Sweep(path, PLUGINS, path.parent / "out")
+        sweep = Sweep(path, WITH_MIXERS, path.parent / "out")
         if planned:
             sweep.outline()
         return
-    run = load_run(path, PLUGINS, count=flops_of_step)
+    run = load_run(path, WITH_MIXERS, count=flops_of_step)
     if planned:
         plan(run)
 

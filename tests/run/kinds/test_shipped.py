@@ -13,30 +13,49 @@ from tfkit.run.checked_run import load_run
 from tfkit.run.read_run import shipped_runs
 
 from ...sampling import chosen
-from .small import PLUGINS
+from ..training.runs import RECURRENT, WITH_MIXERS
 
 FAST = ("batch.sequences=2", "checkpoint.every=null", "eval.every=2", "eval.splits={val: {batches: 1}}", "steps=3")
 SMALL = {
     "addition": ("schedule.warmup=2",),
     "calculator": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1"),
     "calculator_exact": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1", "schedule.warmup=2"),
+    "hybrid_recall": ("schedule.warmup=2", "data.pairs=4"),
+    "hybrid_text": ("schedule.warmup=2", "batch.length=16"),
     "masked": ("schedule.warmup=2", "model.encoder.n_layers=1"),
     "minigpt_relu": ("model.decoder.n_layers=1",),
     "minigpt_swiglu": ("model.decoder.n_layers=1",),
     "nanogpt_char": ("schedule.warmup=2", "model.d_model=48", "model.decoder.n_layers=1", "batch.length=16"),
     "reverse": ("schedule.warmup=2", "data.sequences=500"),
 }
-STEPS = {"addition": 1000, "calculator_exact": 100_000, "reverse": 3000}
+STEPS = {"addition": 1000, "calculator_exact": 100_000, "hybrid_recall": 400, "hybrid_text": 300, "reverse": 3000}
+VARIED = ("addition", "hybrid_recall", "hybrid_text", "masked", "reverse")
+"""Runs whose models state no number of parameters."""
 
 
 def test_all_are_known() -> None:
     assert shipped_runs() == sorted([*SMALL, "finetune_addition"])  # which begins with the weights of another run
 
 
-@pytest.mark.parametrize("name", chosen(SMALL, {"calculator_exact", "masked", "minigpt_swiglu"}))
+@pytest.mark.parametrize("name", chosen(SMALL, {"calculator_exact", "hybrid_recall", "masked", "minigpt_swiglu"}))
 def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = [word for change in (*FAST, *SMALL[name]) for word in ("--set", change)]
-    assert main(["train", name, "-o", str(tmp_path / "out"), *sets, "--json"]) == 0, capsys.readouterr().out
+    assert (
+        main(
+            [
+                "train",
+                name,
+                "-o",
+                str(tmp_path / "out"),
+                *sets,
+                "--json",
+                "--plugin-dir",
+                str(RECURRENT),
+                "--no-plugins",
+            ]
+        )
+        == 0
+    ), capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
     assert [line["step"] for line in lines if "val.loss" in line] == [0, 2, 3]
@@ -44,7 +63,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", SMALL)
 def test_its_size_is_the_published_one(name: str) -> None:
-    run = load_run(name, PLUGINS)
+    run = load_run(name, WITH_MIXERS)
     assert run.steps == STEPS.get(name, 5000)
     count = sum(parameter.numel() for parameter in tfkit.build(run.graph, device="meta").parameters())
-    assert run.file.model.model.parameters == (None if name in ("addition", "masked", "reverse") else count)
+    assert run.file.model.model.parameters == (None if name in VARIED else count)

@@ -17,6 +17,9 @@ from tfkit.tools.cost.counter import LiveMemory
 from tfkit.torch_private.tensors import tensors_in
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
+RECURRENT = Path(__file__).parents[3] / "plugins" / "tfkit-recurrent"
+WITH_MIXERS = tfkit.load_plugins(plugin_dirs=[RECURRENT], entry_points=False)
+"""With the plugin that some of the runs and sweeps that come with tfkit require."""
 TEXT = "".join(f"{number} sheep and {number * 7 % 13} goats went up the hill.\n" for number in range(150))
 RUN = """\
 tfkit: 1
