@@ -128,7 +128,7 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
         ("dbrx", "rope_parameters", {"rope_theta": 7.0}, "`attn_config.rope_theta` is `500000`, but `rope_parameters`"),
         ("mellum", "rope_parameters", {"full_attention": {}, "rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
         ("modernbert_decoder", "rope_parameters", {"rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
-        ("deepseek_v3", "intermediate_size", "18432", r"not `18432`(.|\n)*without quotes it is a number"),
+        ("deepseek_v3", "intermediate_size", "18432", r"got `18432`(.|\n)*write the number without quotes"),
         ("deepseek_v3", "num_key_value_heads", 64, "`num_key_value_heads` gives `64`, but `num_attention_heads` gives"),
         ("bert_base", "architectures", "BertForTokenClassification", "`architectures` must be a list"),
     ],

@@ -33,7 +33,7 @@ def test_older_names_of_norms_and_the_parts_of_pretraining(tmp_path: Path) -> No
     tensors["bert.embeddings.position_ids"] = torch.arange(24)[None]
     save_file(tensors, tmp_path / "published.safetensors")
     graph = tfkit.loads(import_config(tmp_path / "theirs").text)
-    with pytest.warns(tfkit.LeftOutWarning, match="leaves out 2 tensors") as said:
+    with pytest.warns(tfkit.LeftOutWarning, match="omits 2 tensors") as said:
         model = build_with_weights(graph, tmp_path / "published.safetensors").eval()
     assert "the head for the next sentence: cls.seq_relationship.weight" in str(said[0].message)
     ids = torch.randint(3, 61, (2, 9))

@@ -92,7 +92,7 @@ def test_what_is_left_out_is_said_and_asked_for(
 def test_a_model_filled_later_is_one_too(tmp_path: Path) -> None:
     saved("luke", tmp_path)
     model = tfkit.build(import_config(tmp_path / "config.json").graph)
-    with pytest.warns(tfkit.LeftOutWarning, match="leaves out 25 tensors"):
+    with pytest.warns(tfkit.LeftOutWarning, match="omits 25 tensors"):
         tfkit.load_weights(model, tmp_path)
     with pytest.raises(tfkit.SpecError, match="25 tensors"):
         tfkit.save(model, tmp_path / "back", layout="huggingface")

@@ -132,7 +132,7 @@ def unlike(name: str, config: dict[str, Any], folder: Path) -> tuple[Any, Any] |
         ),
         ("minimax_m2", {"partial_rotary_factor": 0.25}, "`0.25` of a head, but `rotary_dim` is"),
         ("cohere2_moe", {"rope_scaling": LINEAR}, "`rope_scaling` must be `null`: its class does not read it"),
-        ("apertus", THETA, "`rope_theta` is `77.0`, but `rope_parameters`, which is missing, gives `12000000.0`"),
+        ("apertus", THETA, "`rope_theta` is `77.0`, but `rope_parameters`, which is left out, gives `12000000.0`"),
         ("llama", {"rope_scaling": {**LLAMA3, **ORIGINAL}}, "missing key `factor`"),
         ("llama", {"rope_scaling": {**YARN, **ORIGINAL}, "original_max_position_embeddings": 9},
          "is `6` among the rotary parameters, but `9` outside of them"),

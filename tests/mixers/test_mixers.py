@@ -256,9 +256,9 @@ def test_a_mixer_has_no_slots_of_tokens() -> None:
 def test_documents_in_a_row_are_refused_by_name() -> None:
     graph = tfkit.loads(HYBRID, plugins=PLUGINS)
     assert deaf_to_pairs(graph) == "decoder"
-    with pytest.raises(tfkit.Invalid, match="`decoder` of the model cannot keep them apart") as error:
+    with pytest.raises(tfkit.Invalid, match="`decoder` carries a state across them") as error:
         mask_of(graph, ["tokens"])
-    assert "state of a mixer" in str(error.value.help)
+    assert "rows of a single document" in str(error.value.help)
     pairs = torch.ones(3, LENGTH, LENGTH, dtype=torch.bool)
     with pytest.raises(ValueError, match="tokens_mask has pairs of tokens"):
         build(HYBRID)(tokens(), tokens_mask=pairs)

@@ -96,9 +96,11 @@ def test_trace(run: Callable[..., str]) -> None:
     rows = {(one["hook"], one["plugin"]): one for one in found}
     assert "ffn swiglu" in rows["tfkit_register", "built in"]["gave"]
     assert rows["tfkit_export_formats", "built in"]["gave"] == ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
-    assert rows["tfkit_export_formats", "plugins/bad.py"]["failed"].startswith("`tfkit_export_formats` returned int")
+    assert rows["tfkit_export_formats", "plugins/bad.py"]["failed"].startswith(
+        "`tfkit_export_formats` must return a list"
+    )
     assert rows["tfkit_checks", "plugins/bad.py"]["note"].startswith("called for each spec")
     assert rows["tfkit.specs", "lab"]["gave"] == ["lab_gpt"]
     text = run("plugins", "--trace", "--plugin-dir", "plugins")
     assert "lab_gpt" in text
-    assert "returned int" in text
+    assert "must return" in text

@@ -105,7 +105,7 @@ def test_a_hook_that_fails_leaves_out_its_formats(body: str, format: str, cause:
     assert fault.help == "this hook is skipped; to switch the plugin off: TFKIT_DISABLE=mine"
     with pytest.raises(SpecError) as caught:
         found.choose(Path("a.mine"))
-    assert caught.value.diagnostics[0].notes[-1] == f"omitted: {fault.message}"
+    assert caught.value.diagnostics[0].notes[-1] == f"skipped: {fault.message}"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_hook_that_fails_leaves_out_its_plugin(body: str, cause: str, line: in
         (POINTS.replace('.specs"\n', '"\n'), "ImportError: the folder "),
         (
             POINTS.replace('"tfkit.specs"', "tfkit.specs"),
-            "ImportError: lab/pyproject.toml: write [project.entry-points.",
+            "ImportError: lab/pyproject.toml: the group must be quoted, as in [project.entry-points.",
         ),
     ],
 )

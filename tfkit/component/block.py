@@ -146,7 +146,7 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None, l
             help="set d_model of one of the two nodes, or put a `linear` node between them",
         )
     if length is not None and signal.length != length:
-        description = "of any length" if signal.length is None else f"of {signal.length} positions"
+        description = "any length" if signal.length is None else f"{signal.length} positions"
         raise Invalid(
             field,
             f"`{field}` must be sequences of exactly {length} positions; got {description}",

@@ -195,7 +195,11 @@ def test_half_precision_and_autocast() -> None:
     ("fields", "place", "reason"),
     [
         ({"d_head": 4}, "d_head", "unknown key `d_head`"),
-        ({"d_rope": 3, "position": "rope"}, "d_rope", r"turn pairs of channels, and d_rope \(3\) is odd"),
+        (
+            {"d_rope": 3, "position": "rope"},
+            "d_rope",
+            r"d_rope must be even, because rotary positions rotate pairs of channels; got 3",
+        ),
         ({"position": {"kind": "rope", "width": 6}}, "position.width", r"width \(6\) must be even and at most"),
         ({"n_kv_heads": 1}, "n_kv_heads", "unknown key `n_kv_heads`"),
         ({"kv_rank": 0}, "kv_rank", "`kv_rank`"),

@@ -148,7 +148,7 @@ def test_a_model_that_is_not_ours_or_was_changed_is_refused() -> None:
         tfkit.attention_weights(nn.Linear(2, 2), TOKENS)
     model = built()
     model.decoder.layers[0].ffn = nn.Identity()
-    with pytest.raises(ValueError, match="`small` has other parameters than when it was built"):
+    with pytest.raises(ValueError, match="`small` must have the parameters that it was built with"):
         tfkit.attention_weights(model, TOKENS)
 
 

@@ -79,7 +79,7 @@ def test_a_run_with_another_default_is_not_taken_and_not_touched(
     facts.write_text(text.replace('"optimizer.eps": 1e-08', '"optimizer.eps": 1e-06'), encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     assert sweep() == 1
-    assert f"`out/runs/{finished[-1]}` has another run" in (said := capsys.readouterr().err)
+    assert f"`out/runs/{finished[-1]}` has a different run" in (said := capsys.readouterr().err)
     assert "optimizer.eps: 1e-06 -> 1e-08" in said
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 

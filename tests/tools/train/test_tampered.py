@@ -147,11 +147,14 @@ STATES = {
     "step 600": (fields(STATE, step=600), CHANGED),
     "step 600, sealed": (fields(STATE, step=600, sealed=True), "belongs to step 600"),
     "position 1e9": (fields(STATE, position=10**9), CHANGED),
-    "position 1e9, sealed": (fields(STATE, position=10**9, sealed=True), "it had 1,000,000,000 when"),
+    "position 1e9, sealed": (
+        fields(STATE, position=10**9, sealed=True),
+        "must have the 1,000,000,000 bytes of its checkpoint",
+    ),
     "position 9, sealed": (fields(STATE, position=9, sealed=True), "was changed in its first 9 bytes"),
     "ended": (fields(STATE, ended="finished"), CHANGED),
     "skipped": (fields(STATE, skipped=2), CHANGED),
-    "no callbacks, sealed": (fields(STATE, callbacks=[], sealed=True), "it has 0 callbacks, and the run has 1"),
+    "no callbacks, sealed": (fields(STATE, callbacks=[], sealed=True), "it has 0 callbacks, but the run has 1"),
     "callbacks without memory, sealed": (
         fields(STATE, callbacks=[{}], sealed=True),
         "the callback cannot continue from the checkpoint: KeyError: 'losses'",
@@ -204,7 +207,7 @@ RUNS = {
     "run.json with ended as a number": (fields(FACTS, ended=3), "`ended` must be a valid string; got `3`"),
     "run.json with ended, and no session": (fields(FACTS, ended="finished", sessions=[]), "has no `step`"),
     "run.json with a session of nothing": (fields(FACTS, sessions=[{}]), "`sessions.0.command` is missing"),
-    "run.json of another run": (take(FACTS, "../other"), "`FOLDER` has another run"),
+    "run.json of another run": (take(FACTS, "../other"), "`FOLDER` has a different run"),
     "run.json with another meaning": (fields(FACTS, meaning={}), "seed: not there -> 3"),
 }
 CASES: dict[str, tuple[Tamper, str]] = {**STATES, **FILES, **LATESTS, **RUNS}

@@ -23,7 +23,7 @@ def test_formula() -> None:
 
 
 def test_one_piece_is_rejected() -> None:
-    with pytest.raises(tfkit.SpecError, match="the FFN would be linear"):
+    with pytest.raises(tfkit.SpecError, match="the maximum of a single value is linear"):
         tfkit.load("template_tiny", sets=["decoder.ffn.n_pieces=1"])
 
 
