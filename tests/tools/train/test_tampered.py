@@ -149,7 +149,7 @@ STATES = {
     "position 1e9": (fields(STATE, position=10**9), CHANGED),
     "position 1e9, sealed": (
         fields(STATE, position=10**9, sealed=True),
-        "must have the 1,000,000,000 bytes of its checkpoint",
+        "must have the 1,000,000,000 bytes",
     ),
     "position 9, sealed": (fields(STATE, position=9, sealed=True), "was changed in its first 9 bytes"),
     "ended": (fields(STATE, ended="finished"), CHANGED),
