@@ -10,7 +10,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 import tfkit
-from tests.run.training.runs import PLUGINS, RUN, TEXT, small_run, write_run
+from tests.run.training.runs import PLUGINS, RUN, TEXT, WITH_MIXERS, small_run, write_run
 from tfkit.errors import SpecError
 from tfkit.plugin.known_specs import own_specs
 from tfkit.run.checked_run import load_run
@@ -199,9 +199,10 @@ def test_an_editor_accepts_what_tfkit_accepts(more: str, schema: Draft202012Vali
 
 
 @pytest.mark.parametrize("path", some(sorted((own_specs() / "runs").glob("*.yaml")), 4), ids=lambda path: path.stem)
-def test_an_editor_accepts_what_comes_with_tfkit(path: Path, schema: Draft202012Validator) -> None:
+def test_an_editor_accepts_what_comes_with_tfkit(path: Path) -> None:
+    schema = Draft202012Validator(run_schema(WITH_MIXERS))
     schema.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    run = load_run(path, PLUGINS)
+    run = load_run(path, WITH_MIXERS)
     schema.validate(yaml.safe_load(render_run(run.config, run.graph.spec.model)))
 
 
