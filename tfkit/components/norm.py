@@ -58,7 +58,7 @@ class LayerNormConfig(WeightedNormConfig):
             raise Invalid("bias", "a layernorm without `scale` cannot have a `bias`", help="also write `bias: false`")
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
-        if heads is not None:
+        if heads is not None and self.scale:
             bare = nn.LayerNorm(width, self.eps, elementwise_affine=False)
             return HeadNorm(bare, heads, width, offset=self.offset, bias=self.bias)
         if self.offset:
@@ -77,7 +77,7 @@ class RMSNormConfig(WeightedNormConfig):
         return f"Divide by the root mean square{', then scale' if self.scale else ''}."
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:
-        if heads is None:
+        if heads is None or not self.scale:
             return RMSNorm(self, width)
         return HeadNorm(
             RMSNorm(self.model_copy(update={"scale": False}), width), heads, width, offset=self.offset, bias=False

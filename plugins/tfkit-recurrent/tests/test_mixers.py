@@ -154,3 +154,21 @@ def test_rates_do_not_decay(name: str) -> None:
     rates = {"a_log", "step_bias", "skip", "decay", "slopes"}
     assert not rates & {names[id(values)].rpartition(".")[2] for values in decaying["params"]}
     assert {names[id(values)].rpartition(".")[2] for values in constant["params"]} & {*rates, "weight"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_bfloat16_model(name: str) -> None:
+    """The recurrence is computed in float32, the norm after it in the type of its weights."""
+    graph = model_of(name).meta["graph"]
+    model = tfkit.build(graph, dtype=torch.bfloat16).eval()
+    logits = model(torch.arange(8)[None])
+    assert logits.dtype == torch.bfloat16
+    wide = tfkit.build(graph).eval()
+    wide.load_state_dict(model.state_dict())
+    torch.testing.assert_close(logits.float(), wide(torch.arange(8)[None]), rtol=0.0, atol=0.1)
+
+
+def test_an_output_norm_without_scale_has_no_weight() -> None:
+    graph = tfkit.load("mamba2_130m", sets=["decoder.n_layers=1", "decoder.mixer.output_norm.scale=false"])
+    names = [name for name, _ in tfkit.build(graph, device="meta").named_parameters()]
+    assert not [name for name in names if "mixer.norm" in name]

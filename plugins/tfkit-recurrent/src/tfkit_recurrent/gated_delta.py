@@ -124,7 +124,7 @@ class GatedDelta(nn.Module):
             context,
         )
         gate = self.split_gate(self.gate(x))
-        y = self.norm(self.swap(y)) * self.gate_activation(widened(gate))
+        y = self.norm(self.swap(y).to(gate.dtype)) * self.gate_activation(widened(gate))
         return self.output(self.merge_heads(y).to(gate.dtype))
 
     def extra_repr(self) -> str:

@@ -93,5 +93,5 @@ class KimiDelta(nn.Module):
         beta = self.split_rates(torch.sigmoid(widened(self.beta(x))))
         y = self.rule(self.split_heads(q), self.split_heads(k), self.split_heads(v), log_decay, beta, context)
         gate = self.split_gate(self.gate_up(self.gate_down(x)))
-        y = self.norm(self.swap(y)) * torch.sigmoid(widened(gate))
+        y = self.norm(self.swap(y).to(gate.dtype)) * torch.sigmoid(widened(gate))
         return self.output(self.merge_heads(y).to(gate.dtype))

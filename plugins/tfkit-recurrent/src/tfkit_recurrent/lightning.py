@@ -84,7 +84,7 @@ class Lightning(nn.Module):
             log_decay, k = log_decay * padding[:, None], k * padding[:, None, :, None]
         y = self.merge_heads(self.recur(q, k, v, log_decay[:, :, None], context)[:, :, 0])
         gate = self.gate(x)
-        return self.output((self.norm(y) * torch.sigmoid(widened(gate))).to(gate.dtype))
+        return self.output((self.norm(y.to(gate.dtype)) * torch.sigmoid(widened(gate))).to(gate.dtype))
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, context: Context) -> Tensor:
         """Run the recurrence: q and k [b, h, t, d], v [b, h, 1, t, d], log_decay [b, h, 1, t] -> [b, h, 1, t, d]."""

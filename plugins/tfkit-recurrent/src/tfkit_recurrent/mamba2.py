@@ -194,12 +194,13 @@ class Mamba2(nn.Module):
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """Multiply y [b, g, r, t, d] by the gate [b, g, t, (r d)] and norm each group -> [b, t, (g r d)]."""
+        dtype = gate.dtype  # of the weights of the norm
         y, gate = self.norm_groups(y), F.silu(widened(gate))
         if self.norm is None:
             return self.merge_groups(y * gate)
         if self.gated_first:
-            return self.merge_groups(self.norm(y * gate))
-        return self.merge_groups(self.norm(y) * gate)
+            return self.merge_groups(self.norm((y * gate).to(dtype)))
+        return self.merge_groups(self.norm(y.to(dtype)) * gate)
 
     def extra_repr(self) -> str:
         return named(step_min=self.step_min, step_max=self.step_max, input_scale=self.input_scale)
