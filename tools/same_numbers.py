@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import tfkit
-from tfkit.building.builder import inputs_of
 from tfkit.testing import example_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,9 +93,10 @@ def numbers(name: str, sets: Sequence[str], pieces: str | None) -> Iterator[tupl
         yield "decoded", _digest(_decoded(model, _inputs(model, graph, "none"), pieces))
 
 
-def _inputs(model: nn.Module, graph: Any, padding: Any) -> dict[str, Tensor]:
+def _inputs(model: fx.GraphModule, graph: Any, padding: Any) -> dict[str, Tensor]:
     examples = example_inputs(graph, batch=2, length=LENGTH, padding=padding)
-    return {name: examples[name] for name in inputs_of(model) if name in examples}
+    names = [node.name for node in model.graph.find_nodes(op="placeholder")]  # also in checkouts with other modules
+    return {name: examples[name] for name in names if name in examples}
 
 
 def _gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

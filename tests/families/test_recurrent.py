@@ -41,7 +41,7 @@ def test_a_padded_row_is_the_row_alone(name: str, tmp_path: Path) -> None:
         mask = mask_of(place)
         expected = [logits_of(trial.theirs(input_ids=row[real][None]))[0] for row, real in zip(ids, mask, strict=True)]
         if place == "between" and "kind: rope" in trial.imported.text:
-            with pytest.raises(ValueError, match="padding stands between tokens"):
+            with pytest.raises(ValueError, match="padding must not be between tokens"):
                 trial.ours(ids, mask)
         else:
             check_rows(trial.ours(ids, mask), mask, expected)
