@@ -1,7 +1,7 @@
 """Kernels of other libraries, for tensors on CUDA: `causal_conv1d`, and Flash Linear Attention, `fla`.
 
 A library is used if it is installed, and imported when it is first used. Each function calls one kernel, and has
-arguments and results like the code in torch that it replaces.
+arguments and results like the code in torch that it replaces. `attend` chooses between the two.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+
+from tfkit.nn import is_scripting
+from tfkit_recurrent.recurrence import linear_attention
 
 
 def has_kernel(library: str, x: Tensor) -> bool:
@@ -28,6 +31,14 @@ def convolve(history: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     kernel = import_module("causal_conv1d").causal_conv1d_fn
     y = kernel(history.mT.contiguous(), weight[:, 0], bias)
     return y[:, :, weight.size(2) - 1 :].mT
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Compute `recurrence.linear_attention` in torch or, on CUDA, by a kernel."""
+    if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
+        if has_kernel("fla", q):
+            return fla_linear_attention(q, k, v, log_decay, state)
+    return linear_attention(q, k, v, log_decay, state, chunk)
 
 
 def fla_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

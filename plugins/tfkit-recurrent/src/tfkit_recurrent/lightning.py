@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, is_scripting
-from tfkit_recurrent.kernels import fla_linear_attention, has_kernel
-from tfkit_recurrent.recurrence import linear_attention, widened
+from tfkit.nn import Context, Linear, Rearrange
+from tfkit_recurrent.kernels import attend
+from tfkit_recurrent.recurrence import widened
 
 CHUNK = 64
 
@@ -93,14 +93,7 @@ class Lightning(nn.Module):
             state = v.new_zeros([v.size(0), self.state[0], 1, self.state[1], self.state[1]])
         else:
             state = widened(cache.tensors[0][:, :, None])
-        y, state = self.attend(q, k, v, log_decay, state)
+        y, state = attend(q, k, v, log_decay, state, self.chunk)
         if cache is not None:
             cache.tensors[0].copy_(state[:, :, 0])
         return y
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the linear attention in torch or, on CUDA, by a kernel."""
-        if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-            if has_kernel("fla", q):
-                return fla_linear_attention(q, k, v, log_decay, state)
-        return linear_attention(q, k, v, log_decay, state, self.chunk)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, is_scripting, named
+from tfkit.nn import Context, Linear, Rearrange, named
 from tfkit_recurrent.conv import CausalConv
-from tfkit_recurrent.kernels import fla_linear_attention, has_kernel
+from tfkit_recurrent.kernels import attend
 from tfkit_recurrent.rates import reset_log_decay, reset_step_bias
-from tfkit_recurrent.recurrence import linear_attention, widened
+from tfkit_recurrent.recurrence import widened
 
 CHUNK = 64
 
@@ -180,17 +180,10 @@ class Mamba2(nn.Module):
             state = x.new_zeros([x.size(0), self.state[0], self.state[1], self.state[2]])
         else:
             state = widened(cache.tensors[1])
-        y, state = self.attend(widened(c), widened(b), step[..., None] * x, log_decay, self.split_state(state))
+        y, state = attend(widened(c), widened(b), step[..., None] * x, log_decay, self.split_state(state), self.chunk)
         if cache is not None:
             cache.tensors[1].copy_(self.merge_state(state))
         return y + self.per_group(widened(self.skip))[..., None, None] * x
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the linear attention in torch or, on CUDA, by a kernel."""
-        if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-            if has_kernel("fla", q):
-                return fla_linear_attention(q, k, v, log_decay, state)
-        return linear_attention(q, k, v, log_decay, state, self.chunk)
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """Multiply y [b, g, r, t, d] by the gate [b, g, t, (r d)] and norm each group -> [b, t, (g r d)]."""
