@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import click
 
 from tfkit.console.commands import Command, CommandGroup
-from tfkit.console.options import VARIABLE, complete
+from tfkit.console.completion import VARIABLE, complete
 from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
 from tfkit.errors import (

@@ -14,7 +14,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from tfkit.cli import SECTIONS, cli
-from tfkit.console.options import VARIABLE
+from tfkit.console.completion import VARIABLE
 
 from ..known import NAMES
 

@@ -1,9 +1,8 @@
-"""Options that commands share: for reading a spec, its weights, the form of the result; and completion in a shell."""
+"""Options that commands share: for reading a spec, its weights, and the form of the result."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -15,7 +14,6 @@ from tfkit.arguments import DTYPES
 if TYPE_CHECKING:
     import torch
 
-    from tfkit.console.commands import Reader
     from tfkit.run.sweep_spec import CompareConfig
 
 
@@ -138,66 +136,3 @@ PLUGINS = [
     ),
     click.option("--no-plugins", is_flag=True, help="Omit plugins installed or in TFKIT_PLUGIN_DIR."),
 ]
-
-
-# ---- completion in a shell, eval "$(_TFKIT_COMPLETE=bash_source tfkit)" ----
-#
-# Only completions are printed, so an unreadable plugin completes to nothing.
-
-
-VARIABLE = "_TFKIT_COMPLETE"
-"""The environment variable in which a shell asks for completions."""
-
-
-def complete(cli: click.Command, instruction: str) -> int:
-    """Print the script of a shell (`bash_source`) or its completions, and return the exit status."""
-    from click.shell_completion import shell_complete
-
-    if shell_complete(cli, {}, "tfkit", VARIABLE, instruction) == 0:
-        return 0
-    click.echo(f"error: {VARIABLE} must be bash_source, zsh_source or fish_source; got `{instruction}`", err=True)
-    return 2
-
-
-def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Return the named specs, YAML files and folders that begin with `incomplete`; without any, complete files."""
-    from click.shell_completion import CompletionItem
-
-    try:
-        specs = reader_of(context).present.specs.files
-    except Exception:  # the command reports the error
-        specs = {}
-    names = [name for name in specs if name.startswith(incomplete)]
-    return [*names, *_files(incomplete)] or [CompletionItem(incomplete, type="file")]
-
-
-def _files(incomplete: str) -> list[str]:
-    """Return the YAML files and folders that begin with `incomplete`; the contents of a folder that matches alone."""
-    folder, part = os.path.split(incomplete)
-    try:
-        entries = [entry for entry in os.scandir(folder or ".") if entry.name.startswith(part)]
-    except OSError:
-        return []
-    entries = [entry for entry in entries if part or not entry.name.startswith(".")]
-    folders = sorted(os.path.join(folder, entry.name, "") for entry in entries if os.path.isdir(entry.path))
-    files = sorted(os.path.join(folder, entry.name) for entry in entries if entry.name.endswith((".yaml", ".yml")))
-    inside = _files(folders[0]) if len(folders) == 1 and not files else []
-    return inside or [*files, *folders]
-
-
-def complete_slot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the slots of components or, after a slot, its kinds."""
-    try:
-        registry = reader_of(context).found.registry
-    except Exception:  # the command reports the error
-        return []
-    slot = context.params.get("slot")
-    return [word for word in (registry.kinds(slot) if slot else registry.slots()) if word.startswith(incomplete)]
-
-
-def reader_of(context: click.Context) -> Reader:
-    """Return a reader with the plugin options of the command line."""
-    from tfkit.console.commands import Reader
-
-    options = context.params
-    return Reader((), options.get("plugin_dir") or (), bool(options.get("no_plugins")))

@@ -28,7 +28,7 @@ from tfkit.plugin.registry import Registered, Registry, check_config
 
 COMPONENTS = "tfkit.components"
 RUNS = "tfkit.run.plugin"
-FORMATS = "tfkit.tools.export.formats"
+FORMATS = "tfkit.tools.export.plugin"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import complete_spec, json_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option
 from tfkit.console.output import merged, print_json, retitled, show, table
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import click
 
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import complete_spec, json_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option
 from tfkit.console.output import print_json
 from tfkit.errors import Diagnostic, SpecError
 

@@ -10,7 +10,7 @@ import click
 
 from tfkit.console import options
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import complete_spec
+from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, said, show, stages, table
 from tfkit.errors import FirstLossWarning, printable
 from tfkit.tools.common.units import bytes_text, short

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import complete_spec, json_option, seed_option, weights_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option, seed_option, weights_option
 
 if TYPE_CHECKING:
     from tfkit.tools.check.check import Checked, Work

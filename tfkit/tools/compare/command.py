@@ -10,7 +10,7 @@ import click
 
 from tfkit.console import options
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import complete_spec
+from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, show, stages, table
 
 if TYPE_CHECKING:

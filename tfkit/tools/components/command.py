@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import complete_slot, json_option
+from tfkit.console.completion import complete_slot
+from tfkit.console.options import json_option
 from tfkit.console.output import print_json, show, table
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 

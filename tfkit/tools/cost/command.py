@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import batch_option, by_option, complete_spec, count_option, dtype_option, json_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import batch_option, by_option, count_option, dtype_option, json_option
 from tfkit.console.output import layers_in_one, percent, print_json, show, table
 from tfkit.errors import Invalid, SpecError
 from tfkit.tools.common.modes import OPTIMIZERS, Mode, mode_option

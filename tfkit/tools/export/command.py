@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import (
-    allow_change_option,
-    complete_spec,
-    dtype_option,
-    json_option,
-    output_option,
-    reader_of,
-    weights_option,
-)
+from tfkit.console.completion import complete_spec, reader_of
+from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, show, stages, table
 from tfkit.errors import SpecError, printable
 from tfkit.tools.common.units import bytes_text

@@ -17,7 +17,6 @@ from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 from tfkit.plugin.discover import DISABLE, own_version
-from tfkit.plugin.hookspecs import hookimpl
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.render import render
 from tfkit.tools.common.loading_weights import build_with_weights
@@ -131,16 +130,6 @@ def metadata(model: fx.GraphModule) -> dict[str, str]:
 
 
 # ---- the formats of all plugins ----
-
-
-@hookimpl
-def tfkit_export_formats() -> list[type[Format]]:
-    """Return the built-in formats."""
-    from tfkit.tools.export.onnx import Onnx
-    from tfkit.tools.export.pt2 import Aoti, Pt2
-    from tfkit.tools.export.torchscript_format import TorchScript
-
-    return [TorchScript, Pt2, Aoti, Onnx, Safetensors]
 
 
 @dataclass(frozen=True)

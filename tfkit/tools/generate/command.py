@@ -13,7 +13,7 @@ import click
 
 from tfkit.console import options
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import complete_spec
+from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, stages
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.tools.generate.prompts import Job, Request, job_of

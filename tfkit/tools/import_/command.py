@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import complete_spec, json_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option
 from tfkit.errors import printable
 
 

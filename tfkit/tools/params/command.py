@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import complete_spec, json_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option
 from tfkit.console.output import layers_in_one, merged, percent, print_json, retitled, show, table
 from tfkit.tools.common.units import bytes_text, short
 

@@ -8,14 +8,8 @@ from typing import Any
 import click
 
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import (
-    allow_change_option,
-    complete_spec,
-    dtype_option,
-    json_option,
-    output_option,
-    weights_option,
-)
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
 from tfkit.errors import printable
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import complete_spec, json_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option
 from tfkit.console.output import WIDTH, print_json
 
 if TYPE_CHECKING:

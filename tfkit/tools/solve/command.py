@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import complete_spec, json_option, output_option
+from tfkit.console.completion import complete_spec
+from tfkit.console.options import json_option, output_option
 from tfkit.console.output import WIDTH, print_json, show, stages, table
 from tfkit.errors import printable
 
