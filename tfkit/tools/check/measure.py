@@ -1,17 +1,21 @@
-"""A property, the deviations that it measures, and its outcome."""
+"""A property, the deviations that it measures, the comparison of two runs, and its outcome."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from tfkit.building.builder import evaluating
 from tfkit.errors import FirstLossWarning, SpecError
+from tfkit.tools.check.runs import Inputs, run
+from tfkit.tools.compare.comparison import Outputs, outputs
 
 if TYPE_CHECKING:
     from tfkit.tools.check.subject import Subject
@@ -182,3 +186,70 @@ def in_words(error: Exception) -> str:
     return (
         first if isinstance(error, AssertionError) and first else f"{type(error).__name__}: {first}".removesuffix(": ")
     )
+
+
+Pair = tuple[Tensor, Tensor]
+Align = Callable[[Tensor, Tensor], Pair | None]
+"""The parts of two outputs of one module that should be equal; None if they cannot be compared."""
+
+
+# ---- two runs ----
+
+
+def compared(
+    model: fx.GraphModule,
+    inputs: Inputs,
+    changed: Inputs,
+    detail: str,
+    align: Align = lambda a, b: (a, b),
+    *,
+    second: fx.GraphModule | None = None,
+    limit: float = TOLERANCE,
+    where: str = "",
+) -> Iterator[Deviation]:
+    """Compare the outputs of two runs in eval mode, bit by bit if the limit is 0.
+
+    Args:
+        model: the model of the first run.
+        inputs: inputs of the first run.
+        changed: inputs of the second run.
+        detail: the deviation as text; `{}` is the size of the difference.
+        align: the parts of both outputs that should be equal.
+        second: the model of the second run; None if it is the model of the first run.
+        limit: the largest difference.
+        where: the component that causes a difference; by default, the first component whose outputs differ.
+    """
+    runs = partial(run, model, inputs), partial(run, second or model, changed)
+    search = partial(first_difference, model, *runs, align, second=second, limit=limit)
+    for pair in map(align, runs[0](), runs[1]()):
+        if pair is not None:
+            yield difference(pair[1], pair[0], detail, limit=limit, where=where or search)
+
+
+def first_difference(
+    model: fx.GraphModule,
+    first_run: Callable[[], Any],
+    second_run: Callable[[], Any],
+    align: Align,
+    *,
+    second: fx.GraphModule | None = None,
+    limit: float = TOLERANCE,
+) -> str:
+    """Return the path of the first component whose outputs differ by more than the limit; empty if none does."""
+    ours, theirs = outputs_of(model, first_run), outputs_of(second or model, second_run)
+    for path, output in ours.items():
+        pair = align(output, theirs[path]) if path in theirs else None
+        if pair is not None and pair[0].shape == pair[1].shape and not distance(*pair) <= limit:
+            return path
+    return ""
+
+
+def outputs_of(model: fx.GraphModule, run: Callable[[], Any], names: Iterable[str] | None = None) -> Outputs:
+    """Return the outputs of the named modules, or of all components, in eval mode, the innermost first."""
+    with evaluating(model), torch.no_grad():
+        return outputs(model, model.meta["components"] if names is None else names, run, "the model")[0]
+
+
+def along(columns: slice) -> Align:
+    """Select positions of [b, t, ...]."""
+    return lambda a, b: (a[:, columns], b[:, columns]) if a.dim() > 2 and a.shape == b.shape else None

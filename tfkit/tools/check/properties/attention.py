@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
 from tfkit.nn import Context
-from tfkit.tools.check.measure import Deviation, difference, property_of, require
-from tfkit.tools.check.runs import Inputs, Padding, arguments_of, compared
+from tfkit.tools.check.measure import Deviation, compared, difference, property_of, require
+from tfkit.tools.check.runs import Inputs, Padding, arguments_of
 from tfkit.tools.check.subject import Attends, Subject
 
 TRIES = 4

@@ -18,8 +18,8 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.build.first_run import run_watched
-from tfkit.tools.check.measure import Deviation, in_words, property_of, require
-from tfkit.tools.check.runs import call, compared
+from tfkit.tools.check.measure import Deviation, compared, in_words, property_of, require
+from tfkit.tools.check.runs import call
 from tfkit.tools.check.subject import Subject
 
 SIGMAS = 6.0

@@ -17,8 +17,8 @@ from tfkit.building.builder import build, evaluating, inputs_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
-from tfkit.tools.check.measure import Deviation, DoesNotApplyError, difference, in_words, property_of, require
-from tfkit.tools.check.runs import Inputs, call, compared, example_inputs
+from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, difference, in_words, property_of, require
+from tfkit.tools.check.runs import Inputs, call, example_inputs
 from tfkit.tools.check.subject import Subject
 from tfkit.tools.export.torchscript_format import refusal, script
 from tfkit.tools.import_.importing import export_config

@@ -26,25 +26,17 @@ from tfkit.tools.check.measure import (
     TOLERANCE,
     Deviation,
     DoesNotApplyError,
+    Pair,
     difference,
     distance,
+    first_difference,
     in_words,
+    outputs_of,
     property_of,
     require,
     unequal,
 )
-from tfkit.tools.check.runs import (
-    Choices,
-    Inputs,
-    Pair,
-    arguments_of,
-    call,
-    cast,
-    example_inputs,
-    first_difference,
-    hooked,
-    outputs_of,
-)
+from tfkit.tools.check.runs import Choices, Inputs, arguments_of, call, cast, example_inputs, hooked
 from tfkit.tools.check.subject import Subject
 from tfkit.torch_private.tensors import leaves
 

@@ -21,12 +21,16 @@ from tfkit.tools.check.measure import (
     TOLERANCE,
     Deviation,
     DoesNotApplyError,
+    Pair,
+    along,
+    compared,
     difference,
     distance,
+    first_difference,
     property_of,
     require,
 )
-from tfkit.tools.check.runs import Inputs, Pair, along, arguments_of, call, compared, first_difference, hooked
+from tfkit.tools.check.runs import Inputs, arguments_of, call, hooked
 from tfkit.tools.check.subject import Subject
 
 ALONE = ("activation", "ffn", "norm")

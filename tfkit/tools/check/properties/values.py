@@ -25,8 +25,8 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.spec.document import parts
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of, require
-from tfkit.tools.check.runs import call, compared, example_inputs
+from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, property_of, require
+from tfkit.tools.check.runs import call, example_inputs
 from tfkit.tools.check.subject import FieldPath, Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
