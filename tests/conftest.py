@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from difflib import unified_diff
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,15 @@ from tests.loaded import loaded_once
 from tests.texts import PAIR, TINY
 from tfkit.cli import main
 from tfkit.plugin import manager
-from tfkit.spec import source
 
 os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = re.compile(r"(= (?:known )?(?:kinds|blocks): |is a key of the [a-z ]+? (?=kinds? `)).*(?:\n +[^\s=|-].*)*")
 """Lists of kinds in errors, up to the next note. `tests/spec/test_listed_kinds.py` checks that they are complete."""
 
-# Plugins are loaded once and a text is read once: most tests load a spec, and many load the same one. The patches are
-# here, before any other module imports these names.
+# Plugins are loaded once: most tests load a spec, which then takes half the time. The patch is here, before any other
+# module imports the name.
 manager.load_plugins = loaded_once(manager.load_plugins)
-source.parse = lru_cache(maxsize=1000)(source.parse)
 gc.disable()  # until all tests are collected
 
 

@@ -66,6 +66,11 @@ Sets: TypeAlias = Annotated[
 """The type of an argument with changes of a spec."""
 
 
+def name_of(dtype: object) -> str:
+    """Return the name of a torch.dtype as users write it: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function, or the constructor of a dataclass, so that it rejects arguments that violate its signature.
 

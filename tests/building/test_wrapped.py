@@ -19,6 +19,8 @@ import tfkit
 from tfkit.building.model import unwrapped
 from tfkit.tools.save.save import save
 
+from ..sampling import some
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*CUDA.*:UserWarning"
 )
@@ -56,7 +58,7 @@ WRAPPERS: dict[str, Callable[[torch.fx.GraphModule], Any]] = {
 SHARDED = {"sharded": sharded, "sharded at the root": fully_shard}
 
 
-@pytest.mark.parametrize("name", WRAPPERS | SHARDED)
+@pytest.mark.parametrize("name", some(WRAPPERS | SHARDED, 4))
 def test_a_wrapped_model_generates_what_it_generates_alone(name: str) -> None:
     wrapped, model = (WRAPPERS | SHARDED)[name](built()), built()
     wanted = tfkit.generate(model, TOKENS, max_new_tokens=5).tokens

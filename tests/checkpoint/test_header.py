@@ -186,7 +186,7 @@ def read_all(content: bytes) -> dict[str, torch.Tensor] | None:
         return None
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_bytes_that_were_changed_at_random(data: st.DataObject) -> None:
     """Either the file is refused, or its tensors are those that the library finds."""
@@ -210,7 +210,7 @@ ODD = st.sampled_from(
 VALUES = ODD | st.lists(ODD, max_size=3)
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     odd=st.fixed_dictionaries({}, optional={"dtype": ODD, "shape": VALUES, "data_offsets": VALUES, "more": ODD}) | ODD,
     size=st.sampled_from([0, 4, 8, 32]),

@@ -14,7 +14,7 @@ from tfkit.checkpoint.pattern import Pattern, PatternError
 
 from .both_ways import PER_HEAD, apply, count
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 
 
 # ---- by hand ----

@@ -167,6 +167,7 @@ def test_a_full_disk(arguments: str) -> None:
     assert done.stderr == b"error: cannot write to standard output: No space left on device\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["list >&-", *map(slow, ["list 2>&-", "list >&- 2>&-"])])
 def test_closed_streams(words: str) -> None:
     code = "import sys; from tfkit.cli import main; sys.exit(main())"

@@ -81,6 +81,7 @@ def test_each_layer_has_the_table_of_its_number() -> None:
     assert [bias.max().item() for bias in seen] == list(range(12))
 
 
+@pytest.mark.slow
 def test_it_keeps_the_promises_of_every_position() -> None:
     graph = tfkit.loads(SPEC, sets=["decoder.n_layers=4"])
     check_model(graph, only=["state-dict", "gradients", "script", "cached"])

@@ -11,6 +11,7 @@ from tfkit.components.context import place
 from tfkit.nn import Past, count_positions
 from tfkit.testing import check_cached, example_inputs
 
+from ..sampling import some
 from .small import ATTENTION, SPECS, build, cached, error, spec_of, tokens
 
 OPTIONAL = """
@@ -192,7 +193,7 @@ def test_max_len_is_the_length_unless_given() -> None:
     assert CachedModel(build(SPECS["decoder"])).length == 40
 
 
-@pytest.mark.parametrize("name", ["decoder", "memory", "window", "learned"])
+@pytest.mark.parametrize("name", some(["decoder", "memory", "window", "learned"], 2))
 def test_bfloat16(name: str) -> None:
     graph = tfkit.loads(SPECS[name])
     model = build(graph).to(torch.bfloat16)
@@ -200,7 +201,7 @@ def test_bfloat16(name: str) -> None:
     check_cached(model, inputs, tolerance=0.05)
 
 
-@pytest.mark.parametrize("name", ["decoder", "memory", "window", "learned"])
+@pytest.mark.parametrize("name", some(["decoder", "memory", "window", "learned"], 1))
 def test_autocast(name: str) -> None:
     graph = tfkit.loads(SPECS[name])
     with torch.autocast("cpu", torch.bfloat16):

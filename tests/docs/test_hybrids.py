@@ -19,6 +19,7 @@ def digests(name: str | Path) -> dict[str, list[str]]:
     return {arm.name: [sweep_run.run.digest for sweep_run in arms.runs(arm)] for arm in arms.arms}
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

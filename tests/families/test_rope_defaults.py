@@ -80,10 +80,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "types": {"rope_parameters": {"full_attention": {**YARN, **THETA, **ORIGINAL}, "sliding_attention": THETA}},
 }
 ROTARY = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor", "layer_rope_theta", *ORIGINAL)
-QUICK = {
-    "gemma3_text",
-    "gpt_neox",
-}
+QUICK = {"gemma3_text"}
 EXCEPT = {
     "dbrx": "`attn_config.rope_theta`, which its class ignores, is the base of a file that has no other",
     "laguna_channels": "it has one type of layers, so nothing reads the other's entry",

@@ -115,6 +115,7 @@ def test_it_is_ejected(path: Path) -> None:
 FORMATS = ["safetensors", *(pytest.param(one, marks=pytest.mark.slow) for one in ("ts", "pt2", "onnx"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_it_is_exported(form: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command reads each file again, and compares it with the model; AOTInductor compiles the programs of pt2."""

@@ -242,6 +242,7 @@ def test_variants_read_no_later_token_and_are_scripted(pattern: str) -> None:
     check_script(model, {"tokens": tokens()})
 
 
+@pytest.mark.slow
 def test_scripted_models_do_not_mix_up_variants_or_tables_of_the_same_names() -> None:
     """TorchScript takes two ModuleDicts of equal keys for one type, and their order from the one that came first."""
     sets = ["graph.decoder.layers.variants={local: {attention: {mask: {left: 1, right: 0}}}}"]

@@ -166,6 +166,7 @@ def test_no_device_waits_for_a_mask() -> None:
         model(tokens, mask.float())
 
 
+@pytest.mark.slow
 def test_a_compiled_model_takes_numbers() -> None:
     torch._dynamo.reset()
     model = model_of(POSITIONS["rope"])
@@ -220,6 +221,7 @@ def test_learned_positions_have_a_limit_of_their_own() -> None:
         model_of(text)(tokens_of(7))
 
 
+@pytest.mark.slow
 def test_an_exported_program_has_the_limit() -> None:
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     program = torch.export.export(model_of(POSITIONS["rope"]), (tokens_of(5),), dynamic_shapes=(free,))

@@ -162,6 +162,7 @@ assert torch.equal(module(x), y) and repr(module) == "Rearrange('b t (h d) -> b 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_it_compiles_whole():
     compiled, x = torch.compile(Heads(), fullgraph=True, backend="eager", dynamic=True), torch.randn(2, 5, 9)
     assert torch.equal(compiled(x), Heads()(x))

@@ -36,6 +36,8 @@ from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate
 from tfkit.tools.train.train import train_run
 
+from ..sampling import some
+
 BUILT_IN = tfkit.load_plugins(entry_points=False)
 HEAD = "tfkit: 1\nname: m\nd_model: 8\nvocab_size: 11\n"
 STACK = (
@@ -274,21 +276,28 @@ def _trained(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("where", "method", "cause"),
-    [
-        *((where, where, "SystemExit: 0") for where in ("build", "examples", "batch", "fingerprint")),
-        ("len", "__len__", "SystemExit: 0"),
-        ("above", "batch", "ValueError: `tokens` must have ids from 0 to 10; got 11 to 11"),
-        ("below", "batch", "ValueError: `tokens` must have ids from 0 to 10; got -1 to -1"),
-        ("target", "batch", "ValueError: `targets` must have ids from 0 to 10; got 11 to 11"),
-        (
-            "floats",
-            "batch",
-            "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got float64 [1, 4]",
-        ),
-        ("flat", "batch", "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got int64 [4]"),
-        ("list", "batch", "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got list"),
-        ("text", "batch", "TypeError: it must return a Batch; got str"),
-    ],
+    some(
+        [
+            *((where, where, "SystemExit: 0") for where in ("build", "examples", "batch", "fingerprint")),
+            ("len", "__len__", "SystemExit: 0"),
+            ("above", "batch", "ValueError: `tokens` must have ids from 0 to 10; got 11 to 11"),
+            ("below", "batch", "ValueError: `tokens` must have ids from 0 to 10; got -1 to -1"),
+            ("target", "batch", "ValueError: `targets` must have ids from 0 to 10; got 11 to 11"),
+            (
+                "floats",
+                "batch",
+                "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got float64 [1, 4]",
+            ),
+            (
+                "flat",
+                "batch",
+                "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got int64 [4]",
+            ),
+            ("list", "batch", "TypeError: `tokens` must be an array of integers with 1 rows and two axes; got list"),
+            ("text", "batch", "TypeError: it must return a Batch; got str"),
+        ],
+        6,
+    ),
 )
 def test_data_that_fail(where: str, method: str, cause: str, tmp_path: Path) -> None:
     path = write_run(tmp_path, DATA_RUN.replace("WHERE", where))
@@ -477,19 +486,22 @@ def _train(folder: Path, config: type[Any], sets: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("sets", "config", "path", "where", "method", "cause"),
-    [
-        *(([CALLBACK, NUMBERS], LateCallback, "callbacks.1", name, name, NO_DISPLAY) for name in EVENTS),
-        *(
-            ([EVAL], LateMetric, "eval.metrics.1", name, name, NO_DISPLAY)
-            for name in ("build", "values", "sums", "compute")
-        ),
-        ([EVAL], LateMetric, "eval.metrics.1", "+", "+", "TypeError: unsupported operand type(s) for +"),
-        ([DECODED], LateMetric, "eval.metrics.1", "values", "values", NO_DISPLAY),
-        *(([SCHEDULE], LateSchedule, "schedule", name, name, NO_DISPLAY) for name in ("factor", "check_steps")),
-        ([SCHEDULE], LateSchedule, "schedule", "none", "factor", "TypeError: float()"),
-        *(([TRACKER], LateTracker, "track.0", name, name, NO_DISPLAY) for name in ("build", "log", "close")),
-        ([TRACKER, SAMPLES], LateTracker, "track.0", "text", "text", NO_DISPLAY),
-    ],
+    some(
+        [
+            *(([CALLBACK, NUMBERS], LateCallback, "callbacks.1", name, name, NO_DISPLAY) for name in EVENTS),
+            *(
+                ([EVAL], LateMetric, "eval.metrics.1", name, name, NO_DISPLAY)
+                for name in ("build", "values", "sums", "compute")
+            ),
+            ([EVAL], LateMetric, "eval.metrics.1", "+", "+", "TypeError: unsupported operand type(s) for +"),
+            ([DECODED], LateMetric, "eval.metrics.1", "values", "values", NO_DISPLAY),
+            *(([SCHEDULE], LateSchedule, "schedule", name, name, NO_DISPLAY) for name in ("factor", "check_steps")),
+            ([SCHEDULE], LateSchedule, "schedule", "none", "factor", "TypeError: float()"),
+            *(([TRACKER], LateTracker, "track.0", name, name, NO_DISPLAY) for name in ("build", "log", "close")),
+            ([TRACKER, SAMPLES], LateTracker, "track.0", "text", "text", NO_DISPLAY),
+        ],
+        9,
+    ),
 )
 def test_a_kind_that_fails_while_a_run_trains(
     sets: list[str], config: type[Any], path: str, where: str, method: str, cause: str, tmp_path: Path

@@ -21,7 +21,7 @@ from .agreement import check_agreement
 PLUGINS = tfkit.load_plugins()
 
 
-@pytest.mark.parametrize("name", chosen(NAMES, spread(COVERING, 14)))
+@pytest.mark.parametrize("name", chosen(NAMES, spread(COVERING, 8)))
 def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
     subject = Subject(reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
     calls = [subject.inputs(padding=side) for side in (("none", "left", "right") if subject.padded else ("none",))]
@@ -31,5 +31,6 @@ def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
 
 def defined(graph: tfkit.Graph) -> bool:
     """True if the reference has a function for every kind of a model."""
-    components = [one for _, one in parts((), graph.spec.model) if isinstance(one, Component) and one.slot in BUILT_IN]
-    return all(one.kind_name() in BUILT_IN[one.slot] for one in components)
+    components = [config for _, config in parts((), graph.spec.model) if isinstance(config, Component)]
+    slots = {*BUILT_IN, "mixer"}  # every mixer is a plugin's; `init` and its like compute nothing
+    return all(config.kind_name() in BUILT_IN.get(config.slot, {}) for config in components if config.slot in slots)

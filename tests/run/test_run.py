@@ -198,7 +198,7 @@ def test_an_editor_accepts_what_tfkit_accepts(more: str, schema: Draft202012Vali
     schema.validate(yaml.safe_load(RUN + more))
 
 
-@pytest.mark.parametrize("path", some(sorted((own_specs() / "runs").glob("*.yaml")), 4), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(sorted((own_specs() / "runs").glob("*.yaml")), 2), ids=lambda path: path.stem)
 def test_an_editor_accepts_what_comes_with_tfkit(path: Path) -> None:
     schema = Draft202012Validator(run_schema(WITH_MIXERS))
     schema.validate(yaml.safe_load(path.read_text(encoding="utf-8")))

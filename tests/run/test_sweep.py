@@ -18,7 +18,7 @@ from tfkit.tools.sweep.arms import Arms, choices
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
-from ..sampling import chosen
+from ..sampling import chosen, some
 
 EVALUATED = RUN + "eval: {every: 4, splits: {val: {batches: 2}}, metrics: [loss, accuracy]}\n"
 SWEEP = """\
@@ -98,7 +98,7 @@ def arms_of(text: str) -> Arms:
     return Sweep("sweep.yaml", PLUGINS, Path("out")).arms
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", some(WRONG, 24))
 def test_errors(name: str, golden: Callable[..., None]) -> None:
     texts = []
     for text in WRONG[name] if isinstance(WRONG[name], list) else [WRONG[name]]:
@@ -248,6 +248,7 @@ def runs_of(arms: Arms, name: str) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_sweeps_share_runs() -> None:
     """Half of the runs of `recipe` are those of the SwiGLU of `architecture`."""
     architecture, recipe = (Sweep(name, PLUGINS, Path("out")).arms for name in ("architecture", "recipe"))

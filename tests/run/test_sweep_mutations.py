@@ -146,6 +146,7 @@ def check_runs(data: Mapping[str, Any], sweep: Sweep) -> None:
 pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning", "ignore::tfkit.errors.FirstLossWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS, ids=["paired", "ladder"])
 def test_the_originals_are_right(text: str, folder: Path) -> None:
     assert check(text, folder)

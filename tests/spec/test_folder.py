@@ -107,6 +107,7 @@ def test_a_folder_whose_spec_needs_a_plugin(folder: Path) -> None:
     assert same(tfkit.build(tfkit.load("other", plugins=plugins)), model.state_dict())
 
 
+@pytest.mark.slow
 def test_tools_in_python_use_the_weights_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tfkit.tools.profile import measurement
 

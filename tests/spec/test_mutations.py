@@ -296,7 +296,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning")
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-@settings(SETTINGS, max_examples=60, derandomize=True)
+@settings(SETTINGS, max_examples=30, derandomize=True)
 @given(MUTANTS)
 def test_mutants(text: str) -> None:
     check(text)

@@ -33,7 +33,7 @@ def round_trip(text: str, plugins: Plugins = PLUGINS) -> str:
     return rendered
 
 
-@pytest.mark.parametrize("name", covering_first(24))
+@pytest.mark.parametrize("name", covering_first(8))
 def test_shipped_specs_load_again_as_the_same_model(name: str) -> None:
     model = read_spec(name, INSTALLED).model
     rendered = render(model)
@@ -144,7 +144,7 @@ STRINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", some(STRINGS, 24), ids=ascii)
+@pytest.mark.parametrize("text", some(STRINGS, 8), ids=ascii)
 def test_text(text: str) -> None:
     spec = stack("n_layers: 1", FFN, head=f"description: {json.dumps(text, ensure_ascii=False)}\n{HEAD}")
     model = parse_spec(stack("n_layers: 1", FFN), PLUGINS).model.model_copy(update={"description": text})
@@ -234,6 +234,7 @@ def test_what_no_text_can_say() -> None:
         render(model.model_copy(update={"graph": {"<<": model.graph["embedding"]}}))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_spec(specs: st.SearchStrategy[dict[str, Any]], data: st.DataObject) -> None:

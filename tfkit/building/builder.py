@@ -14,7 +14,7 @@ from torch import nn
 
 from tfkit.arguments import AnyPath, Seed, Sets, checked
 from tfkit.building.first_loss import warn_of_first_losses
-from tfkit.building.guarantees import check_layers, check_promises
+from tfkit.building.guarantees import check_guarantees, check_layers
 from tfkit.building.initialize import initialize
 from tfkit.building.model import Model, unwrapped
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
@@ -178,7 +178,7 @@ def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: At
     """Raise SpecError if a component breaks a guarantee. `flex` is not checked: its forward would compile."""
     if attention_backend != "flex":
         with evaluating(model):
-            check_promises(model, graph)
+            check_guarantees(model, graph)
 
 
 def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.fx.GraphModule:

@@ -1,4 +1,4 @@
-"""The promises that components make about their results, checked while a model runs.
+"""Checks of what components guarantee about their results, while a model runs.
 
 A tensor of a wrong shape often broadcasts, at the next addition at the latest: no error, but another model. One of a
 wrong type is as silent: everything that follows takes that type. And a component that changes its input in place
@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.building.placement import forked_generator, name_of
+from tfkit.arguments import name_of
+from tfkit.building.placement import forked_generator
 from tfkit.component import (
     AttentionConfig,
     BlockConfig,
@@ -42,8 +43,8 @@ KEEPING = ("activation", "attention", "ffn", "norm")
 """The slots of components whose result has the shape and type of their first argument."""
 
 
-def check_promises(model: fx.GraphModule, graph: Graph) -> None:
-    """Raise SpecError if a component of a model in eval mode silently breaks a promise.
+def check_guarantees(model: fx.GraphModule, graph: Graph) -> None:
+    """Raise SpecError if a component of a model in eval mode silently breaks a guarantee.
 
     Runs one forward over a few tokens, and only for models with components from plugins: tfkit's own tests prove the
     built-in ones. A forward that fails is ignored here: its first use will raise the error.
@@ -76,7 +77,7 @@ def check_layers(model: fx.GraphModule, graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken promise of a component: the path of its module, its config, and the fault, as the end of a sentence."""
+    """A broken guarantee of a component: its module, its config, and the fault, as the end of a sentence."""
 
     path: str
     component: Component
@@ -95,7 +96,7 @@ class Watch:
     """Checks the arguments and results of every component of a built model.
 
     Attributes:
-        broken: the promises found broken, at most one for each component.
+        broken: the broken guarantees, at most one for each component.
         shapes: the shapes of the nodes' results, by name.
         running: the paths of the components that are running, the innermost one last.
     """

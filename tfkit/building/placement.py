@@ -32,11 +32,6 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
     return resolved
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a type, as `dtype_of` reads it: `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
-
-
 def device_of(device: AnyDevice) -> torch.device:
     """Return the device with a name; raise ValueError if it is not available."""
     try:

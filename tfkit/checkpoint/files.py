@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfkit.building.placement import name_of
+from tfkit.arguments import name_of
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.spec.folder import model_folder
 from tfkit.spec.header import FileHeader, shown, stamp, unreadable

@@ -55,9 +55,9 @@ class Registry:
         new = Registered(config, plugin)
         slot, kind = config.slot, config.kind_name()
         registered = self._slots.setdefault(slot, {})
-        for other in registered.values():
-            if slot_base(other.config) is not slot_base(config):
-                raise _clash(f"slot `{slot}` has two base classes", other, new)
+        other = next(iter(registered.values()), None)  # all kinds of a slot have the same base class
+        if other is not None and slot_base(other.config) is not slot_base(config):
+            raise _clash(f"slot `{slot}` has two base classes", other, new)
         if kind in registered:
             raise _clash(f"kind `{kind}` of slot `{slot}` is registered twice", registered[kind], new)
         registered[kind] = new

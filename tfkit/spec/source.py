@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
     return parse(_decoded(data, name), name)
 
 
+@lru_cache(maxsize=256)  # bases and families are read again for each spec of a process
 def parse(text: str, name: str) -> Mapping:
     """Return the tree of a spec's text. Raises SpecError with every error in it."""
     source = Source(name, text.removeprefix("\ufeff"))

@@ -27,7 +27,7 @@ from tfkit.console.output import print_json, show, table
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @json_option
 def tensors(reader: Reader, path: Path, json: bool) -> None:
-    from tfkit.building.placement import name_of
+    from tfkit.arguments import name_of
     from tfkit.checkpoint.files import TensorFiles
     from tfkit.checkpoint.tensor_names import collapsed
 

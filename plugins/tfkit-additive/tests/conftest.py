@@ -8,5 +8,5 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.endswith("test_additive.py::test_it_keeps_every_promise"):
+        if item.nodeid.endswith("test_additive.py::test_it_has_every_property"):
             item.add_marker(pytest.mark.slow)

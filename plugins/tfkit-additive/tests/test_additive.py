@@ -1,4 +1,4 @@
-"""Additive attention keeps every promise, and is the formula of the paper."""
+"""Additive attention has every property that tfkit guarantees, and is the formula of the paper."""
 
 import itertools
 
@@ -14,7 +14,7 @@ def filled(core: Additive) -> Additive:
     return core
 
 
-def test_it_keeps_every_promise() -> None:
+def test_it_has_every_property() -> None:
     check_component(AdditiveConfig)
 
 

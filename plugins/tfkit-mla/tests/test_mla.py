@@ -1,4 +1,4 @@
-"""What tfkit promises of every component, what a cache holds, and what a spec may not say."""
+"""What tfkit guarantees for every component, what a cache holds, and what a spec may not say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROPE = {"kind": "rope", "style": "interleaved"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", ["decoder", "encoder", "memory"])
-def test_it_keeps_every_promise(within: Layout) -> None:
+def test_it_has_every_property(within: Layout) -> None:
     fields = {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE}
     check_component(LatentAttentionConfig, fields={**FIELDS, **fields}, within=[within])
 

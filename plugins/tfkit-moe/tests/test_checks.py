@@ -39,8 +39,8 @@ def test_no_published_model_is_slow() -> None:
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("order", ["topk_then_score", "score_then_topk"])
-@pytest.mark.parametrize("divided", [{}, {"renormalize": True}, {"renormalize": True, "eps": 0.5}])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize("divided", [{}, {"renormalize": True, "eps": 0.5}])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 1), (4, 2)])
 def test_it_warns_of_a_router_without_a_gradient(
     score: str, order: str, divided: dict[str, Any], n: int, k: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""The layer against everything that tfkit promises of a component, and the ways to compute it against each other."""
+"""The layer against everything that tfkit guarantees for a component, and the ways to compute it against each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS])
-def test_it_keeps_every_promise(name: str) -> None:
+def test_it_has_every_property(name: str) -> None:
     within = ["decoder"] if VARIANTS[name] else ["encoder", "decoder", "memory"]
     check_component(MoEConfig, fields={**CHOICE, "activation": "silu", **VARIANTS[name]}, within=within)
 

@@ -12,7 +12,7 @@ from tfkit.cli import main
 from tfkit.run.checked_run import load_run
 from tfkit.run.read_run import shipped_runs
 
-from ...sampling import chosen
+from ...sampling import chosen, some
 from ..training.runs import RECURRENT, WITH_MIXERS
 
 FAST = ("batch.sequences=2", "checkpoint.every=null", "eval.every=2", "eval.splits={val: {batches: 1}}", "steps=3")
@@ -61,7 +61,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [line["step"] for line in lines if "val.loss" in line] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", some(SMALL, 4))
 def test_its_size_is_the_published_one(name: str) -> None:
     run = load_run(name, WITH_MIXERS)
     assert run.steps == STEPS.get(name, 5000)

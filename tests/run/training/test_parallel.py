@@ -22,6 +22,7 @@ from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
 from tfkit.run.training.processes import Processes, launched
 
+from ...sampling import some
 from .launches import forked, numbers, options, tensors
 from .runs import Memory, same, small_run, trained, write_run
 
@@ -148,7 +149,7 @@ MODELS = {
 
 
 @pytest.mark.usefixtures("_alone")
-@pytest.mark.parametrize("what", MODELS)
+@pytest.mark.parametrize("what", some(MODELS, 2))
 def test_a_group_of_one_computes_what_one_does(what: str, tmp_path: Path) -> None:
     run = small_run(tmp_path, *TIED, *MODELS[what])
     assert trained(run, processes=Together())[0].lines == trained(run)[0].lines

@@ -22,6 +22,7 @@ def check(spec: Data, only: tuple[str, ...] = ()) -> None:
     assert faults(Subject(graph, PLUGINS), only) == {}
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=3, derandomize=True)
 @given(specs())
 def test_random_specs_have_the_properties_of_reading(spec: Data) -> None:

@@ -22,17 +22,10 @@ from tfkit.tools.show.layer_programs import programs_of
 
 from ...known import KNOWN, NAMES
 from ...sampling import slow, some
-from ...small_specs import FEW, covering
+from ...small_specs import covering
 from .geometry import Reader, boxes, faults, ways
 
-LARGE = {"gpt3_175b", "palm_540b", "llama2_70b", "llama3_405b", "char_relu", "gpt_neo_125m", "llama_7b", "mpt_7b"}
-QUICK = {
-    *FEW[::2],
-    "albert_base",
-    "deepseek_v3",
-    "ernie_3_0_base_zh",
-    "t5gemma_2b_2b",
-} - LARGE
+QUICK = {"bart_base", "deepseek_v3", "gpt2"}
 EVERY = covering(*QUICK)
 ROOT = Path(__file__).parents[3]
 PICTURES = ROOT / "docs" / "pictures"
@@ -101,6 +94,7 @@ def test_every_spec(name: str) -> None:
     assert {part.title for box in scene.boxes() for part in (box, *box.parts)} <= written
 
 
+@pytest.mark.slow
 def test_counts_are_those_of_the_layers_one_by_one() -> None:
     graph = tfkit.load("deepseek_v3")
     layers = {row.name: row.parameters for row in count_params(graph, by="layer").rows}
@@ -117,14 +111,17 @@ def test_counts_are_those_of_the_layers_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        *(f"placement={name}" for name in ("pre", "post", "sandwich", "output", "parallel", "parallel_two_norms")),
-        "residual={learned: vector}",
-        "sublayers=[ffn, attention, ffn]",
-        "sublayers=[attention, {sublayer: ffn, reads: input}]",
-        "sublayers=[{sublayer: attention, norm_after: true}, {sublayer: ffn, reads: input}]",
-        "sublayers=[attention, ffn, {sublayer: ffn, reads: input}, {sublayer: attention, reads: input}]",
-    ],
+    some(
+        [
+            *(f"placement={name}" for name in ("pre", "post", "sandwich", "output", "parallel", "parallel_two_norms")),
+            "residual={learned: vector}",
+            "sublayers=[ffn, attention, ffn]",
+            "sublayers=[attention, {sublayer: ffn, reads: input}]",
+            "sublayers=[{sublayer: attention, norm_after: true}, {sublayer: ffn, reads: input}]",
+            "sublayers=[attention, ffn, {sublayer: ffn, reads: input}, {sublayer: attention, reads: input}]",
+        ],
+        5,
+    ),
 )
 @pytest.mark.parametrize("more", ["norm=layernorm", "input_norm=true"])
 def test_lines_lead_where_the_program_says(change: str, more: str) -> None:
@@ -268,13 +265,13 @@ def tfkit_register(register):
     ("name", "key", "said"),
     [
         ("mistral_7b", "decoder1/base/attention", {"gqa", "32 heads", "8 kv heads", "window 4,096", "rope"}),
-        ("gpt_neo_125m", "decoder1/local/attention", {"mha", "window 256"}),
-        ("modernbert_base", "encoder1/local/attention", {"window 64 + 64"}),
+        slow(("gpt_neo_125m", "decoder1/local/attention", {"mha", "window 256"})),
+        slow(("modernbert_base", "encoder1/local/attention", {"window 64 + 64"})),
         ("deepseek_v3", "decoder1/base/attention", {"mla", "q rank 1,536", "kv rank 512", "d_rope 64"}),
         slow(("deepseek_v3", "decoder1/base/ffn", {"moe", "256 experts", "8 experts per token", "d_ff 2,048"})),
-        ("gemma2_2b", "decoder1/base/attention", {"softcap 50"}),
+        slow(("gemma2_2b", "decoder1/base/attention", {"softcap 50"})),
         slow(("gemma2_2b", "lm_head1/output", {"softcap 30"})),
-        ("bloom_560m", "decoder1/base/attention", {"alibi"}),
+        slow(("bloom_560m", "decoder1/base/attention", {"alibi"})),
         slow(("qwen3_8b", "decoder1/base/attention", {"qk norm rmsnorm", "rope: theta 1,000,000"})),
         slow(("albert_base", "encoder1", {"1 set of weights"})),
     ],
@@ -288,7 +285,7 @@ def test_a_box_says_what_the_paper_says(name: str, key: str, said: set[str]) -> 
     assert said <= notes[key]
 
 
-@pytest.mark.parametrize("path", some(sorted(PICTURES.glob("*.svg")), 4), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some(sorted(PICTURES.glob("*.svg")), 2), ids=lambda path: path.stem)
 def test_the_pictures_in_the_docs_are_these(path: Path) -> None:
     drawn = to_svg(draw(*(tfkit.load(name) for name in draw_all.specs_of(path))))
     assert path.read_text(encoding="utf-8") == drawn, "renew them: make pictures"
@@ -301,6 +298,7 @@ def test_the_docs_keep_a_dozen_pictures_and_show_them() -> None:
     assert len(files) == 12
 
 
+@pytest.mark.slow
 def test_the_page_of_all_pictures_shows_every_spec() -> None:
     page = draw_all.page(shipped())
     assert {Path(name).stem for name in re.findall(r'[("]([\w.-]+\.svg)[)"]', page)} == set(NAMES)

@@ -273,7 +273,7 @@ TENSORS = {
         "return self.net(x * self.a) + self.b",
     ),
 }
-QUICK = {"sequential by name", "list of both", "frozen", "buffers"}
+QUICK = {"sequential by name", "list of both", "buffers"}
 
 
 @pytest.mark.parametrize("name", chosen(CASES | TENSORS, QUICK))

@@ -17,7 +17,7 @@ from tfkit.tools.eject.check import Alone, check
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 
-from ...sampling import slow
+from ...sampling import slow, some
 from ...small_specs import reduced
 
 SPEC = """
@@ -104,20 +104,21 @@ def ejected() -> tuple[tfkit.Graph, str]:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        """
+    some(
+        [
+            """
         hidden = self.up(x)
         for i, step in enumerate(self.steps):
             hidden = hidden + step * self.scale[:, i]
         return self.down(hidden)
         """,
-        """
+            """
         hidden = self.up(x)
         if self.config.d_ff > 10 and not self.training:
             hidden = halved(hidden, times=2).clamp(max=LIMIT)
         return self.down(hidden * self.scale.sum(dim=1))
         """,
-        """
+            """
         pieces = []
         for part in self.up(x).unbind(1):
             if len(pieces) > 2:
@@ -128,7 +129,7 @@ def ejected() -> tuple[tfkit.Graph, str]:
             total += other
         return self.down(total[:, None] * self.scale[:, 0]) + 0 * x
         """,
-        """
+            """
         hidden = [self.down(one) for one in self.up(x).split(2, dim=1)]
         kept: Tensor | None = None
         if x.size(0) > 2:
@@ -136,7 +137,7 @@ def ejected() -> tuple[tfkit.Graph, str]:
         joined = torch.cat(hidden, dim=1)
         return joined if kept is None else joined + kept
         """,
-        """
+            """
         hidden = self.up(x)
         hidden[..., 0] = 0.0
         hidden[..., 1] += 1.0
@@ -144,14 +145,14 @@ def ejected() -> tuple[tfkit.Graph, str]:
         hidden.mul_(2.0)
         return self.down(hidden + other)
         """,
-        """
+            """
         hidden = self.up(x)
         for i, step in enumerate(self.steps, start=3):
             hidden = hidden + i * step * self.scale[:, 0]
         (only,) = hidden.split(hidden.size(-1), dim=-1)
         return self.down(only)
         """,
-        """
+            """
         hidden = self.up(x)
         if x.size(1) > 3:
             h = hidden * 2
@@ -161,7 +162,7 @@ def ejected() -> tuple[tfkit.Graph, str]:
             hidden = h * 2
         return self.down(hidden * h)
         """,
-        """
+            """
         hidden = self.up(x)
         for part in hidden.split(4, dim=-1):
             mean = part.mean()
@@ -171,7 +172,7 @@ def ejected() -> tuple[tfkit.Graph, str]:
             hidden = hidden / top
         return self.down(hidden) + mean + top + context.fast_dtype.itemsize
         """,
-        """
+            """
         hidden, parts = self.up(x), []
         for part in hidden.split(5, dim=-1):
             parts.append(part.sum())
@@ -183,11 +184,13 @@ def ejected() -> tuple[tfkit.Graph, str]:
             hidden = hidden * j
         return self.down(hidden + torch.stack(parts).sum()) + part.mean() + i
         """,
-        r"""
+            r"""
         '''As in \"\"\"the paper\"\"\", on \N{BULLET} C:\\new, \0 and "quoted"'''
         return self.down(self.up(x))
         """,
-    ],
+        ],
+        4,
+    ),
 )
 def test_what_a_forward_may_do(alone: Alone, body: str, tmp_path: Path) -> None:
     graph = graph_with(body, tmp_path)
@@ -196,12 +199,18 @@ def test_what_a_forward_may_do(alone: Alone, body: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("body", "why"),
-    [
-        ("while x.abs().max() > 1:\n    x = x / 2\nreturn x", "`Odd` (odd.py) cannot be ejected: forward: a `while`"),
-        ("for i in (1, 2):\n    x = x * i\nelse:\n    x = x + 1\nreturn x", "forward: a `for` with an `else`"),
-        ("return (lambda y: 2 * y)(x)", "cannot be ejected: forward: a `lambda`"),
-        ("return x * NOWHERE", "cannot be ejected: forward: nothing says what `NOWHERE` is"),
-    ],
+    some(
+        [
+            (
+                "while x.abs().max() > 1:\n    x = x / 2\nreturn x",
+                "`Odd` (odd.py) cannot be ejected: forward: a `while`",
+            ),
+            ("for i in (1, 2):\n    x = x * i\nelse:\n    x = x + 1\nreturn x", "forward: a `for` with an `else`"),
+            ("return (lambda y: 2 * y)(x)", "cannot be ejected: forward: a `lambda`"),
+            ("return x * NOWHERE", "cannot be ejected: forward: nothing says what `NOWHERE` is"),
+        ],
+        2,
+    ),
 )
 def test_what_cannot_be_written_out_is_refused(
     body: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -246,13 +255,24 @@ def test_constants_of_any_type(alone: Alone, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("constant", "body", "why"),
-    [
-        ("KINDS = [halved]", "len(KINDS)", "the constant `KINDS` cannot be ejected: it contains <function halved at"),
-        ("KINDS = torch.ones(2)", "len(KINDS)", "the constant `KINDS` cannot be ejected: it contains tensor([1., 1.])"),
-        ("KINDS = {'odd': 1}", "len(KINDS)", "the constant `KINDS` cannot be ejected: it contains {'odd': 1}"),
-        ("from enum import Enum\nKINDS = [Enum('Mode', 'SUM').SUM]", "len(KINDS)", "it contains Mode.SUM"),
-        ("KINDS = 1", "self.config.d_ff", "`Odd.config` cannot be ejected: it contains d_model=8"),
-    ],
+    some(
+        [
+            (
+                "KINDS = [halved]",
+                "len(KINDS)",
+                "the constant `KINDS` cannot be ejected: it contains <function halved at",
+            ),
+            (
+                "KINDS = torch.ones(2)",
+                "len(KINDS)",
+                "the constant `KINDS` cannot be ejected: it contains tensor([1., 1.])",
+            ),
+            ("KINDS = {'odd': 1}", "len(KINDS)", "the constant `KINDS` cannot be ejected: it contains {'odd': 1}"),
+            ("from enum import Enum\nKINDS = [Enum('Mode', 'SUM').SUM]", "len(KINDS)", "it contains Mode.SUM"),
+            ("KINDS = 1", "self.config.d_ff", "`Odd.config` cannot be ejected: it contains d_model=8"),
+        ],
+        2,
+    ),
 )
 def test_a_value_without_an_expression_is_an_error(constant: str, body: str, why: str, tmp_path: Path) -> None:
     graph = graph_with(f"return x + {body}", tmp_path, forward=f"{constant}\n\n\nclass Odd")
@@ -347,15 +367,21 @@ def test_a_type_has_a_name_in_the_file(alone: Alone, said: str, written: str, tm
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [
-        (("x: Tensor", "x: Nowhere"), "NameError: name 'Nowhere' is not defined"),
-        (("import torch\n", "import torch\nimport tfkit\n"), "it imports tfkit, and a file needs nothing but torch"),
-        (
-            ("import torch\n", "import torch\nimport importlib\nimportlib.import_module('tfkit')\n"),
-            "ModuleNotFoundError",
-        ),
-        (("model = ", "model = nowhere or "), "NameError: name 'nowhere' is not defined"),
-    ],
+    some(
+        [
+            (("x: Tensor", "x: Nowhere"), "NameError: name 'Nowhere' is not defined"),
+            (
+                ("import torch\n", "import torch\nimport tfkit\n"),
+                "it imports tfkit, and a file needs nothing but torch",
+            ),
+            (
+                ("import torch\n", "import torch\nimport importlib\nimportlib.import_module('tfkit')\n"),
+                "ModuleNotFoundError",
+            ),
+            (("model = ", "model = nowhere or "), "NameError: name 'nowhere' is not defined"),
+        ],
+        2,
+    ),
 )
 def test_a_file_must_run_alone(alone: Alone, change: tuple[str, str], why: str) -> None:
     graph, text = ejected()

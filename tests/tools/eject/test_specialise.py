@@ -141,6 +141,21 @@ class Loops(Settings):
         return x
 
 
+def double(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def check(x: Tensor) -> None:
+    assert x.dim() > 0
+
+
+class Effects(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        double(x)
+        check(x)
+        return x
+
+
 class Plus(Settings):
     def forward(self, x: Tensor) -> Tensor:
         n = x.size(0) + self.zero
@@ -177,6 +192,7 @@ LEFT = {
     Ternary: "x = x + 1\nreturn x if mask is None else x * mask",
     Called: "return self.scaled(x)",
     Loops: "for layer in self.layers:\n    x = layer(x)\nreturn x",
+    Effects: "double(x)\nreturn x",
     Plus: "return x[:x.size(0)]",
 }
 

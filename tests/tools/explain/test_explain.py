@@ -17,6 +17,8 @@ from tfkit.components.embedding import EmbeddingConfig
 from tfkit.tools.explain.command import lines_of
 from tfkit.tools.explain.explain import Explained, Explanation, doc_of, explain, field_papers, papers_of, sentence
 
+from ...sampling import some
+
 PLUGIN = '''
 """A feed-forward network of one's own, https://example.org/whole."""
 from typing import Literal
@@ -48,12 +50,12 @@ def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5_small", "gemma3_1b", "deepseek_v3"])
+@pytest.mark.parametrize("name", some(["gpt2", "t5_small", "gemma3_1b", "deepseek_v3"], 2))
 def test_text(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None], name: str) -> None:
     golden(f"explain/{name}", text_of(capsys, name))
 
 
-@pytest.mark.parametrize("name", covering(*FEW[::2]))
+@pytest.mark.parametrize("name", covering(*FEW[::4]))
 def test_all_that_there_is(name: str) -> None:
     graph = tfkit.load(name)
     explained, model = explain(graph), tfkit.build(graph, device="meta")
@@ -99,6 +101,7 @@ def test_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cache" not in bert
 
 
+@pytest.mark.slow
 def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     """The first sentences of docstrings say what a component can be; a model has one of them."""
 

@@ -101,6 +101,7 @@ def test_wrong_pieces_are_refused(exported: Exported, rows: int, columns: int, w
         loaded.step(loaded.start(2, 4), torch.zeros(rows, columns, dtype=torch.long))
 
 
+@pytest.mark.slow
 def test_what_begins_a_sequence_has_its_rows(tmp_path: Path) -> None:
     export(tfkit.build(reduced("t5_small")), tmp_path / "model.ts")
     loaded = torch.jit.load(str(tmp_path / "model.ts"))

@@ -75,7 +75,7 @@ def naps_of(profiles: Iterable[Profile]) -> Iterator[dict[tuple[str, str], int]]
         yield {place: naps for place, seconds in least.items() if (naps := round(seconds / NAP))}
 
 
-@pytest.mark.parametrize(("name", "mode"), some([(name, mode) for name in ("small", "pair") for mode in MODES], 2))
+@pytest.mark.parametrize(("name", "mode"), some([(name, mode) for name in ("small", "pair") for mode in MODES], 1))
 def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     tries = (profile(name, mode=mode, length=32, batch=4) for _ in range(TRIES))
     found = next((one for one in tries if one.attributed >= 0.95), None)
@@ -160,6 +160,7 @@ def test_memory_belongs_to_the_part_that_asked_for_it(profile: Run, plant: Plant
     assert 2**19 < after.memory.peak - before.memory.peak < 2**20 + 2**17
 
 
+@pytest.mark.slow
 def test_memory_adds_up(profile: Run) -> None:
     memory = profile("small").memory
     model = tfkit.build(tfkit.loads(SPECS["small"]))
@@ -169,6 +170,7 @@ def test_memory_adds_up(profile: Run) -> None:
     assert memory.peak > memory.at_start >= 4 * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", some(MODES, 1))
 def test_what_is_predicted_stands_beside_it(mode: str, profile: Run, limits: Limits) -> None:
     found = profile("small", mode=mode)

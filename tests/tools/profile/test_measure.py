@@ -148,6 +148,7 @@ def test_other_files_are_not_overwritten(tmp_path: Path, profile: Run) -> None:
         profile("small", directory=tmp_path / "thesis.tex")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong", [KeyboardInterrupt, pytest.param(OSError(28, "No space left on device"), marks=pytest.mark.slow)]
 )

@@ -29,6 +29,8 @@ from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.train.record import METRICS
 
+from ...sampling import some
+
 RELU, GELU = ("relu-0", "relu-1", "relu-2"), ("gelu-0", "gelu-1", "gelu-2")
 
 
@@ -131,21 +133,24 @@ RATE = "optimizer.lr=0.003"
 
 @pytest.mark.parametrize(
     ("sets", "names"),
-    [
-        ([(), ("seed=7",)], ["small"]),
-        ([(), (RATE,)], ["lr 0.01", "lr 0.003"]),
-        ([(), (f"{FFN}={{kind: swiglu, d_ff: 20}}",)], ["relu", "swiglu"]),
-        ([(), (f"{FFN}.kind=gelu",), (RATE,)], ["relu, lr 0.01", "gelu", "lr 0.003"]),
-        ([(f"{FFN}.kind=gelu", RATE), (), (RATE,)], ["gelu, lr 0.003", "relu, lr 0.01", "relu"]),
-        ([(), ("model.decoder.attention.qk_norm=rmsnorm",)], ["qk_norm none", "qk_norm rmsnorm"]),
-        (
-            [(), ("model.decoder.attention.qk_norm=rmsnorm", RATE), (RATE,)],
-            ["lr 0.01", "qk_norm rmsnorm, lr 0.003", "lr 0.003"],
-        ),
-        ([(), ("clip=1.0",)], ["clip null", "clip 1.0"]),
-        ([(), ("optimizer.betas=[0.9, 0.95]",)], ["betas.1 0.999", "betas.1 0.95"]),
-        ([(), ("model.d_model=32",)], ["d_model 16", "d_model 32"]),
-    ],
+    some(
+        [
+            ([(), ("seed=7",)], ["small"]),
+            ([(), (RATE,)], ["lr 0.01", "lr 0.003"]),
+            ([(), (f"{FFN}={{kind: swiglu, d_ff: 20}}",)], ["relu", "swiglu"]),
+            ([(), (f"{FFN}.kind=gelu",), (RATE,)], ["relu, lr 0.01", "gelu", "lr 0.003"]),
+            ([(f"{FFN}.kind=gelu", RATE), (), (RATE,)], ["gelu, lr 0.003", "relu, lr 0.01", "relu"]),
+            ([(), ("model.decoder.attention.qk_norm=rmsnorm",)], ["qk_norm none", "qk_norm rmsnorm"]),
+            (
+                [(), ("model.decoder.attention.qk_norm=rmsnorm", RATE), (RATE,)],
+                ["lr 0.01", "qk_norm rmsnorm, lr 0.003", "lr 0.003"],
+            ),
+            ([(), ("clip=1.0",)], ["clip null", "clip 1.0"]),
+            ([(), ("optimizer.betas=[0.9, 0.95]",)], ["betas.1 0.999", "betas.1 0.95"]),
+            ([(), ("model.d_model=32",)], ["d_model 16", "d_model 32"]),
+        ],
+        5,
+    ),
 )
 def test_a_variant_is_named_by_what_tells_it_apart(
     here: dict[str, Any], sets: list[tuple[str, ...]], names: list[str]
@@ -159,17 +164,20 @@ def test_a_variant_is_named_by_what_tells_it_apart(
 
 @pytest.mark.parametrize(
     ("name", "other", "options"),
-    [
-        ("no_run", (), ("nowhere", ".", "out", *RELU)),
-        ("number", (), (*RELU, "--on", "val.bits_per_byte")),
-        ("baseline", (), (*RELU, "--baseline", "gelu-0")),
-        ("margin", (), ("relu-0", "--margin", "0.1")),
-        ("twice", (), (*RELU, "relu-0/")),
-        ("data", ("data.split={train: 0.8, val: 0.2}",), ("relu-0", "gelu-0")),
-        ("length", ("batch.length=8",), ("relu-0", "gelu-0")),
-        ("batches", ("eval.splits.val.batches=3",), ("relu-0", "gelu-0")),
-        ("sequences", ("batch.sequences=4",), ("relu-0", "gelu-0")),
-    ],
+    some(
+        [
+            ("no_run", (), ("nowhere", ".", "out", *RELU)),
+            ("number", (), (*RELU, "--on", "val.bits_per_byte")),
+            ("baseline", (), (*RELU, "--baseline", "gelu-0")),
+            ("margin", (), ("relu-0", "--margin", "0.1")),
+            ("twice", (), (*RELU, "relu-0/")),
+            ("data", ("data.split={train: 0.8, val: 0.2}",), ("relu-0", "gelu-0")),
+            ("length", ("batch.length=8",), ("relu-0", "gelu-0")),
+            ("batches", ("eval.splits.val.batches=3",), ("relu-0", "gelu-0")),
+            ("sequences", ("batch.sequences=4",), ("relu-0", "gelu-0")),
+        ],
+        4,
+    ),
 )
 def test_what_cannot_be_compared(
     run: Callable[..., str],

@@ -43,6 +43,7 @@ def counted(spec: str, size: Size) -> int:
     return count_params(tfkit.load(spec, sets=size.sets, plugins=PLUGINS)).total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "amount", "published", "sets"),
     [
@@ -68,6 +69,7 @@ def test_published_sizes_are_found(family: str, amount: float, published: str, s
         assert found[0].sets == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "active"),
     [
@@ -85,7 +87,7 @@ def test_a_published_number_of_active_parameters_is_that_of_the_published_size(f
 
 
 @pytest.mark.parametrize(
-    "spec", some(["gpt2", "llama_7b", "t5_small", "gemma3_1b", "mixtral_8x7b", "distilbart_cnn_12_6"], 2)
+    "spec", some(["gpt2", "llama_7b", "t5_small", "gemma3_1b", "mixtral_8x7b", "distilbart_cnn_12_6"], 1)
 )
 def test_the_changes_give_that_count(spec: str) -> None:
     for size in sizes_of(spec, 400e6 if spec != "mixtral_8x7b" else 9e9):
@@ -142,6 +144,7 @@ def test_the_best_of_the_grid(tmp_path_factory: pytest.TempPathFactory, amount: 
     assert all(s.parameters == by_hand(s.n_layers["decoder"], s.d_model or 0) for s in found)
 
 
+@pytest.mark.slow
 def test_heads_and_hidden_widths_of_a_family_stay() -> None:
     for size in sizes_of("llama3_8b", 30e9):
         d_model, heads, kv_heads, d_ff = (x or 0 for x in (size.d_model, size.n_heads, size.n_kv_heads, size.d_ff))

@@ -73,6 +73,7 @@ def test_the_code_of_kinds_that_no_variant_has_does_not_count(new_folders: list[
     assert len(new_folders) == 2
 
 
+@pytest.mark.slow
 def test_trials_of_other_code_are_not_used(new_folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP + TUNE)
     assert sweep() == 0

@@ -85,6 +85,7 @@ def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.Captur
     assert len(Path("started").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_an_error_is_said_before_the_next_run_begins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

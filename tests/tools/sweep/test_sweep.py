@@ -179,6 +179,7 @@ def test_a_metric_that_is_not_finite_is_not_left_out(capsys: pytest.CaptureFixtu
     assert (gelu["verdict"], len(gelu["curves"]), len(gelu["diverged"])) == ("diverged", 2, 1)
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_loses_and_is_made_once(
     capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     assert new_folders == trials[3:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "trials"), [("tpe", 5), slow(("gp", 12))])
 def test_a_trial_of_a_search_that_diverges_is_not_the_best(
     sampler: str, trials: int, capsys: pytest.CaptureFixture[str], new_folders: list[str]
@@ -277,6 +279,7 @@ fit: {on: params}
 """
 
 
+@pytest.mark.slow
 def test_a_ladder_of_sizes_has_a_law(
     capsys: pytest.CaptureFixture[str], new_folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from tests.run.training.runs import PLUGINS, small_run
 from tfkit.cli import main
 from tfkit.tools.common.run_code import EXAMPLES, LOOP, code_of
 
+from ...sampling import some
 from .plugin import OWN_RUN, edit, forget, write_plugin
 
 
@@ -92,15 +93,18 @@ def test_a_complete_run_is_not_that_of_other_code(
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
-    [
-        ("helper.py", "    return torch.relu(x)", "    # better\n    return (torch.relu(x))"),
-        (
-            "__init__.py",
-            "class Stripes:",
-            "class Unused(OwnConfig):\n    kind: Literal['unused'] = 'unused'\n\n\nclass Stripes:",
-        ),
-        ("__init__.py", "% 12", "% 11"),  # the code of another kind
-    ],
+    some(
+        [
+            ("helper.py", "    return torch.relu(x)", "    # better\n    return (torch.relu(x))"),
+            (
+                "__init__.py",
+                "class Stripes:",
+                "class Unused(OwnConfig):\n    kind: Literal['unused'] = 'unused'\n\n\nclass Stripes:",
+            ),
+            ("__init__.py", "% 12", "% 11"),  # the code of another kind
+        ],
+        1,
+    ),
 )
 def test_the_same_code_continues(file: str, old: str, new: str) -> None:
     assert train("--stop-after", "2") == 0
@@ -157,7 +161,7 @@ warning: the code of the run in `out` has changed since it began
 """
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", some(USES, 2))
 def test_weights_of_other_code_are_used_with_a_warning(use: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     edit("__init__.py", "% 12", "% 11")  # the code of a kind that is not in use
@@ -182,6 +186,7 @@ def test_trackers_are_not_code_of_a_run(tmp_path: Path) -> None:
 # ---- the content behind a path ----
 
 
+@pytest.mark.slow
 def test_another_teacher_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -190,6 +190,7 @@ def test_errors_of_folders(golden: Callable[[str, str], None], capsys: pytest.Ca
     assert "cannot read `out/run.json`" in error("-o", "out", *SETS)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
     long = ["train", "small.yaml", "-o", "out", "--set", "steps=300"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tfkit.arguments import name_of
 from tfkit.building.builder import build, evaluating, graph_of
 from tfkit.building.guarantees import Watch
-from tfkit.building.placement import name_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, place_of, sources
 from tfkit.nn.forward_text import GRAPH, forward_text
@@ -119,7 +119,7 @@ def _report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ..
 def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:
     """Run a model once, and check the results of its components.
 
-    Raises SpecError if a component fails, or silently breaks a promise.
+    Raises SpecError if a component fails, or silently breaks a guarantee.
     """
     graph, watch = graph_of(model), Watch(model)
     try:

@@ -1,4 +1,4 @@
-"""Prove a model or a component: what tfkit promises, measured."""
+"""Prove a model or a component: what tfkit guarantees, measured."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tfkit.building.placement import name_of
+from tfkit.arguments import name_of
 from tfkit.component import Cached, State
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import split_if_decodable

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tfkit.arguments import Positive, checked
+from tfkit.arguments import Positive, checked, name_of
 from tfkit.building.builder import build
 from tfkit.building.guarantees import Watch
-from tfkit.building.placement import AnyDtype, dtype_of, name_of
+from tfkit.building.placement import AnyDtype, dtype_of
 from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable

@@ -247,6 +247,9 @@ class Function(Expressions):
             return [step]
         if isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)):
             return []
+        if isinstance(step, ast.Expr) and isinstance(step.value, ast.Call):
+            written = self._call(step.value)[1]  # not `eval`, which would write the result `None` instead of the call
+            return [] if isinstance(written, ast.Constant) else [ast.Expr(written)]
         if isinstance(step, ast.Expr | ast.Raise):
             return [self.rewritten(step)]
         raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
@@ -395,6 +398,8 @@ class Function(Expressions):
         value = self.whole.call(keys, {name: argument for name, (argument, _) in arguments.items()})
         if (returned := first.returns) in arguments and all(function.returns == returned for function in functions):
             return arguments[returned]
+        if value == NONE and not any(function.body for function in functions):
+            return value, ast.Constant(None)
         if first.module is not None and first.name == "forward":
             body = _inlined(functions, {name: argument for name, (_, argument) in arguments.items()})
             if body is not None:

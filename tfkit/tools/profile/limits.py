@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tfkit.building.placement import name_of
+from tfkit.arguments import name_of
 from tfkit.tools.cost.devices import device_of_driver
 from tfkit.tools.profile.result import Limits
 

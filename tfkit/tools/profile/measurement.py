@@ -17,8 +17,8 @@ from torch import fx
 from torch.profiler import ProfilerActivity, schedule
 from torch.profiler import profile as torch_profile
 
+from tfkit.arguments import name_of
 from tfkit.building.builder import graph_of
-from tfkit.building.placement import name_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.loading_weights import build_with_weights

@@ -13,10 +13,9 @@ from typing import Literal
 from safetensors.torch import save_model
 from torch import fx, nn
 
-from tfkit.arguments import AnyPath, checked
+from tfkit.arguments import AnyPath, checked, name_of
 from tfkit.building.builder import build, graph_of
 from tfkit.building.model import BuiltModel, whole
-from tfkit.building.placement import name_of
 from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.checkpoint.fitting import left_out_lines, safetensors_metadata
 from tfkit.checkpoint.links import published

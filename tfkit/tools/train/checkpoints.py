@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor, fx
 
-from tfkit.building.placement import name_of
+from tfkit.arguments import name_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run

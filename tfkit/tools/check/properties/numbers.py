@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
+from tfkit.arguments import name_of
 from tfkit.building.builder import build, inputs_of
-from tfkit.building.placement import name_of
 from tfkit.component import Layer, Learned, RopeScalingConfig, Scale
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, Node

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from tfkit.arguments import name_of
 from tfkit.building.builder import evaluating, graph_of, inputs_of
-from tfkit.building.placement import name_of
 from tfkit.component import State
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError

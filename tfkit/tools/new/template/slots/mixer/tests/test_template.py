@@ -1,4 +1,4 @@
-"""The mixer keeps every promise of tfkit, and is its formula; the spec builds."""
+"""The mixer has every property that tfkit guarantees, and is its formula; the spec builds."""
 
 import numpy as np
 import tfkit
@@ -19,7 +19,7 @@ def reference(part, x):
     return part.at("output").linear(gate * y, bias)
 
 
-def test_it_keeps_every_promise() -> None:
+def test_it_has_every_property() -> None:
     """Check it in a decoder, in an encoder and with a memory: at once, incrementally and with padding."""
     check_component(TemplateConfig, reference=reference)
 
