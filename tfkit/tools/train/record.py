@@ -156,13 +156,13 @@ class RunFolder:
             shutil.rmtree(path, ignore_errors=True)
 
     def save_model(self, name: str, model: fx.GraphModule) -> None:
-        place = self.folder / name
-        if os.path.lexists(place) and not os.path.isfile(place / SPEC):
+        folder = self.folder / name
+        if os.path.lexists(folder) and not os.path.isfile(folder / SPEC):
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
-        with written_folder(place, SafetensorError) as model_folder:
-            write_model(model, model_folder)
+        with written_folder(folder, SafetensorError) as target:
+            write_model(model, target)
             if self._run.data.tokenizer is not None:
-                self._run.data.tokenizer.save(model_folder / self._run.data.tokenizer.file)
+                self._run.data.tokenizer.save(target / self._run.data.tokenizer.file)
 
     def close(self) -> None:
         if self._metrics is not None:
