@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tfkit.component import Component
-from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import carries_state, deaf_to_pairs
@@ -23,6 +24,8 @@ from tfkit.run.guarded_data import guarded
 from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
 from tfkit.run.run_spec import MODEL, RunSpec, WeightsConfig
+from tfkit.spec.extending import shortest
+from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, latest_checkpoint
 from tfkit.spec.messages import fault_in, refused
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.weight_files import content_of
@@ -85,6 +88,9 @@ class Run:
         values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         if self.config.weights is not None:
             values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
+        if self.branch is not None:
+            tensors = [content_of(self.branch / name) for name in (WEIGHTS, OPTIMIZER)]
+            values |= {"branch_step": int(self.branch.name.removeprefix("step-")), "branch_content": ":".join(tensors)}
         for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
             values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
         return RunMeaning(self.config, self.graph.spec.model, values)
@@ -93,6 +99,30 @@ class Run:
     def digest(self) -> str:
         """32 hexadecimal digits that are equal for runs of one meaning."""
         return self.meaning.digest
+
+    @cached_property
+    def branch(self) -> Path | None:
+        """The checkpoint that the run branches from; raises SpecError if there is none of that step."""
+        config = self.config.branch
+        if config is None:
+            return None
+        folder = Path(config.run)
+        if not os.path.isfile(folder / RUN):
+            message = f"`branch` must be the folder of a run; got {quoted(str(shortest(folder)))}"
+            raise self.error(message, "branch", help="train the run first, or name a different folder")
+        checkpoints = {path.name: path for path in checkpoints_in(folder)}
+        latest = latest_checkpoint(folder)
+        name = latest.name if latest is not None and config.step is None else f"step-{config.step}"
+        if name not in checkpoints:
+            message = f"the run in {quoted(str(shortest(folder)))} has no checkpoint of step {config.step}"
+            message = message if latest else f"the run in {quoted(str(shortest(folder)))} has no checkpoint yet"
+            steps = ", ".join(name.removeprefix("step-") for name in checkpoints)
+            raise self.error(message, "branch", help=f"choose a step that has a checkpoint: {steps}" if steps else None)
+        step = int(name.removeprefix("step-"))
+        if step >= self.steps:
+            message = f"a branch of step {step:,} must have more steps in all; got {self.steps:,}"
+            raise self.error(message, "branch", help="raise `steps`, which includes the steps before the branch")
+        return checkpoints[name]
 
     def _weights_content(self, config: WeightsConfig) -> str:
         try:

@@ -395,15 +395,29 @@ class Training(Protocol):
     def stop(self, reason: str) -> None:
         """End the run after this step; it then counts as finished."""
 
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the run's splits and metrics with the current weights; return no numbers in a run without `eval`."""
+
+    def save_model(self, name: str) -> None:
+        """Write the model with its current weights to the folder `name` in the run's folder, replacing that folder."""
+
 
 class Callback:
     """An observer of a run, whose methods do nothing unless overridden.
 
-    It may read everything and draw random numbers, and changes nothing of the training but its end.
+    It may read everything and draw random numbers. It cannot change the training, except that it may reject updates and
+    end the run.
     """
 
     def on_start(self, training: Training) -> None:
         """Run before the first step of this process."""
+
+    def reject(self, training: Training, numbers: Mapping[str, float]) -> str | None:
+        """Return a reason to leave out an update, or None, from its `loss`, `lr` and `grad_norm`.
+
+        The step counts nevertheless, so the next step trains on further examples. `training.step` is the step before.
+        """
+        return None
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
         """Run after an update, with its numbers: `loss`, `lr`, `grad_norm`; `training.log` adds further numbers."""
@@ -420,6 +434,13 @@ class Callback:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the `state` of a checkpoint."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that a continued run needs, by name, such as averages of weights."""
+        return {}
+
+    def restore_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up the `tensors` of a checkpoint, if it has any. They are full tensors on the CPU."""
 
 
 class CallbackConfig(Component):

@@ -271,11 +271,12 @@ def _data(config: RunSpec, provenance: Provenance, loaded: dict[str, Data]) -> t
     if name not in loaded:
         with guarded(fault, "`build`"):
             loaded[name] = GuardedData(located.build(config.batch.length), fault)
-    weights = config.weights
-    if weights is not None:
-        origin = provenance.span(("weights", "path")) or provenance.span(("weights",))
-        weights = weights.located(_folder(origin.source if origin else None))
-    return config.model_copy(update={"data": located, "weights": weights}), loaded[name]
+    start: dict[str, Config] = {}
+    for key, start_config in (("weights", config.weights), ("branch", config.branch)):
+        if start_config is not None:
+            origin = provenance.span((key, str(start_config.word_key))) or provenance.span((key,))
+            start[key] = start_config.located(_folder(origin.source if origin else None))
+    return config.model_copy(update={"data": located, **start}), loaded[name]
 
 
 def _with_located_content(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:

@@ -101,6 +101,21 @@ class WeightsConfig(Config):
         return self.model_copy(update={"path": str((folder / self.path).absolute())})
 
 
+class BranchConfig(Config):
+    """The checkpoint of another run that a run continues, with different steps, rates, schedule or data."""
+
+    word_key = "run"
+
+    run: Immaterial[str]
+    """The folder of the run."""
+    step: Immaterial[Count | None] = None
+    """The step of the checkpoint; the latest unless given."""
+
+    def located(self, folder: Path) -> Self:
+        """Return the config with an absolute path. A relative path starts at `folder`."""
+        return self.model_copy(update={"run": str((folder / self.run).absolute())})
+
+
 class NonFiniteConfig(Config):
     """A step whose loss or gradient is not finite never changes a weight."""
 
@@ -129,7 +144,8 @@ class RunSpec(Document):
     sort, command, typical = "run", "train", ("model", "data")
     further_keys = (MODEL,)
     merge_keys = MergeKeys(
-        {("weights",): "path", ("eval", "splits", ANY): "batches"}, values=frozenset({"path", "batches"})
+        {("weights",): "path", ("branch",): "run", ("eval", "splits", ANY): "batches"},
+        values=frozenset({"path", "run", "batches"}),
     )
 
     name: Immaterial[str] = Field(pattern=NAME, max_length=100)
@@ -142,6 +158,8 @@ class RunSpec(Document):
     """The seed of the first weights, of the order of the data, and of dropout, apart from each other."""
     weights: WeightsConfig | None = None
     """The weights to begin with; random ones unless given."""
+    branch: BranchConfig | None = None
+    """The checkpoint to continue, with its weights, optimizer state and step; a new run unless given."""
     freeze: tuple[str, ...] = ()
     """Patterns of weights that stay as they are, such as `embedding.*`."""
     data: DataConfig
@@ -189,6 +207,8 @@ class RunSpec(Document):
         if len(ends) > 1:
             words = " and ".join(f"`{name}`" for name in ends)
             raise Invalid(ends[1], f"the run must have a single end; got {words}", help="remove all ends but one")
+        if self.branch is not None and self.weights is not None:
+            raise Invalid("weights", "`weights` has no effect: a branch has the weights of its run", help="remove it")
         if self.data.takes_length and self.batch.length is None:
             help = "add it, for instance `batch: {sequences: 16, length: 128}`"
             raise Invalid("batch", f"data `{self.data.kind_name()}` needs a `length`", help=help)

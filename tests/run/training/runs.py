@@ -73,6 +73,7 @@ class Memory:
     def __init__(self, saved: Restored | None = None) -> None:
         self.saved = saved
         self.lines: list[dict[str, Any]] = []
+        self.models: dict[str, dict[str, Tensor]] = {}
 
     def restored(self, model: fx.GraphModule) -> Restored | None:
         return self.saved
@@ -89,8 +90,12 @@ class Memory:
     def save(self, checkpoint: Checkpoint) -> None:
         weights = {name: one.clone() for name, one in checkpoint.model.state_dict().items()}
         optimizer = {name: one.clone() for name, one in checkpoint.optimizer.items()}
-        rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped
+        tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
+        rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
         self.saved = Restored(checkpoint.step, weights, optimizer, *rest)
+
+    def save_model(self, name: str, model: fx.GraphModule) -> None:
+        self.models[name] = {key: tensor.clone() for key, tensor in model.state_dict().items()}
 
     def close(self) -> None:
         """Nothing is left to write."""

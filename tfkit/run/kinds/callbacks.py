@@ -1,23 +1,29 @@
 """Callbacks and trackers: observers of a run.
 
-Callbacks write samples of its text, note jumps of its loss, end it at a goal, or profile some of its steps. Trackers
-show its numbers, in addition to `metrics.jsonl`.
+Callbacks write samples of its text, note or leave out jumps of its loss, end it at a goal, average its weights, or
+profile some of its steps. Trackers show its numbers, in addition to `metrics.jsonl`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.profiler import profile
 
 import tfkit
 from tfkit.component import PositiveFloat
 from tfkit.errors import Invalid
+from tfkit.nn import part
 from tfkit.run.contract import Callback, CallbackConfig, NonNegative, PositiveCount, Tracker, TrackerConfig, Training
 
 
@@ -83,6 +89,8 @@ class SpikesConfig(CallbackConfig):
     """The number of earlier steps."""
     deviations: PositiveFloat = 6.0
     """The distance from their mean, in standard deviations."""
+    skip: bool = False
+    """If true, leave out the update of such a step."""
 
     def build(self) -> Callback:
         return Spikes(self)
@@ -95,13 +103,23 @@ class Spikes(Callback):
         self._config = config
         self._losses: deque[float] = deque(maxlen=config.window)
 
+    def reject(self, training: Training, numbers: Mapping[str, float]) -> str | None:
+        return self._spike(numbers["loss"]) if self._config.skip else None
+
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
-        loss = numbers["loss"]
-        if len(self._losses) == self._config.window:
-            score = (loss - fmean(self._losses)) / max(pstdev(self._losses), 1e-12)
-            if score > self._config.deviations:
-                training.text("spike", f"the loss {loss:.4g} is {score:.1f} deviations above its mean")
-        self._losses.append(loss)
+        spike = self._spike(numbers["loss"])
+        if spike and not self._config.skip:
+            training.text("spike", spike)
+        self._losses.append(numbers["loss"])
+
+    def _spike(self, loss: float) -> str | None:
+        """Describe a loss that is a spike; the losses before it are not changed."""
+        if len(self._losses) < self._config.window:
+            return None
+        score = (loss - fmean(self._losses)) / max(pstdev(self._losses), 1e-12)
+        if score <= self._config.deviations:
+            return None
+        return f"the loss {loss:.4g} is {score:.1f} deviations above its mean"
 
     def state(self) -> dict[str, Any]:
         return {"losses": list(self._losses)}
@@ -111,7 +129,7 @@ class Spikes(Callback):
 
 
 class StopAtConfig(CallbackConfig):
-    """The end of a run as soon as an evaluation reaches a goal."""
+    """Stop the run when an evaluation metric reaches a goal."""
 
     kind: Literal["stop_at"] = "stop_at"
 
@@ -139,18 +157,137 @@ class StopAt(Callback):
         self._config = config
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
-        name = self._config.metric
-        if name not in numbers:
-            raise Invalid(
-                "metric",
-                f"the evaluation does not report the metric `{name}`",
-                notes=(f"reported metrics: {', '.join(numbers)}",),
-            )
+        name, value = self._config.metric, _reported(numbers, self._config.metric)
         below, above = self._config.below, self._config.above
-        if numbers[name] < (-math.inf if below is None else below) or numbers[name] > (
-            math.inf if above is None else above
-        ):
-            training.stop(f"{name} is {numbers[name]:.4g}")
+        if value < (-math.inf if below is None else below) or value > (math.inf if above is None else above):
+            training.stop(f"{name} is {value:.4g}")
+
+
+def _reported(numbers: Mapping[str, float], metric: str) -> float:
+    """Return a metric of an evaluation; raise `Invalid` if it is not reported."""
+    if metric not in numbers:
+        message = f"the evaluation does not report the metric `{metric}`"
+        raise Invalid("metric", message, notes=(f"reported metrics: {', '.join(numbers)}",))
+    return numbers[metric]
+
+
+class PatienceConfig(CallbackConfig):
+    """Stop the run when an evaluation metric has not improved for some evaluations."""
+
+    kind: Literal["patience"] = "patience"
+
+    metric: str = "val.loss"
+    """A number of the evaluation: the split, a point, the metric."""
+    evaluations: PositiveCount = 5
+    """Evaluations in a row without an improvement, after which the run ends."""
+    better: Literal["lower", "higher"] = "lower"
+    """The direction of an improvement."""
+    least: NonNegative = 0.0
+    """The smallest difference from the best value that counts as an improvement."""
+
+    def build(self) -> Callback:
+        return Patience(self)
+
+
+class Patience(Callback):
+    """Counts the evaluations since the best one."""
+
+    def __init__(self, config: PatienceConfig) -> None:
+        self._config = config
+        self._best: float | None = None
+        self._waited = 0
+
+    def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
+        value = _reported(numbers, self._config.metric)
+        gain = math.inf if self._best is None else self._best - value
+        if self._config.better == "higher" and self._best is not None:
+            gain = -gain
+        if math.isfinite(value) and gain > self._config.least:  # a value that is not finite is never the best
+            self._best, self._waited = value, 0
+            return
+        self._waited += 1
+        if self._waited >= self._config.evaluations:
+            best = "no finite value" if self._best is None else f"{self._best:.4g}"
+            training.stop(f"{self._config.metric} has not improved on {best} in {self._waited} evaluations")
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self._best, "waited": self._waited}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._best, self._waited = state["best"], state["waited"]
+
+
+class EmaConfig(CallbackConfig):
+    """Average the weights over the steps, exponentially; evaluate and save the averages.
+
+    At step n the average keeps min(decay, (1 + n) / (10 + n)) of its value, so that the first weights are forgotten.
+    Evaluations report the averages as `ema.val.loss`. The end of a process writes them to the folder `ema` of the run,
+    which every command takes as a model.
+    """
+
+    kind: Literal["ema"] = "ema"
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """The fraction of the average that each step keeps."""
+
+    def build(self) -> Callback:
+        return Ema(self)
+
+
+class Ema(Callback):
+    """Holds the averages of the parameters that are trained."""
+
+    def __init__(self, config: EmaConfig) -> None:
+        self._config = config
+        self._averages: dict[str, Tensor] = {}
+
+    def on_start(self, training: Training) -> None:
+        restored, self._averages = self._averages, {}
+        for name, parameter in _trained(training).items():
+            value = part(restored[name].to(parameter.device), parameter) if name in restored else parameter.detach()
+            self._averages[name] = value.clone()
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        decay = min(self._config.decay, (1 + training.step) / (10 + training.step))
+        averages, parameters = [*self._averages.values()], [*_trained(training).values()]
+        get_ema_multi_avg_fn(decay)(averages, parameters, None)
+
+    def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
+        with self._as_weights(training):
+            averaged = training.evaluate()
+        for name, number in averaged.items():
+            training.log(f"ema.{name}", number)
+
+    def on_end(self, training: Training) -> None:
+        with self._as_weights(training):
+            training.save_model("ema")
+
+    @contextmanager
+    def _as_weights(self, training: Training) -> Iterator[None]:
+        """Give the model the averages as weights inside the block."""
+        parameters = _trained(training)
+        weights = [parameter.detach().clone() for parameter in parameters.values()]
+        try:
+            _copy(self._averages.values(), parameters.values())
+            yield
+        finally:
+            _copy(weights, parameters.values())
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return self._averages
+
+    def restore_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._averages = dict(tensors)
+
+
+def _trained(training: Training) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in training.model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def _copy(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
+    for value, parameter in zip(values, parameters, strict=True):
+        parameter.copy_(value)
 
 
 class ProfileConfig(CallbackConfig):

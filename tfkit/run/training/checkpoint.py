@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +31,8 @@ class Checkpoint:
     """The reason why no step follows; None if one does."""
     skipped: int = 0
     """Steps without an update."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """The tensors of callbacks, `NUMBER/NAME`."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,18 @@ class Restored:
     callbacks: tuple[Mapping[str, Any], ...]
     ended: str | None
     skipped: int = 0
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    branch: bool = False
+    """True if it belongs to the run that this run branches from."""
 
 
 class Record(Protocol):
     """The place where a run is written down."""
 
     def restored(self, model: fx.GraphModule) -> Restored | None:
-        """Read the latest checkpoint; None if the run has not begun. Nothing is changed.
+        """Read the latest checkpoint, or the checkpoint that a branch starts from; None if there is neither.
+
+        Nothing is changed.
 
         Raises SpecError if it cannot be read completely, or does not fit the run and its model.
         """
@@ -65,6 +72,9 @@ class Record(Protocol):
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, completely or not at all."""
+
+    def save_model(self, name: str, model: fx.GraphModule) -> None:
+        """Write a model to the folder `name` in the folder of the run, completely or not at all."""
 
     def close(self) -> None:
         """Write what is left."""

@@ -24,7 +24,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, Callback, Data
-from tfkit.run.training.checkpoint import Checkpoint, Record, optimizer_tensors, restore
+from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Record, optimizer_tensors, restore
 from tfkit.run.training.evaluate import computing, evaluate, tensors
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.run.training.guarded import guarded
@@ -78,6 +78,8 @@ class Trainer:
         """Steps without an update, since their loss or gradient was not finite."""
         self.micro_batch = MicroBatch(run, lambda text: self.text("micro_batch", text))
         self.ended: str | None = None
+        self._begins = True
+        """False if the run continues from one of its checkpoints."""
         self._until = run.steps if until is None else until
         self._asked_to_end = asked_to_end
         self._processes = processes or Processes()
@@ -131,7 +133,7 @@ class Trainer:
                 self.record.close()
 
     def _train(self) -> str:
-        for name, text in self.notes.items() if self.step == 0 else ():
+        for name, text in self.notes.items() if self._begins else ():
             self.text(name, text)
         self._tell("on_start")
         try:
@@ -171,10 +173,22 @@ class Trainer:
         if not is_finite(loss, norm):
             self._leave_out(step)
             return
-        self.optimizer.step()
-        self.step = step
         numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
+        rejected = self._rejected(numbers)
+        if not rejected:
+            self.optimizer.step()
+        self.step = step
+        if rejected:
+            self.text("rejected", rejected)
         self._report("on_step", numbers)
+
+    def _rejected(self, numbers: Mapping[str, float]) -> str | None:
+        """Return the first reason of a callback to leave out an update; every callback sees its numbers."""
+        reasons = []
+        for number, callback in enumerate(self._callbacks):
+            with self._guarded(number, "reject"):
+                reasons.append(callback.reject(self, MappingProxyType(numbers)))
+        return self._processes.agreed(next(filter(None, reasons), None)) if reasons else None
 
     def batch(self, step: int) -> Batch:
         """Return the examples of a step that this process trains on."""
@@ -226,19 +240,23 @@ class Trainer:
     def _evaluate(self) -> None:
         """Evaluate before the first step, at each multiple of `every`, and after the last."""
         config = self.config.eval
-        due = config is not None and (self.step % config.every == 0 or self.step == self.steps)
-        if config is None or not due:
-            return
-        numbers = evaluate(
+        if config is not None and (self.step % config.every == 0 or self.step == self.steps):
+            self._report("on_eval", self.evaluate(self._check_end))
+
+    def evaluate(self, between: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Evaluate the current weights; see `tfkit.run.contract.Training`. `between` may raise to give up."""
+        config = self.config.eval
+        if config is None:
+            return {}
+        return evaluate(
             self.model,
             self.run,
             config.splits,
             config.metrics,
             micro_batch=self.micro_batch,
-            between=self._check_end,
+            between=between,
             processes=self._processes,
         )
-        self._report("on_eval", numbers)
 
     def _check_end(self) -> None:
         """Raise if the process is to end: before an evaluation, which would then be made twice."""
@@ -253,13 +271,23 @@ class Trainer:
             raise self._diverged(message, "the last checkpoint stays")
         model = self._processes.whole_model(self.model)
         state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
+        states = tuple(map(self._state, range(len(self._callbacks))))
+        tensors: Mapping[str, Tensor] = {
+            f"{number}{SEPARATOR}{name}": tensor
+            for number, (_, named) in enumerate(states)
+            for name, tensor in named.items()
+        }
+        tensors = self._processes.gathered(tensors) if tensors else {}
         if model is not None:
-            states = tuple(map(self._state, range(len(self._callbacks))))
-            self.record.save(Checkpoint(self.step, model, state, states, self.ended, self.skipped))
+            data = tuple(data for data, _ in states)
+            self.record.save(Checkpoint(self.step, model, state, data, self.ended, self.skipped, tensors))
 
-    def _state(self, number: int) -> dict[str, Any]:
+    def _state(self, number: int) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        callback = self._callbacks[number]
         with self._guarded(number, "state"):
-            return self._callbacks[number].state()
+            data = callback.state()
+        with self._guarded(number, "tensors"):
+            return data, callback.tensors()
 
     def _restore(self) -> None:
         """Continue from the latest checkpoint. Nothing is removed from the record until everything is restored."""
@@ -269,14 +297,19 @@ class Trainer:
         if restored is not None:
             restore(self.model, self.optimizer, restored)
             self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
+            self._begins = restored.branch
             for number, state in enumerate(restored.callbacks):
-                self._restore_callback(number, state)
+                begin = f"{number}{SEPARATOR}"
+                named = {name.removeprefix(begin): t for name, t in restored.tensors.items() if name.startswith(begin)}
+                self._restore_callback(number, state, named)
         self.record.resume()
 
-    def _restore_callback(self, number: int, state: Mapping[str, Any]) -> None:
+    def _restore_callback(self, number: int, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Raise SpecError if a callback cannot continue from its state: its code may have changed."""
         try:
             self._callbacks[number].restore(state)
+            if tensors:
+                self._callbacks[number].restore_tensors(tensors)
         except Exception as error:
             message = f"the callback cannot continue from the checkpoint: {type(error).__name__}: {error}"
             raise self.run.error(message, "callbacks", str(number)) from error
@@ -309,6 +342,12 @@ class Trainer:
     def stop(self, reason: str) -> None:
         """End the run after this step."""
         self.ended = reason
+
+    def save_model(self, name: str) -> None:
+        """Write the model with its current weights; see `tfkit.run.contract.Training`."""
+        model = self._processes.whole_model(self.model)
+        if model is not None:
+            self.record.save_model(name, model)
 
     def _report(self, event: str, numbers: dict[str, float]) -> None:
         """Show numbers to all observers, and write them with the numbers that the observers add."""

@@ -41,6 +41,8 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
             raise run.refused(error, "weights") from error
         except SpecError as error:
             raise run.file.placed(error, "weights") from error
+    if run.branch is not None:
+        done["branch"] = f"{run.branch.name.replace('-', ' ')} of {shortest(run.branch.parent)}"
     if run.config.freeze:
         try:
             done["frozen"] = listing(_collapsed(freeze(model, run.config.freeze)), 24)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,14 +24,15 @@ from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Restored
-from tfkit.spec.folder import LATEST, WEIGHTS, checkpoints_in
+from tfkit.spec.folder import LATEST, OPTIMIZER, WEIGHTS, checkpoints_in
 from tfkit.spec.header import shown
 from tfkit.spec.weight_files import content_of
-from tfkit.tools.common.run_facts import read_json
+from tfkit.tools.common.run_facts import read_facts, read_json
 from tfkit.tools.save.save import write_model
 
-STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
+STATE, CALLBACKS = "state.json", "callbacks.safetensors"
 FORMAT = 1
+_OPTIMIZER_KIND = re.compile(r"optimizer(\..+)?\.kind")
 MAX_NAMES = 6
 """Names that an error lists."""
 Count = Annotated[int, Field(ge=0)]
@@ -61,6 +63,8 @@ class State(BaseModel):
     """Digest of the tensors in `optimizer.safetensors`."""
     metrics: str
     """Digest of `metrics.jsonl` up to `position`."""
+    tensors: str | None
+    """Digest of the tensors in `callbacks.safetensors`; None if the callbacks have none."""
     digest: str
     """Digest of all other fields."""
 
@@ -73,6 +77,9 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position
     write_model(checkpoint.model, target)
     save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
     shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
+    if checkpoint.tensors:
+        save_file(dict(checkpoint.tensors), target / CALLBACKS)
+        shutil.copymode(target / WEIGHTS, target / CALLBACKS)
     state = {
         "format": FORMAT,
         "meaning": run.digest,
@@ -85,6 +92,7 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position
         "model": content_of(target / WEIGHTS),
         "optimizer": content_of(target / OPTIMIZER),
         "metrics": metrics,
+        "tensors": content_of(target / CALLBACKS) if checkpoint.tensors else None,
     }
     text = json.dumps({**state, "digest": _digest_of(state)})
     (target / STATE).write_text(f"{text}\n", encoding="utf-8")
@@ -99,14 +107,16 @@ def _digest_of(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_checkpoint(folder: Path, run: Run, model: fx.GraphModule) -> tuple[State, Restored]:
+def read_checkpoint(folder: Path, run: Run, model: fx.GraphModule, *, branch: bool = False) -> tuple[State, Restored]:
     """Read a checkpoint and check everything in it; nothing is changed, neither on the disk nor in the model.
+
+    A `branch` reads a checkpoint of another run, without the states of its callbacks.
 
     Raises:
         SpecError: a file cannot be read, was changed after the checkpoint was written, or belongs to another run or
             model.
     """
-    state = _read_state(folder, run)
+    state = _read_state(folder, run, branch=branch)
     with TensorFiles.open(folder / WEIGHTS) as file:
         _check_names(folder / WEIGHTS, _described(model.state_dict()), _described(file.names))
         weights = _tensors(file, folder / WEIGHTS, state.model)
@@ -114,7 +124,33 @@ def read_checkpoint(folder: Path, run: Run, model: fx.GraphModule) -> tuple[Stat
         names = {name for name, _ in model.named_parameters()}
         _check_parameters(folder / OPTIMIZER, names, file.names)
         optimizer = _tensors(file, folder / OPTIMIZER, state.optimizer)
-    return state, Restored(state.step, weights, optimizer, tuple(state.callbacks), state.ended, state.skipped)
+    if branch:
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        optimizer = {name: tensor for name, tensor in optimizer.items() if name.partition(SEPARATOR)[0] in trained}
+        return state, Restored(state.step, weights, optimizer, (), None, branch=True)
+    tensors: dict[str, Tensor] = {}
+    if state.tensors is not None:
+        with TensorFiles.open(folder / CALLBACKS) as file:
+            tensors = _tensors(file, folder / CALLBACKS, state.tensors)
+    return state, Restored(state.step, weights, optimizer, tuple(state.callbacks), state.ended, state.skipped, tensors)
+
+
+def read_branch(run: Run, model: fx.GraphModule) -> Restored:
+    """Read the checkpoint that a run branches from; raise SpecError if the run cannot continue it."""
+    assert run.branch is not None
+    try:
+        facts = read_facts(run.branch.parent)
+        kinds = {path: value for path, value in run.meaning.values.items() if _OPTIMIZER_KIND.fullmatch(path)}
+        before = {path: value for path, value in facts.meaning.items() if path in kinds} if facts else kinds
+        if before != kinds:
+            message = f"it has the optimizer {', '.join(map(str, before.values()))}"
+            raise SpecError(Diagnostic(message, help="use the optimizer of the run, whose state the branch continues"))
+        return read_checkpoint(run.branch, run, model, branch=True)[1]
+    except SpecError as error:
+        first = error.diagnostics[0]
+        message = f"cannot branch from {shown(run.branch)}: {first.message}"
+        path = ("branch",)
+        raise SpecError(Diagnostic(message, run.file.place(path), *path, first.notes, first.help)) from error
 
 
 def unusable(folder: Path, error: SpecError) -> SpecError:
@@ -128,19 +164,19 @@ def unusable(folder: Path, error: SpecError) -> SpecError:
     return SpecError(Diagnostic(message, notes=first.notes, help=help))
 
 
-def _read_state(folder: Path, run: Run) -> State:
+def _read_state(folder: Path, run: Run, *, branch: bool) -> State:
     path = folder / STATE
     state = read_json(path, STATES)
     message = None
     if _digest_of(state.model_dump(exclude={"digest"})) != state.digest:
         message = f"{shown(path)} was changed after it was written"
-    elif state.meaning != run.digest:
+    elif not branch and state.meaning != run.digest:
         message = f"it belongs to a different run, {state.meaning}; this run is {run.digest}"
     elif folder.name != f"step-{state.step}":
         message = f"{shown(path)} belongs to step {state.step}"
     elif state.step > run.steps:
         message = f"it has {state.step:,} steps, but the run has {run.steps:,}"
-    elif len(state.callbacks) != len(run.config.callbacks):
+    elif not branch and len(state.callbacks) != len(run.config.callbacks):
         message = f"it has {len(state.callbacks)} callbacks, but the run has {len(run.config.callbacks)}"
     if message is not None:
         raise SpecError(Diagnostic(message))

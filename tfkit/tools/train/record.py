@@ -24,18 +24,19 @@ import torch
 from safetensors import SafetensorError
 from torch import fx
 
-from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tracker
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
-from tfkit.spec.folder import LATEST, RUN, checkpoints_in, latest_checkpoint
+from tfkit.spec.folder import LATEST, RUN, SPEC, checkpoints_in, latest_checkpoint
 from tfkit.spec.header import open_regular, shown
 from tfkit.tools.common.atomic_files import held, sweep, write_file, writing, written_folder
 from tfkit.tools.common.run_facts import FACTS, Facts, facts_of
-from tfkit.tools.train.checkpoints import read_checkpoint, unusable, write_checkpoint
+from tfkit.tools.save.save import write_model
+from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
 
 METRICS, LOCK = "metrics.jsonl", "lock"
 CHUNK = 2**20
@@ -88,7 +89,7 @@ class RunFolder:
     # ---- what the loop asks for ----
 
     def restored(self, model: fx.GraphModule) -> Restored | None:
-        """Read and check the latest checkpoint."""
+        """Read and check the latest checkpoint, or the checkpoint that the run branches from."""
         self._latest = _read_latest(self.folder, self._run, model)
         return self._latest and self._latest.restored
 
@@ -154,6 +155,15 @@ class RunFolder:
         for path in checkpoints[: -self._run.config.checkpoint.last]:
             shutil.rmtree(path, ignore_errors=True)
 
+    def save_model(self, name: str, model: fx.GraphModule) -> None:
+        folder = self.folder / name
+        if os.path.lexists(folder) and not os.path.isfile(folder / SPEC):
+            raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
+        with written_folder(folder, SafetensorError) as target:
+            write_model(model, target)
+            if self._run.data.tokenizer is not None:
+                self._run.data.tokenizer.save(target / self._run.data.tokenizer.file)
+
     def close(self) -> None:
         if self._metrics is not None:
             with writing(self.folder / METRICS):
@@ -181,6 +191,8 @@ class Follower:
 
     def save(self, checkpoint: Checkpoint) -> None: ...
 
+    def save_model(self, name: str, model: fx.GraphModule) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -194,10 +206,14 @@ class _Latest(NamedTuple):
 
 
 def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | None:
-    """Read the latest checkpoint and check it completely; None if there is none. Nothing is changed on the disk."""
+    """Read the latest checkpoint and check it completely; None if there is none. Nothing is changed on the disk.
+
+    Without a checkpoint, a run that branches begins with the checkpoint of the other run, and with no line of metrics.
+    """
     checkpoint = latest_checkpoint(folder)
     if checkpoint is None:
-        return None
+        branch = run.config.branch
+        return None if branch is None else _Latest(read_branch(run, model), 0, hashlib.sha256())
     try:
         state, restored = read_checkpoint(checkpoint, run, model)
         digest = _digest_of_beginning(folder / METRICS, state.position)

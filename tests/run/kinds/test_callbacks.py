@@ -1,0 +1,127 @@
+"""Callbacks that average weights, leave out updates, or wait for an improvement, against loops of a few lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+import tfkit
+from tfkit.run.contract import Training
+from tfkit.run.kinds.callbacks import PatienceConfig, SpikesConfig
+from tfkit.run.training.loop import Trainer
+from tfkit.tools.train.train import train
+
+from ..training.runs import Memory, same, small_run, trained, write_run
+
+EMA = ("callbacks={kind: ema, decay: 0.6}", "eval={every: 4, splits: {val: all}}")
+
+
+class Weights:
+    """A watcher that keeps the weights after each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Tensor]] = []
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        self.steps.append({name: weight.detach().clone() for name, weight in training.model.named_parameters()})
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+def test_ema_averages_the_weights_and_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    memory, weights, watcher = Memory(), None, Weights()
+    trainer = Trainer(small_run(tmp_path, *EMA), memory, watchers=[cast(Any, watcher)])
+    average = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    trainer.train()
+    plain, weights = trained(small_run(tmp_path, EMA[1]))
+    assert same(weights, trainer.model.state_dict())
+    assert memory.losses == plain.losses
+    for step, current in enumerate(watcher.steps, 1):
+        decay = min(0.6, (1 + step) / (10 + step))
+        average = {name: decay * value + (1 - decay) * current[name] for name, value in average.items()}
+    for name, value in average.items():
+        torch.testing.assert_close(memory.models["ema"][name], value, atol=1e-6, rtol=0)
+    evaluated = [line["ema.val.loss"] for line in memory.lines if "ema.val.loss" in line]
+    expected = [line["val.loss"] for line in plain.lines if "val.loss" in line]
+    assert len(evaluated) == len(expected) == 3
+    assert evaluated[0] == expected[0]
+    assert evaluated[1] > expected[1]  # the averages lag behind
+
+
+def test_ema_resumes_to_the_bit(tmp_path: Path) -> None:
+    memory, _ = trained(small_run(tmp_path, *EMA))
+    parts, _ = trained(small_run(tmp_path, *EMA), until=3)
+    parts = Memory(parts.saved)
+    trained(small_run(tmp_path, *EMA), parts)
+    assert same(memory.models["ema"], parts.models["ema"])
+    assert memory.lines[-1] == parts.lines[-1]
+
+
+def test_the_folder_of_a_run_holds_its_averages(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    train(path, output=tmp_path / "out", sets=EMA, stop_after=5, quiet=True)
+    train(path, output=tmp_path / "out", sets=EMA, quiet=True)
+    whole = train(path, output=tmp_path / "whole", sets=EMA, quiet=True)
+    averages = [tfkit.build(folder / "ema").state_dict() for folder in (tmp_path / "out", whole.folder)]
+    assert same(*averages)
+    assert not same(averages[0], tfkit.build(whole.folder).state_dict())
+
+
+def test_spikes_may_leave_out_the_update(tmp_path: Path) -> None:
+    rejecting = "callbacks={kind: spikes, window: 2, deviations: 1e-6, skip: true}"
+    watcher = Weights()
+    memory = Memory()
+    Trainer(small_run(tmp_path, rejecting), memory, watchers=[cast(Any, watcher)]).train()
+    rejected = [line["step"] for line in memory.lines if "rejected" in line]
+    assert rejected
+    assert [line["step"] for line in memory.lines if "loss" in line] == [*range(1, 9)]
+    steps = watcher.steps
+    assert [n + 1 for n in range(1, 8) if same(steps[n - 1], steps[n])] == rejected
+
+
+class Evaluated:
+    """A run as far as `patience` sees it."""
+
+    reason: str | None = None
+
+    def stop(self, reason: str) -> None:
+        self.reason = reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "values", "stops_at"),
+    [
+        ({}, [3.0, 2.0, 2.5, 2.1], 4),
+        ({}, [3.0, 2.0, 2.5, 1.9, 2.0], None),
+        ({"least": 0.5}, [3.0, 2.9, 2.8], 3),
+        ({"better": "higher"}, [0.1, 0.3, 0.2, 0.3], 4),
+        ({}, [3.0, math.nan, math.nan], 3),
+        ({}, [math.inf, math.nan], 2),
+    ],
+)
+def test_patience_ends_a_run_that_no_longer_improves(
+    fields: dict[str, Any], values: list[float], stops_at: int | None
+) -> None:
+    training = Evaluated()
+    config = PatienceConfig(evaluations=2, **fields)
+    callback = config.build()
+    stopped = None
+    for number, value in enumerate(values, 1):
+        callback.on_eval(cast(Training, training), {"val.loss": value})
+        if training.reason:
+            stopped = number
+            break
+        state, callback = callback.state(), config.build()
+        callback.restore(state)
+    assert stopped == stops_at
+
+
+def test_spikes_without_skip_only_note() -> None:
+    assert SpikesConfig(window=2).build().reject(cast(Training, None), {"loss": 9.0}) is None
