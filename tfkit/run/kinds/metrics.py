@@ -165,6 +165,8 @@ class DecodedAccuracy(DecodedMetric):
     def values(
         self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
     ) -> Tensor:
+        if targets.dim() == 1:
+            raise Invalid("", "generated answers cannot be scored: the data has one target for each example")
         if any(tensor.dim() > 2 for tensor in inputs.values()):
             raise Invalid("", "generated answers cannot be scored in rows with several documents")
         *sources, (_, tokens) = inputs.items()

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from tfkit.building.builder import evaluating
 from tfkit.building.model import called
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.run.checked_run import Run, inputs_for, mask_of
+from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
 from tfkit.run.contract import Batch, DecodedMetric, LogitMetric, Metric, MetricConfig
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.guarded import guarded
@@ -98,9 +98,10 @@ class _BuiltMetric:
             return sums + further
 
     def sums(self, values: Tensor, targets: Tensor) -> Any:
-        """Return the sums over some examples."""
+        """Return the sums over some examples. A target for each example, [b], becomes [b, 1]."""
         with self.guarded("sums"):
-            return self.metric.sums(values.cpu(), targets)
+            values = values.cpu()
+            return self.metric.sums(*((values, targets) if targets.dim() > 1 else (values[:, None], targets[:, None])))
 
 
 class _Evaluation:
@@ -186,11 +187,17 @@ class _Evaluation:
 
 def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
     """Return the batch as arguments of the model, and its targets."""
-    names = inputs_for(model.meta["graph"], batch.inputs)
+    graph = model.meta["graph"]
+    names = inputs_for(graph, batch.inputs)
     inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
-    if batch.documents is not None:
+    of_pairs = None if batch.documents is None else mask_of(graph, inputs)
+    for name, mask in batch.masks.items():
+        inputs[padding_mask_of(graph, names[name])] = torch.from_numpy(mask).to(device)
+    if of_pairs is not None:
         numbers = torch.from_numpy(batch.documents).to(device)
-        inputs[mask_of(model.meta["graph"], inputs)] = numbers[:, :, None] == numbers[:, None, :]
+        if of_pairs in inputs:  # padding counts as a separate document
+            numbers = numbers.masked_fill(~inputs[of_pairs], -1)
+        inputs[of_pairs] = numbers[:, :, None] == numbers[:, None, :]
     return inputs, torch.from_numpy(batch.targets).to(device)
 
 
