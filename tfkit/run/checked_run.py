@@ -189,6 +189,11 @@ def _check_model(run: Run) -> None:
             padding_mask_of(graph, inputs[name])
     except Invalid as error:
         raise run.refused(error, "data") from error
+    for name, values in first.inputs.items():
+        signal, width = graph.inputs[inputs[name]], values.shape[2] if values.ndim == 3 else None
+        if (signal.type == "sequence") != (width is not None) or width not in (None, signal.width):
+            got = "ids" if width is None else f"features of width {width}"
+            raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")
     for name in inputs.values():
         rows = rows_of(graph, name)
         if rows is not None and rows < data.vocab_size:  # published tables often have more rows than tokens

@@ -57,6 +57,9 @@ class Batch:
     document as if it were alone in its row."""
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Padding masks by input, [b, t], True where there is a token. An input without padding has no mask here."""
+    alternatives: tuple[Batch, ...] = ()
+    """Rows to compare with, for a `ChoiceMetric`: the same questions, each with a different continuation. They count in
+    no loss. A row without a further alternative has no target there."""
 
     @property
     def count(self) -> int:
@@ -67,7 +70,8 @@ class Batch:
         """Return the examples from `start` to `end`."""
         inputs, masks = ({name: ids[start:end] for name, ids in part.items()} for part in (self.inputs, self.masks))
         documents = None if self.documents is None else self.documents[start:end]
-        return Batch(inputs, self.targets[start:end], documents, masks)
+        alternatives = tuple(batch.rows(start, end) for batch in self.alternatives)
+        return Batch(inputs, self.targets[start:end], documents, masks, alternatives)
 
 
 class Tokenizer(Protocol):
@@ -346,6 +350,14 @@ class LogitMetric(Metric):
     @abstractmethod
     def values(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return a value for each position, [n], from logits [n, v] and targets [n]."""
+
+
+class ChoiceMetric(LogitMetric):
+    """A metric that compares each example with its `alternatives`.
+
+    Its `sums` take the sum of the values of each choice, [b, 1 + alternatives], the example first; and the number of
+    positions of each choice that count, which is 0 for an alternative that does not exist.
+    """
 
 
 class DecodedMetric(Metric):

@@ -104,9 +104,7 @@ def test_padded_examples_have_the_loss_and_the_gradients_of_each_alone(pairs: bo
     assert len(gradients) == len(dict(trainer.model.named_parameters()))
     for name, parameter in trainer.model.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(
-            gradients[name], parameter.grad, rtol=0, atol=1e-12, msg=lambda text: f"{name}: {text}"
-        )
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=0, atol=1e-12, msg=name)
 
 
 def test_metrics_of_a_classifier_count_examples(tmp_path: Path) -> None:
