@@ -90,8 +90,11 @@ from tfkit.plugin.manager import load_plugins as load_plugins
 from tfkit.run.contract import Batch as Batch
 from tfkit.run.contract import Callback as Callback
 from tfkit.run.contract import CallbackConfig as CallbackConfig
+from tfkit.run.contract import ChoiceMetric as ChoiceMetric
+from tfkit.run.contract import Data as Data
 from tfkit.run.contract import DataConfig as DataConfig
 from tfkit.run.contract import DecodedMetric as DecodedMetric
+from tfkit.run.contract import Examples as Examples
 from tfkit.run.contract import LogitMetric as LogitMetric
 from tfkit.run.contract import LossConfig as LossConfig
 from tfkit.run.contract import Metric as Metric
@@ -99,9 +102,12 @@ from tfkit.run.contract import MetricConfig as MetricConfig
 from tfkit.run.contract import OptimizerConfig as OptimizerConfig
 from tfkit.run.contract import Ratio as Ratio
 from tfkit.run.contract import ScheduleConfig as ScheduleConfig
+from tfkit.run.contract import Tokenizer as Tokenizer
 from tfkit.run.contract import TokenizerConfig as TokenizerConfig
 from tfkit.run.contract import TrackerConfig as TrackerConfig
 from tfkit.run.contract import Training as Training
+from tfkit.run.read_rows import Row as Row
+from tfkit.run.read_rows import read_rows as read_rows
 from tfkit.run.training.loss import Loss as Loss
 from tfkit.run.training.loss import loss as loss
 from tfkit.run.training.optimizer import adamw as adamw

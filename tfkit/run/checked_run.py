@@ -198,6 +198,15 @@ def mask_of(graph: Graph, names: Iterable[str]) -> str:
     return mask
 
 
+def padding_mask_of(graph: Graph, name: str) -> str:
+    """Return the padding mask of an input. Raise `Invalid` for an input without a mask."""
+    mask = graph.inputs[name].mask
+    if mask is None:
+        message = f"the data has padding in `{name}`, but that input of the model always has the same length"
+        raise Invalid("", message, help="remove `length` of the input from the spec")
+    return mask
+
+
 def _check_model(run: Run) -> None:
     """Raise SpecError if the model cannot read the data."""
     data, graph = run.data, run.graph
@@ -206,13 +215,24 @@ def _check_model(run: Run) -> None:
         inputs = inputs_for(graph, first.inputs)
         if first.documents is not None:
             mask_of(graph, inputs.values())
+        for name in first.masks:
+            padding_mask_of(graph, inputs[name])
     except Invalid as error:
         raise run.refused(error, "data") from error
+    for name, values in first.inputs.items():
+        signal, width = graph.inputs[inputs[name]], values.shape[2] if values.ndim == 3 else None
+        if (signal.type == "sequence") != (width is not None) or width not in (None, signal.width):
+            got = "ids" if width is None else f"features of width {width}"
+            raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")
     for name in inputs.values():
         rows = rows_of(graph, name)
         if rows is not None and rows < data.vocab_size:  # published tables often have more rows than tokens
             message = f"the data has {data.vocab_size:,} tokens, but the model has `vocab_size` {rows:,}"
             raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
+    classes, width = getattr(data, "n_classes", None), graph.node(graph.outputs[0]).output.width
+    if classes is not None and width is not None and width < classes:
+        message = f"the data has {classes:,} classes, but the model returns {width:,} logits"
+        raise run.error(message, "data", help="write `n_classes: data.n_classes` in the run's `model`")
     limit = max_len(graph)
     if limit is not None and data.length > limit:
         message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"

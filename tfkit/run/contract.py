@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Ids: TypeAlias = "NDArray[np.int64]"
 """Tokens, or numbers of examples."""
+Array: TypeAlias = "NDArray[Any]"
+"""Tokens or features of examples."""
 IGNORED = -100
 """The target of a position that does not count."""
 Order = Literal["sampled", "shuffled", "sequential"]
@@ -46,13 +48,18 @@ class Batch:
     A model with one input gets the only one, whatever its name.
     """
 
-    inputs: Mapping[str, Ids]
-    """[b, t] each."""
+    inputs: Mapping[str, Array]
+    """Tokens [b, t], or features [b, t, width] in float32. Inputs may differ in their number of positions."""
     targets: Ids
-    """[b, t]; `IGNORED` where nothing counts."""
+    """[b, t]; or [b] for a model that returns logits once for each example. `IGNORED` where nothing counts."""
     documents: Ids | None = None
     """Document number of each position, [b, t], for rows that hold several documents. The model then treats each
     document as if it were alone in its row."""
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Padding masks by input, [b, t], True where there is a token. An input without padding has no mask here."""
+    alternatives: tuple[Batch, ...] = ()
+    """Rows to compare with, for a `ChoiceMetric`: the same questions, each with a different continuation. They count in
+    no loss. A row without a further alternative has no target there."""
 
     @property
     def count(self) -> int:
@@ -61,8 +68,10 @@ class Batch:
 
     def rows(self, start: int, end: int) -> Batch:
         """Return the examples from `start` to `end`."""
+        inputs, masks = ({name: ids[start:end] for name, ids in part.items()} for part in (self.inputs, self.masks))
         documents = None if self.documents is None else self.documents[start:end]
-        return Batch({name: ids[start:end] for name, ids in self.inputs.items()}, self.targets[start:end], documents)
+        alternatives = tuple(batch.rows(start, end) for batch in self.alternatives)
+        return Batch(inputs, self.targets[start:end], documents, masks, alternatives)
 
 
 class Tokenizer(Protocol):
@@ -96,7 +105,11 @@ class Examples(Protocol):
 
 
 class Data(Protocol):
-    """Data that was read: the same for the same config, on every machine."""
+    """Data that was read: the same for the same config, on every machine.
+
+    If targets are classes instead of tokens, the data also has `n_classes`, one more than the largest target. A run's
+    model can use it as `data.n_classes`.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -104,7 +117,7 @@ class Data(Protocol):
 
     @property
     def length(self) -> int:
-        """Positions of every example."""
+        """Positions of the longest example."""
 
     @property
     def splits(self) -> Sequence[str]:
@@ -337,6 +350,14 @@ class LogitMetric(Metric):
     @abstractmethod
     def values(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return a value for each position, [n], from logits [n, v] and targets [n]."""
+
+
+class ChoiceMetric(LogitMetric):
+    """A metric that compares each example with its `alternatives`.
+
+    Its `sums` take the sum of the values of each choice, [b, 1 + alternatives], the example first; and the number of
+    positions of each choice that count, which is 0 for an alternative that does not exist.
+    """
 
 
 class DecodedMetric(Metric):

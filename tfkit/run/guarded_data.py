@@ -32,6 +32,7 @@ class GuardedData:
         self._data, self._fault = data, fault
         with guarded(fault, "`build`"):
             self.vocab_size, self.length = data.vocab_size, data.length
+            self.n_classes: int | None = getattr(data, "n_classes", None)
             self.splits: Sequence[str] = data.splits
 
     @property
@@ -51,13 +52,21 @@ class GuardedData:
             return _GuardedExamples(self._data.examples(split, order), self)
 
     def check(self, batch: Batch, count: int) -> Batch:
-        """Return a batch; raise SpecError unless it has `count` rows of ids within the vocabulary."""
+        """Return a batch; raise SpecError unless it has `count` rows, of ids within the vocabulary or of features."""
         with guarded(self._fault, "`batch`"):
             if not isinstance(batch, Batch):
                 raise TypeError(f"it must return a Batch; got {type(batch).__name__}")
-            for name, ids in {**batch.inputs, "targets": batch.targets}.items():
-                _check_array(name, ids, count)
-                _check_range(name, ids[ids != IGNORED] if name == "targets" else ids, self.vocab_size)
+            for name, values in batch.inputs.items():
+                if getattr(values, "dtype", None) == np.float32:
+                    _check_array(name, values, count, "float32", 3)
+                else:
+                    _check_array(name, values, count, "integers", 2)
+                    _check_range(name, values, self.vocab_size)
+            _check_array("targets", targets := batch.targets, count, "integers", 1 if np.ndim(targets) == 1 else 2)
+            _check_range("targets", targets[targets != IGNORED], self.n_classes or self.vocab_size)
+            _check_masks(batch)
+            for alternative in batch.alternatives:
+                self.check(alternative, count)
         return batch
 
 
@@ -78,10 +87,26 @@ class _GuardedExamples:
         return self._data.check(batch, len(indices))
 
 
-def _check_array(name: str, ids: object, count: int) -> None:
-    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim != 2 or len(ids) != count:
-        value = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, np.ndarray) else type(ids).__name__
-        raise TypeError(f"`{name}` must be an array of integers with {count} rows and two axes; got {value}")
+_KINDS = {"integers": "iu", "float32": "f", "bool": "b"}
+_AXES = {1: "one axis", 2: "two axes", 3: "three axes"}
+
+
+def _check_array(name: str, values: object, count: int, type_: str, axes: int) -> None:
+    array = values if isinstance(values, np.ndarray) else None
+    if array is None or array.dtype.kind not in _KINDS[type_] or array.ndim != axes or len(array) != count:
+        value = type(values).__name__ if array is None else f"{array.dtype} {list(array.shape)}"
+        raise TypeError(f"`{name}` must be an array of {type_} with {count} rows and {_AXES[axes]}; got {value}")
+
+
+def _check_masks(batch: Batch) -> None:
+    for name, mask in batch.masks.items():
+        if name not in batch.inputs:
+            raise ValueError(f"a mask must belong to an input: {', '.join(batch.inputs)}; got `{name}`")
+        _check_array(f"masks[{name!r}]", mask, len(batch.targets), "bool", 2)
+        if mask.shape != batch.inputs[name].shape[:2] or not mask.any(axis=1).all():
+            raise ValueError(f"the mask of `{name}` must have the shape of the input, and a token in each row")
+        if len(batch.inputs) == 1 and mask.shape == batch.targets.shape and (~mask & (batch.targets != IGNORED)).any():
+            raise ValueError(f"targets must be {IGNORED} at padding")
 
 
 def _check_range(name: str, ids: Ids, size: int) -> None:

@@ -12,9 +12,13 @@ from tfkit.run.sweep_spec import SweepSpec as SweepSpec
 MODULES = (
     "calculator",
     "callbacks",
+    "columns",
+    "labelled",
     "metrics",
+    "mixture",
     "optimizers",
     "over",
+    "pairs",
     "schedules",
     "tasks",
     "text",

@@ -32,8 +32,8 @@ from tfkit.spec.resolve import Resolver, Scoped
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
-VOCABULARY = "data.vocab_size"
-"""The value in a run's model that stands for the size of the data's vocabulary."""
+SIZES = {"data.vocab_size": "vocab_size", "data.n_classes": "n_classes"}
+"""Values in a run's model that stand for a size of the data, and the attribute of the data."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def model_of(text: RunText, data: Data) -> Mapping:
     assert isinstance(model, Mapping)
     named = {key: run.items[key] for key in ("tfkit", "name") if key not in model.items}
     model = Mapping({**named, **model.items}, {**run.keys, **model.keys}, model.span)
-    return _with_vocabulary(model, data)
+    return _with_sizes(model, data)
 
 
 @contextmanager
@@ -307,15 +307,16 @@ def _folder(text: Source | None) -> Path:
     return Path() if text is None or text.name == SET else Path(text.name).parent
 
 
-def _with_vocabulary(node: Node, data: Data) -> Mapping:
-    """Replace each `data.vocab_size` in a model by the number."""
+def _with_sizes(node: Node, data: Data) -> Mapping:
+    """Replace each `data.vocab_size` and `data.n_classes` in a model by the number."""
 
     def filled(node: Node) -> Node:
         if isinstance(node, Mapping):
             return Mapping({name: filled(entry) for name, entry in node.items.items()}, node.keys, node.span)
         if isinstance(node, ListNode):
             return ListNode(tuple(map(filled, node.items)), node.span)
-        return Scalar(data.vocab_size, node.span) if node.value == VOCABULARY else node
+        size = getattr(data, SIZES.get(str(node.value), ""), None)
+        return node if size is None else Scalar(size, node.span)
 
     replaced = filled(node)
     assert isinstance(replaced, Mapping)

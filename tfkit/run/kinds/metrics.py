@@ -17,6 +17,7 @@ from tfkit.component import Probability
 from tfkit.errors import Invalid
 from tfkit.run.contract import (
     IGNORED,
+    ChoiceMetric,
     Data,
     DecodedMetric,
     LogitMetric,
@@ -59,8 +60,9 @@ class BitsPerByteConfig(MetricConfig):
 
     def build(self, data: Data) -> Metric:
         tokenizer = data.tokenizer
-        if tokenizer is None:
-            raise Invalid("", "`bits_per_byte` needs text: the data has no tokenizer")
+        if tokenizer is None or getattr(data, "n_classes", None) is not None:
+            what = "has no tokenizer" if tokenizer is None else "has classes as targets"
+            raise Invalid("", f"`bits_per_byte` needs text: the data {what}")
         try:
             return CrossEntropy(torch.tensor(tokenizer.byte_counts(), device="cpu"))
         except ValueError as error:
@@ -126,6 +128,33 @@ def exact_matches(values: Tensor, targets: Tensor) -> Ratio:
     return Ratio(int(matches.sum()), int(examples.sum()))
 
 
+class ChoiceAccuracyConfig(MetricConfig):
+    """The share of examples of the data kind `choices` whose right continuation is more likely than each other one."""
+
+    kind: Literal["choice_accuracy"] = "choice_accuracy"
+
+    normalize: bool = False
+    """If true, the likelihood of a continuation is divided by its number of tokens."""
+
+    def build(self, data: Data) -> Metric:
+        return ChoiceAccuracy(normalize=self.normalize)
+
+
+class ChoiceAccuracy(CrossEntropy, ChoiceMetric):
+    """Comparisons of summed log-likelihoods."""
+
+    def __init__(self, *, normalize: bool) -> None:
+        super().__init__(None)
+        self._normalize = normalize
+
+    def sums(self, values: Tensor, targets: Tensor) -> Ratio:
+        if targets.size(1) < 2 and len(targets):
+            raise Invalid("", "`choice_accuracy` needs examples with several continuations", help="use data `choices`")
+        nats = values / targets.clamp(min=1) if self._normalize else values
+        nats = nats.masked_fill(targets == 0, math.inf)
+        return Ratio(int((nats[:, :1] < nats[:, 1:]).all(1).sum()), len(nats))
+
+
 class _DecodedConfig(MetricConfig):
     """The settings of both metrics of decoding."""
 
@@ -158,13 +187,15 @@ class DecodedAccuracy(DecodedMetric):
 
     def __init__(self, config: _DecodedConfig, data: Data) -> None:
         self._temperature = config.temperature
-        self._stop = None if config.stop is None else id_of(config.stop, data, "stop")
+        self._stop = None if config.stop is None else id_of(config.stop, data.tokenizer, "stop")
         self._cached: tfkit.CachedModel | None = None
         """The model with its caches, which takes long to prepare."""
 
     def values(
         self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
     ) -> Tensor:
+        if targets.dim() == 1:
+            raise Invalid("", "generated answers cannot be scored: the data has one target for each example")
         if any(tensor.dim() > 2 for tensor in inputs.values()):
             raise Invalid("", "generated answers cannot be scored in rows with several documents")
         *sources, (_, tokens) = inputs.items()

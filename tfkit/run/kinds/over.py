@@ -178,7 +178,7 @@ class PackedConfig(OverConfig):
     """The token that ends a document: its text, or its id."""
 
     def over(self, of: Data) -> Data:
-        separator = id_of(self.separator, of, "separator") if isinstance(self.separator, str) else self.separator
+        separator = id_of(self.separator, of.tokenizer, "separator")
         if separator >= of.vocab_size:
             message = f"{separator} is not a token: the data has {of.vocab_size:,} tokens, 0 to {of.vocab_size - 1}"
             raise Invalid("separator", message)

@@ -6,6 +6,7 @@ import glob
 import gzip
 import hashlib
 import os
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Literal, Self
@@ -15,7 +16,7 @@ import numpy as np
 import tfkit
 from tfkit.component import Immaterial, slot
 from tfkit.errors import Invalid, SpecError, closest, quoted
-from tfkit.run.contract import Data, DataConfig, Tokenizer, TokenizerConfig
+from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig
 from tfkit.run.kinds.examples import StreamData
 
 SHIPPED = "tinyshakespeare"
@@ -48,10 +49,7 @@ class TextConfig(DataConfig):
         text = "".join(map(_content, self._names()))
         if not text:
             raise Invalid("files", "the text is empty")
-        try:
-            tokenizer = self.tokenizer.build(text)
-        except Invalid as error:
-            raise Invalid(f"tokenizer.{error.field}", error.message, help=error.help) from error
+        tokenizer = tokenizer_for(self.tokenizer, text)
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
         parts = {name: tokens[start:end] for name, (start, end) in self.ends(len(tokens)).items()}
         content = hashlib.sha256(text.encode() + tokens.astype("<i8").tobytes()).hexdigest()
@@ -59,6 +57,14 @@ class TextConfig(DataConfig):
 
     def _names(self) -> tuple[str, ...]:
         return (self.files,) if isinstance(self.files, str) else self.files
+
+
+def tokenizer_for(config: TokenizerConfig, text: str) -> Tokenizer:
+    """Build the tokenizer in the field `tokenizer` of a data kind."""
+    try:
+        return config.build(text)
+    except Invalid as error:
+        raise Invalid(f"tokenizer.{error.field}", error.message, help=error.help) from error
 
 
 def _located(name: str, folder: Path) -> str:
@@ -70,14 +76,20 @@ def _content(name: str) -> str:
     if name == SHIPPED:
         packed = (resources.files("tfkit") / "data" / f"{SHIPPED}.txt.gz").read_bytes()
         return gzip.decompress(packed).decode()
-    paths = [name] if os.path.isfile(name) else sorted(glob.glob(name, recursive=True))
-    files = [path for path in paths if os.path.isfile(path)]
+    return "".join(map(_read, files_of(name)))
+
+
+def files_of(name: str, *, folders: bool = False) -> list[str]:
+    """Return the file of a path, or all files that a pattern matches; with `folders`, folders count as files."""
+    there = os.path.exists if folders else os.path.isfile
+    paths = [name] if there(name) else sorted(glob.glob(name, recursive=True))
+    files = [path for path in paths if there(path)]
     if not files:
         near = closest(Path(name).name, _neighbors(Path(name)))
         start = "relative paths start at the folder of the run's file"
         help = f"a file with a similar name exists: `{near}`" if near else start
         raise Invalid("files", f"there is no file {quoted(shown(name))}", help=help)
-    return "".join(map(_read, files))
+    return files
 
 
 def _neighbors(path: Path) -> list[str]:
@@ -139,12 +151,52 @@ class FileConfig(TokenizerConfig):
             raise Invalid("path", error.diagnostics[0].message, help="train one: tfkit tokenizer") from error
 
 
-def id_of(text: str, data: Data, field: str) -> int:
-    """Return the id of a text that is one token; raise `Invalid` about a field if it is not."""
+class PretrainedConfig(TokenizerConfig):
+    """A folder with a tokenizer, as `AutoTokenizer` of transformers writes it.
+
+    It is read by transformers if that is installed, otherwise from its `tokenizer.json`. Code in the folder never runs.
+    """
+
+    kind: Literal["pretrained"] = "pretrained"
+
+    path: Immaterial[str]
+    """The path of the folder."""
+
+    def located(self, folder: Path) -> Self:
+        return self.model_copy(update={"path": str((folder / self.path).absolute())})
+
+    def build(self, text: str) -> Tokenizer:
+        if not os.path.isdir(self.path):
+            raise Invalid(
+                "path", f"there is no folder {quoted(shown(self.path))}", help="name the folder of a tokenizer"
+            )
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            return FileConfig(path=os.path.join(self.path, "tokenizer.json")).build(text)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
+            return tfkit.FileTokenizer(tokenizer.backend_tokenizer)
+        except Exception as error:  # the library raises nothing narrower
+            cause = " ".join(str(error).split())
+            message = f"{quoted(shown(self.path))} must be a tokenizer that transformers can read"
+            raise Invalid("path", message, notes=(cause[:300],), help="write it with `save_pretrained`") from error
+
+
+def bare(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    """Return the ids of a text without the special tokens that `encode` may put around it."""
+    encode: Callable[[str], Sequence[int]] = getattr(tokenizer, "encode_bare", tokenizer.encode)
+    return encode(text)
+
+
+def id_of(token: str | int, tokenizer: Tokenizer | None, field: str) -> int:
+    """Return the id of a token, a text or an id; raise `Invalid` about a field if the text is not one token."""
+    if isinstance(token, int):
+        return token
     try:
-        ids = [] if data.tokenizer is None else data.tokenizer.encode(text)
+        ids = [] if tokenizer is None else bare(tokenizer, token)
     except ValueError:
         ids = []
     if len(ids) != 1:
-        raise Invalid(field, f"{quoted(text)} is not a token of the data")
+        raise Invalid(field, f"{quoted(token)} is not a token of the data")
     return ids[0]

@@ -19,8 +19,8 @@ from torch import Tensor, fx
 from tfkit.building.builder import evaluating
 from tfkit.building.model import called
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.run.checked_run import Run, inputs_for, mask_of
-from tfkit.run.contract import Batch, DecodedMetric, LogitMetric, Metric, MetricConfig
+from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
+from tfkit.run.contract import IGNORED, Batch, ChoiceMetric, DecodedMetric, LogitMetric, Metric, MetricConfig
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.guarded import guarded
 from tfkit.run.training.loss import Loss
@@ -98,9 +98,10 @@ class _BuiltMetric:
             return sums + further
 
     def sums(self, values: Tensor, targets: Tensor) -> Any:
-        """Return the sums over some examples."""
+        """Return the sums over some examples. A target for each example, [b], becomes [b, 1]."""
         with self.guarded("sums"):
-            return self.metric.sums(values.cpu(), targets)
+            values = values.cpu()
+            return self.metric.sums(*((values, targets) if targets.dim() > 1 else (values[:, None], targets[:, None])))
 
 
 class _Evaluation:
@@ -136,18 +137,28 @@ class _Evaluation:
         rows = batch.rows(first, first + share)
         targets = torch.from_numpy(rows.targets)
         with computing(self._run, self._device):
-            parts = [self._from_logits(rows.rows(i, i + size), batch) for i in range(0, share, size)]
-            of_logits = iter([torch.cat(values) for values in zip(*parts, strict=True)])
+            choices = [(rows, batch)]
+            if any(isinstance(built.metric, ChoiceMetric) for built in self._metrics):
+                choices += zip(rows.alternatives, batch.alternatives, strict=True)
+            of_logits = [iter(self._all_from_logits(*choice, size, share)) for choice in choices]
             sums = []
             for built in self._metrics:
                 values = targets
                 if isinstance(built.metric, LogitMetric):
-                    values = next(of_logits)
+                    values, *further = map(next, of_logits)
+                    if isinstance(built.metric, ChoiceMetric):
+                        sums.append(built.sums(*_by_choice([rows, *rows.alternatives], [values, *further])))
+                        continue
                 elif isinstance(built.metric, DecodedMetric):
                     with built.guarded("values"):
                         values = self._decoded(built.metric, batch, number, size)[first : first + share]
                 sums.append(built.sums(values, targets))
             return sums
+
+    def _all_from_logits(self, rows: Batch, batch: Batch, size: int, share: int) -> list[Tensor]:
+        """Return the values of each metric of logits, from micro-batches; see `_from_logits`."""
+        parts = [self._from_logits(rows.rows(i, i + size), batch) for i in range(0, share, size)]
+        return [torch.cat(values) for values in zip(*parts, strict=True)]
 
     def _from_logits(self, rows: Batch, batch: Batch) -> list[Tensor]:
         """Return the values of each metric of logits, [b, t]. Without rows, run the model on one row of the batch."""
@@ -184,13 +195,26 @@ class _Evaluation:
         return torch.cat(values)
 
 
+def _by_choice(choices: Sequence[Batch], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the sum of the values of each choice, and the number of its positions that count, [b, choices] each."""
+    counted = [torch.from_numpy(choice.targets != IGNORED) for choice in choices]
+    sums = [torch.where(mask, value.cpu().double(), 0).sum(-1) for mask, value in zip(counted, values, strict=True)]
+    return torch.stack(sums, dim=-1), torch.stack([mask.sum(-1) for mask in counted], dim=-1)
+
+
 def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
     """Return the batch as arguments of the model, and its targets."""
-    names = inputs_for(model.meta["graph"], batch.inputs)
+    graph = model.meta["graph"]
+    names = inputs_for(graph, batch.inputs)
     inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
-    if batch.documents is not None:
+    of_pairs = None if batch.documents is None else mask_of(graph, inputs)
+    for name, mask in batch.masks.items():
+        inputs[padding_mask_of(graph, names[name])] = torch.from_numpy(mask).to(device)
+    if of_pairs is not None:
         numbers = torch.from_numpy(batch.documents).to(device)
-        inputs[mask_of(model.meta["graph"], inputs)] = numbers[:, :, None] == numbers[:, None, :]
+        if of_pairs in inputs:  # padding counts as a separate document
+            numbers = numbers.masked_fill(~inputs[of_pairs], -1)
+        inputs[of_pairs] = numbers[:, :, None] == numbers[:, None, :]
     return inputs, torch.from_numpy(batch.targets).to(device)
 
 

@@ -153,8 +153,10 @@ def _examples(run: Run) -> dict[str, str]:
 
 def _digest(batch: Batch) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    arrays: dict[str, Any] = {**batch.inputs, "targets": batch.targets, "documents": batch.documents}
+    masks = {f"{name}_mask": mask for name, mask in batch.masks.items()}
+    arrays: dict[str, Any] = {**batch.inputs, **masks, "targets": batch.targets, "documents": batch.documents}
     for name, array in sorted(arrays.items()):
         if array is not None:
-            digest.update(f"{name} {array.shape} ".encode() + array.astype("<i8").tobytes())
+            stored = "<f8" if array.dtype.kind == "f" else "<i8"
+            digest.update(f"{name} {array.shape} ".encode() + array.astype(stored).tobytes())
     return digest.hexdigest()

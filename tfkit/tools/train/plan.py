@@ -172,14 +172,15 @@ def floors(run: Run, plugins: Plugins) -> dict[str, float]:
             metric = config.build(run.data)
             starts = range(0, len(numbers), AT_ONCE)
             batches = (torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).targets) for start in starts)
-            sums = reduce(operator.add, (metric.sums(targets, targets) for targets in batches))
+            rows = (targets.view(len(targets), -1) for targets in batches)
+            sums = reduce(operator.add, (metric.sums(targets, targets) for targets in rows))
             values[f"{split}.{name}"] = metric.compute(sums)
     return values
 
 
 def _has_answers(batch: Batch) -> bool:
     """Return True if every example ends with an answer, and all answers start at the same position."""
-    counted = batch.targets != IGNORED
+    counted = (batch.targets != IGNORED).reshape(len(batch.targets), -1)
     start = int(counted[0].argmax())
-    asked = start > 0 or len(batch.inputs) > 1
+    asked = start > 0 or len(batch.inputs) > 1 or batch.targets.ndim == 1
     return asked and bool(counted[:, start:].all()) and not bool(counted[:, :start].any())

@@ -1,0 +1,299 @@
+"""Rows of files: every format gives the same examples, and a training step has the loss of a loop over the rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.run.training.runs import Memory, same, trained
+from tfkit.errors import SpecError
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.contract import IGNORED
+from tfkit.run.run_spec import SplitConfig
+from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.loop import Trainer
+
+from .small import PLUGINS, refused
+
+WORDS = ("ab", "cd", "efg", "h")
+SOURCES = [" ".join(WORDS[number * step % 4] for step in range(1, 2 + number % 4)) for number in range(1, 25)]
+ROWS = [
+    {"source": text, "target": text[::-1][: 1 + number % 9], "label": ("odd", "even")[number % 2]}
+    for number, text in enumerate(SOURCES)
+]
+QUESTIONS = [
+    {"prompt": f"is {text}", "choices": [f" {word}" for word in WORDS[: 2 + number % 3]], "answer": number % 2}
+    for number, text in enumerate(SOURCES)
+]
+LAYERS = "attention: {kind: mha, n_heads: 2, position: rope}, ffn: {kind: relu, d_ff: 24}"
+MODELS = {
+    "pair": f"""vocab_size: data.vocab_size,
+        inputs: {{source: tokens, target: tokens}}, graph: {{
+        embedding: {{block: embedding, input: source}},
+        encoder: {{block: encoder, n_layers: 1, {LAYERS}}},
+        prefix: {{block: embedding, input: target}},
+        decoder: {{block: decoder, n_layers: 1, memory: encoder, cross_attention: {{kind: mha, n_heads: 2}}, {LAYERS}}},
+        head: lm_head}}""",
+    "sequence": f"""vocab_size: data.vocab_size, graph: {{
+        embedding: embedding, decoder: {{block: decoder, n_layers: 1, {LAYERS}}}, head: lm_head}}""",
+    "classes": f"""vocab_size: data.vocab_size, graph: {{embedding: embedding,
+        encoder: {{block: encoder, n_layers: 1, {LAYERS}}},
+        pooler: {{block: pooler, select: mean}}, classes: {{block: classifier, n_classes: data.n_classes}}}}""",
+    "features": f"""inputs: {{x: {{type: features, width: 2}}}}, graph: {{
+        project: {{block: linear, input: x}}, encoder: {{block: encoder, n_layers: 1, {LAYERS}}},
+        classes: {{block: classifier, n_classes: data.n_classes}}}}""",
+}
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]] = ROWS) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def columns_run(folder: Path, model: str, data: str, *sets: str) -> Run:
+    path = folder / "run.yaml"
+    path.write_text(
+        f"tfkit: 1\nname: rows\nmodel: {{d_model: 16, {MODELS[model]}}}\ndata: {data}\n"
+        "batch: {sequences: 5, length: 40}\nsteps: 6\noptimizer: {kind: adamw, lr: 1e-2}\n",
+        encoding="utf-8",
+    )
+    return load_run(path, PLUGINS, sets=sets)
+
+
+# ---- files ----
+
+
+def write_csv(path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_arrow(path: Path, rows: Sequence[Mapping[str, Any]], *, stream: bool) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.Table.from_pylist(list(rows))
+    open_new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with open_new(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+
+
+def test_every_format_has_the_same_examples(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    write_lines(tmp_path / "rows.jsonl")
+    write_csv(tmp_path / "rows.csv")
+    write_csv(tmp_path / "rows.tsv")
+    write_arrow(tmp_path / "rows.arrow", ROWS, stream=False)
+    write_arrow(tmp_path / "stream.arrow", ROWS, stream=True)
+    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    folder = tmp_path / "folder"  # as `Dataset.save_to_disk` writes it
+    folder.mkdir()
+    for number, part in enumerate((ROWS[:10], ROWS[10:])):
+        write_arrow(folder / f"data-{number:05}-of-00002.arrow", part, stream=True)
+    names = [f"data-{number:05}-of-00002.arrow" for number in range(2)]
+    state = {"_data_files": [{"filename": name} for name in names], "_format_type": None, "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    files = ["rows.jsonl", "rows.csv", "rows.tsv", "rows.arrow", "stream.arrow", "rows.parquet", "folder", "*.jsonl"]
+    digests = {columns_run(tmp_path, "pair", f'{{kind: pairs, files: "{name}"}}').digest for name in files}
+    assert len(digests) == 1
+    write_lines(tmp_path / "rows.jsonl", [*ROWS[:-1], {**ROWS[-1], "target": "c"}])
+    assert columns_run(tmp_path, "pair", "{kind: pairs, files: rows.jsonl}").digest not in digests
+
+
+def test_errors_of_files(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    pytest.importorskip("pyarrow")
+    write_lines(tmp_path / "rows.jsonl")
+    write_arrow(tmp_path / "cut.arrow", ROWS, stream=True)
+    (tmp_path / "cut.arrow").write_bytes((tmp_path / "cut.arrow").read_bytes()[:700])
+    write_lines(tmp_path / "number.jsonl", [*ROWS[:3], {**ROWS[3], "target": 5}])
+    (tmp_path / "cut.jsonl").write_text('{"source": "a", "target": "b"}\n\n{"source": "a', encoding="utf-8")
+    (tmp_path / "list.jsonl").write_text("[1, 2]\n", encoding="utf-8")
+    (tmp_path / "latin.csv").write_bytes(b"source,target\na,\xe9\n")
+    (tmp_path / "ragged.csv").write_text("source,target\na,b\na,b,c\n", encoding="utf-8")
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 nothing")
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "folder" / "train").mkdir(parents=True)
+    (tmp_path / "folder" / "train" / "state.json").write_text("{}", encoding="utf-8")
+    names = ["absent.jsonl", "cut.arrow", "number.jsonl", "cut.jsonl", "list.jsonl", "latin.csv", "ragged.csv"]
+    names += ["damaged.parquet", "empty.jsonl", "folder", "folder/train", "small.yaml"]
+    data = [f"{{kind: pairs, files: {name}}}" for name in names]
+    rows = "files: rows.jsonl"
+    data += [f"{{kind: pairs, {rows}, source: sorce}}", f'{{kind: pairs, {rows}, end: "<end>"}}']
+    data += ["{kind: pairs, files: {val: rows.jsonl}}", "{kind: pairs, files: {train: rows.jsonl}, split: {train: 1}}"]
+    data += [f"{{kind: pairs, {rows}, tokenizer: {{kind: pretrained, path: nowhere}}}}"]
+    data += [f"{{kind: labelled, {rows}}}", f"{{kind: labelled, {rows}, text: source}}"]
+    data += [f"{{kind: labelled, {rows}, features: source, tokenizer: bytes}}"]
+    data += [f"{{kind: labelled, {rows}, features: source}}"]
+    data += [f"{{kind: labelled, {rows}, text: source, tokenizer: bytes, classes: [odd]}}"]
+    data += [f"{{kind: choices, {rows}, prompt: source, choices: target}}"]
+    golden("runs/columns_errors", "\n\n".join(refused(tmp_path, entry, length=20) for entry in data))
+
+
+def test_examples_that_are_too_long(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes%s}"
+    with pytest.raises(SpecError, match=r"`, line \d+ has \d+ positions, but `batch.length` is 6"):
+        columns_run(tmp_path, "classes", data % "", "batch.length=6")
+    for long, texts in (("skip", [text for text in SOURCES[:21] if len(text) <= 6]), ("cut", SOURCES[:21])):
+        run = columns_run(tmp_path, "classes", data % f", long: {long}", "batch.length=6", "data.split={train: 0.9}")
+        examples = run.data.examples("train", "sequential")
+        batch = examples.batch(np.arange(len(examples)))
+        masks = batch.masks["tokens"]
+        rows = [bytes(row[mask].tolist()).decode() for row, mask in zip(batch.inputs["tokens"], masks, strict=True)]
+        assert rows == [text[:6] for text in texts]
+
+
+# ---- a step ----
+
+
+def loss_alone(trainer: Trainer, row: Mapping[str, str], layout: str) -> tuple[torch.Tensor, int]:
+    """The summed loss of a row, without padding, and the number of its targets; ids are as of the kind `bytes`."""
+    source, answer = list(row["source"].encode()), [*row["target"].encode(), 257 if layout == "pair" else 256]
+    if layout == "pair":
+        inputs = {"source": source, "target": [256, *answer[:-1]]}
+    else:
+        inputs = {"tokens": [*source, *answer[:-1]]}
+    logits = trainer.model(**{name: torch.tensor([ids]) for name, ids in inputs.items()})[0, -len(answer) :]
+    return F.cross_entropy(logits, torch.tensor(answer), reduction="sum"), len(answer)
+
+
+@pytest.mark.parametrize("layout", ["pair", "sequence"])
+def test_a_step_on_pairs_is_that_of_a_loop_over_the_rows(layout: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    data = f"{{kind: pairs, files: rows.jsonl, layout: {layout}, tokenizer: bytes, order: sequential}}"
+    trainer = Trainer(columns_run(tmp_path, layout, data, "machine.micro_batch=2"), Memory())
+    trainer.model.double()
+    batch = trainer.batch(1)
+    assert set(batch.masks) == set(batch.inputs)
+    loss = trainer._gradients(batch, 1)
+    gradients = {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    trainer.model.zero_grad()
+    alone, counts = zip(*(loss_alone(trainer, row, layout) for row in ROWS[:5]), strict=True)
+    total = torch.stack(alone).sum() / sum(counts)
+    total.backward()
+    assert loss.item() == pytest.approx(total.item(), abs=1e-6)
+    for name, parameter in trainer.model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=0, atol=1e-12, msg=name)
+
+
+def test_classes_of_texts(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential}"
+    batch = columns_run(tmp_path, "classes", data).data.examples("train", "sequential").batch(np.array([0, 3, 2]))
+    assert batch.targets.tolist() == [1, 0, 1]
+    for row, mask, number in zip(batch.inputs["tokens"], batch.masks["tokens"], (0, 3, 2), strict=True):
+        assert bytes(row[mask].tolist()).decode() == SOURCES[number]
+
+
+def test_numbered_classes_of_features(tmp_path: Path) -> None:
+    rows = [{"x": [[1, number]] * (1 + number % 3), "label": [number % 3] * (1 + number % 3)} for number in range(30)]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    run = columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}")
+    batch = run.data.examples("train", "sequential").batch(np.array([1, 2]))
+    assert batch.inputs["features"].tolist() == [[[1, 1], [1, 1], [0, 0]], [[1, 2], [1, 2], [1, 2]]]
+    assert batch.targets.tolist() == [[1, 1, IGNORED], [2, 2, 2]]
+    assert len(trained(run)[0].losses) == 6
+    with pytest.raises(SpecError, match=r"features of width 2, but `x` of the model takes .*3"):
+        columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}", "model.inputs.x.width=3")
+
+
+# ---- choices ----
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_choices_are_compared_as_by_a_loop(normalize: bool, tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", QUESTIONS)
+    data = "{kind: choices, files: {train: rows.jsonl, val: rows.jsonl}, tokenizer: bytes}"
+    run = columns_run(tmp_path, "sequence", data, "machine.micro_batch=2")
+    trainer = Trainer(run, Memory())
+    trainer.train()
+    right = 0
+    for row in QUESTIONS:
+        scores = []
+        for choice in row["choices"]:
+            ids = torch.tensor([[*f"{row['prompt']}{choice}".encode()]])
+            likelihood = trainer.model(ids).log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[-len(choice) :].sum()
+            scores.append(likelihood.item() / (len(choice) if normalize else 1))
+        right += int(np.argmax(scores)) == row["answer"]
+    metric: Any = PLUGINS.registry.kinds("metric")["choice_accuracy"].config(normalize=normalize)
+    numbers = evaluate(trainer.model, run, {"val": SplitConfig(batches="all")}, [metric])
+    assert numbers == {"val.choice_accuracy": right / len(QUESTIONS)}
+    assert 0 < right < len(QUESTIONS)
+
+
+def test_choices_need_continuations(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    sets = "eval={every: 3, splits: {val: all}, metrics: [choice_accuracy]}"
+    run = columns_run(tmp_path, "sequence", "{kind: pairs, files: rows.jsonl, layout: sequence}", sets)
+    with pytest.raises(SpecError, match="`choice_accuracy` needs examples with several continuations"):
+        Trainer(run, Memory()).train()
+
+
+# ---- mixtures ----
+
+PARTS = {
+    "lines": "{weight: 3, data: {kind: documents, files: rows.jsonl, text: source, tokenizer: bytes}}",
+    "pairs": "{data: {kind: pairs, files: rows.jsonl, layout: sequence, tokenizer: bytes}}",
+}
+
+
+def mixture(**changes: str) -> str:
+    return f"{{kind: mixture, of: {{{', '.join(f'{name}: {part}' for name, part in (PARTS | changes).items())}}}}}"
+
+
+def test_a_mixture_has_its_weights_and_every_example(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    run = columns_run(tmp_path, "sequence", mixture(), "batch.length=20")
+    assert run.data.splits == ["train", "lines_val", "pairs_val"]
+    examples = run.data.examples("train", "shuffled")
+    batch = examples.batch(np.arange(len(examples)))
+    windows = batch.targets[:, 0] != IGNORED  # a prompt does not count
+    assert windows.sum() == 3 * (~windows).sum()
+    alone = columns_run(tmp_path, "sequence", PARTS["pairs"][7:-1], "batch.length=20").data
+    parts = alone.examples("train", "shuffled").batch(np.arange(21))
+    rows = {tuple(row[mask].tolist()) for row, mask in zip(parts.inputs["tokens"], parts.masks["tokens"], strict=True)}
+    mixed = zip(batch.inputs["tokens"][~windows], batch.masks["tokens"][~windows], strict=True)
+    assert {tuple(row[mask].tolist()) for row, mask in mixed} == rows
+
+
+def test_errors_of_mixtures(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    data = [mixture(pairs="{data: {kind: pairs, files: rows.jsonl, layout: sequence}}")]
+    data += [mixture(pairs="{data: {kind: pairs, files: none.jsonl, layout: sequence}}")]
+    data += [mixture(pairs="{data: {kind: pairs, files: rows.jsonl, order: sampled}}")]
+    data += ["{kind: mixture, of: {lines: {weight: 0, data: addition}}}"]
+    data += [f"{{kind: mixture, split: {{train: 1}}, of: {{lines: {PARTS['lines']}}}}}"]
+    golden("runs/mixture_errors", "\n\n".join(refused(tmp_path, entry, length=20) for entry in data))
+
+
+# ---- guarantees ----
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("pair", "{kind: pairs, files: rows.jsonl}"),
+        pytest.param(
+            "classes", "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes}", marks=pytest.mark.slow
+        ),
+        pytest.param("sequence", mixture(), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_continues_to_the_bit(model: str, data: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    run = columns_run(tmp_path, model, data, "batch.length=20")
+    memory, weights = trained(run)
+    half, _ = trained(run, until=3)
+    rest, continued = trained(columns_run(tmp_path, model, data, "batch.length=20"), Memory(half.saved))
+    assert memory.losses == half.losses + rest.losses
+    assert same(weights, continued)

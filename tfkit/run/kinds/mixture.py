@@ -1,0 +1,183 @@
+"""Several data kinds in one run, mixed by weight."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from tfkit.component import Config
+from tfkit.errors import Invalid
+from tfkit.run.contract import IGNORED, Batch, Data, DataConfig, Examples, Ids, NonNegative, Order, Tokenizer
+from tfkit.run.kinds.columns import masks_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_EXAMPLES = 2**40
+"""The most examples of a pass."""
+
+
+class MixedConfig(Config):
+    """Data that is a part of a mixture."""
+
+    weight: NonNegative = 1.0
+    """The share of its examples, relative to the other parts; with 0, it is only evaluated."""
+    data: DataConfig
+    """The data."""
+
+
+class MixtureConfig(DataConfig):
+    """Examples of several data kinds, by weight. All parts need the same inputs and the same vocabulary.
+
+    In one pass, every example of each part occurs at least once. The splits are `train`, with the training examples
+    of all parts, and the remaining splits of each part, such as `web_val` for `val` of the part `web`.
+    """
+
+    kind: Literal["mixture"] = "mixture"
+
+    of: dict[str, MixedConfig]
+    """The parts by name."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for fields without effect, and for a mixture that has nothing to learn from."""
+        super().check()
+        if "split" in self.model_fields_set:
+            raise Invalid("split", "`split` has no effect here", help="write it in the data of each part")
+        if not any(part.weight for part in self.of.values()):
+            raise Invalid("of", "a mixture must have a part with a weight above 0")
+        for name, part in self.of.items():
+            if "order" in part.data.model_fields_set:
+                raise Invalid(f"of.{name}.data.order", "`order` has no effect here", help="write it as `data.order`")
+
+    @property
+    def takes_length(self) -> bool:
+        return any(part.data.takes_length for part in self.of.values())
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        return ("train", *(f"{name}_{split}" for name, split in self._evaluated()))
+
+    def _evaluated(self) -> list[tuple[str, str]]:
+        """Return the parts with their splits for evaluations."""
+        splits = [(name, split) for name, part in self.of.items() for split in part.data.split_names]
+        return [(name, split) for name, split in splits if split != "train" or not self.of[name].weight]
+
+    def located(self, folder: Path) -> Self:
+        parts = {name: part.model_copy(update={"data": part.data.located(folder)}) for name, part in self.of.items()}
+        return self.model_copy(update={"of": parts})
+
+    def build(self, length: int | None) -> Data:
+        parts = {}
+        for name, part in self.of.items():
+            try:
+                parts[name] = part.data.build(length if part.data.takes_length else None)
+            except Invalid as error:
+                field = f"of.{name}.data.{error.field}".rstrip(".")
+                raise Invalid(field, error.message, notes=error.notes, help=error.help) from error
+        _check_equal(parts)
+        return Mixture(parts, {name: part.weight for name, part in self.of.items()}, self._evaluated())
+
+
+def _check_equal(parts: Mapping[str, Data]) -> None:
+    """Raise `Invalid` unless an id means the same in all parts."""
+    sizes = {name: data.vocab_size for name, data in parts.items()}
+    if len(set(sizes.values())) > 1:
+        got = ", ".join(f"`{name}` {size:,}" for name, size in sizes.items())
+        help = "use one tokenizer, and name the tokens that parts add, such as `separator` and `end`"
+        raise Invalid("of", f"all parts must have the same number of tokens; got {got}", help=help)
+    files = {name: _file(data.tokenizer) for name, data in parts.items() if data.tokenizer is not None}
+    if len(set(files.values())) > 1:
+        names = ", ".join(f"`{name}`" for name in files)
+        raise Invalid("of", f"the parts {names} must have the same tokenizer", help="read it from one file")
+
+
+def _file(tokenizer: Tokenizer) -> bytes:
+    """Return the content of a tokenizer's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / tokenizer.file
+        tokenizer.save(path)
+        return path.read_bytes()
+
+
+class Mixture:
+    """The parts of a mixture; see `Data`."""
+
+    def __init__(
+        self, parts: Mapping[str, Data], weights: Mapping[str, float], evaluated: Sequence[tuple[str, str]]
+    ) -> None:
+        self._parts, self._weights = parts, weights
+        self._evaluated = {f"{name}_{split}": (name, split) for name, split in evaluated}
+        self.vocab_size = next(data.vocab_size for data in parts.values())
+        self.length = max(data.length for data in parts.values())
+        self.splits = ["train", *self._evaluated]
+        self.tokenizer = next((data.tokenizer for data in parts.values() if data.tokenizer is not None), None)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprints of all parts."""
+        return ", ".join(f"{name} {data.fingerprint}" for name, data in self._parts.items())
+
+    def examples(self, split: str, order: Order) -> Examples:
+        if split != "train":
+            name, split = self._evaluated[split]
+            return self._parts[name].examples(split, order)
+        names = [name for name, weight in self._weights.items() if weight]
+        weights = [self._weights[name] for name in names]
+        return Mixed([self._parts[name].examples("train", order) for name in names], weights)
+
+
+class Mixed:
+    """Examples of several parts. An index below the number of examples of the first part belongs to it, and so on."""
+
+    def __init__(self, parts: Sequence[Examples], weights: Sequence[float]) -> None:
+        self._parts = parts
+        passes = max(len(part) / weight for part, weight in zip(parts, weights, strict=True))
+        counts = [max(round(passes * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
+        if sum(counts) > MAX_EXAMPLES:
+            raise Invalid("of", "the weights differ too much: a pass would have more than 2^40 examples")
+        self._ends = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def batch(self, indices: Ids) -> Batch:
+        owners = np.searchsorted(self._ends, indices, side="right")
+        starts = np.concatenate([[0], self._ends[:-1]])
+        batches, places = [], []
+        for owner in np.unique(owners).tolist():
+            part, mine = self._parts[owner], np.flatnonzero(owners == owner)
+            batches.append(part.batch((indices[mine] - starts[owner]) % len(part)))
+            places.append(mine)
+        return batches[0] if len(batches) == 1 else _joined(batches, np.argsort(np.concatenate(places)))
+
+
+def _joined(batches: Sequence[Batch], order: Ids) -> Batch:
+    """Return the examples of several batches, padded to the longest, in an order."""
+    names = list(batches[0].inputs)
+    for batch in batches:
+        if list(batch.inputs) != names or batch.targets.ndim != 2 or batch.alternatives:
+            raise Invalid("of", "all parts with a weight must have the same inputs, and targets for each position")
+
+    def rows(arrays: Sequence[NDArray[Any]], fill: int) -> NDArray[Any]:
+        length = max(array.shape[1] for array in arrays)
+        padded = [np.pad(array, ((0, 0), (0, length - array.shape[1])), constant_values=fill) for array in arrays]
+        return np.concatenate(padded)[order]
+
+    inputs = {name: rows([batch.inputs[name] for batch in batches], 0) for name in names}
+    masks = {name: rows([_mask(batch, name) for batch in batches], False) for name in names}
+    documents = None
+    if any(batch.documents is not None for batch in batches):
+        documents = rows([_documents(batch) for batch in batches], 0)
+    return Batch(inputs, rows([batch.targets for batch in batches], IGNORED), documents, masks_of(masks))
+
+
+def _mask(batch: Batch, name: str) -> NDArray[np.bool_]:
+    return batch.masks.get(name, np.ones(batch.inputs[name].shape[:2], dtype=bool))
+
+
+def _documents(batch: Batch) -> Ids:
+    return np.zeros(batch.targets.shape, np.int64) if batch.documents is None else batch.documents

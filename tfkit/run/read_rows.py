@@ -1,0 +1,178 @@
+"""Rows of data files, read one after the other: jsonl, csv, tsv, parquet, arrow, and folders that `datasets` wrote.
+
+Nothing but the row at hand is in memory. Parquet and arrow need the library pyarrow, the extra `data`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfkit.errors import Invalid, closest, listing, quoted
+from tfkit.spec.extending import shortest
+
+MAGIC = b"ARROW1"
+"""The first bytes of an arrow file that is not a stream."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a file.
+
+    Attributes:
+        path: the file.
+        number: the line of the row, from 1; in a parquet or arrow file, and in a folder, the number of the row.
+        values: the values by column.
+    """
+
+    path: Path
+    number: int
+    values: Mapping[str, Any]
+
+    def __getitem__(self, column: str) -> Any:
+        """Return the value of a column; raise `Invalid` if the row has no such column."""
+        if column not in self.values:
+            near = closest(column, self.values)
+            help = f"a column with a similar name exists: `{near}`" if near else None
+            columns = f"columns: {listing(map(str, self.values))}"
+            raise Invalid("files", f"{self.place} must have the column `{column}`", notes=(columns,), help=help)
+        return self.values[column]
+
+    def text(self, column: str) -> str:
+        """Return the text in a column; raise `Invalid` for any other value."""
+        value = self[column]
+        if not isinstance(value, str):
+            raise self.error(column, "text")
+        return value
+
+    def error(self, column: str, expected: str, help: str = "correct the row, or name a different column") -> Invalid:
+        """Build the error of a value that is not as expected, with file, row, column and value."""
+        value = json.dumps(self.values[column], default=str, ensure_ascii=False)
+        message = f"{self.place}: column `{column}` must be {expected}; got {quoted(value)}"
+        return Invalid("files", message, help=help)
+
+    @property
+    def place(self) -> str:
+        """The file and the row, for errors."""
+        return _place(self.path, self.number)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, or of a folder that `Dataset.save_to_disk` of the library `datasets` wrote.
+
+    Raises:
+        Invalid: the file is of another type, cannot be read or is damaged; or pyarrow is not installed.
+    """
+    if path.is_dir():
+        read = _folder_rows
+    elif path.suffix in _READERS:
+        read = _READERS[path.suffix]
+    else:
+        help = f"use one of {', '.join(_READERS)}, or a folder that `datasets` wrote"
+        raise Invalid("files", f"{_name(path)} must be a file with rows; got the suffix `{path.suffix}`", help=help)
+    number = 0
+    try:
+        for number, values in read(path):
+            yield Row(path, number, values)
+    except Invalid:
+        raise
+    except OSError as error:
+        raise Invalid("files", f"cannot read {_name(path)}: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, RuntimeError, csv.Error) as error:  # of the three libraries
+        cause = f"the key {error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
+        cause = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else cause
+        raise Invalid("files", f"{_name(path)} is damaged after row {number:,}: {cause}") from error
+
+
+def _place(path: Path, number: int) -> str:
+    unit = "line" if path.suffix in (".jsonl", ".csv", ".tsv") else "row"
+    return f"{_name(path)}, {unit} {number:,}"
+
+
+def _name(path: Path) -> str:
+    return quoted(str(shortest(path)))
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise Invalid("files", f"{_place(path, number)} must be a JSON object: {error}") from error
+            if not isinstance(values, dict):
+                got = quoted(line.decode().strip())
+                raise Invalid("files", f"{_place(path, number)} must be a JSON object; got {got}")
+            yield number, values
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    csv.field_size_limit(sys.maxsize)  # a document may be longer than 128 KB
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        for values in reader:
+            if None in values or None in values.values():
+                columns = f"columns: {listing(reader.fieldnames or ())}"
+                message = f"{_place(path, reader.line_num)} must have {len(reader.fieldnames or ())} columns"
+                raise Invalid("files", message, notes=(columns,))
+            yield reader.line_num, values
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    _check_pyarrow(path)
+    from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
+
+    with parquet.ParquetFile(path) as file:
+        number = 0
+        for batch in file.iter_batches(batch_size=1000):
+            yield from enumerate(batch.to_pylist(), number + 1)
+            number += batch.num_rows
+
+
+def _arrow_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    _check_pyarrow(path)
+    from pyarrow import ipc, memory_map
+
+    with path.open("rb") as file:
+        is_stream = file.read(len(MAGIC)) != MAGIC
+    with memory_map(str(path)) as source:
+        number = 0
+        reader = ipc.open_stream(source) if is_stream else ipc.open_file(source)
+        batches = reader if is_stream else (reader.get_batch(index) for index in range(reader.num_record_batches))
+        for batch in batches:
+            yield from enumerate(batch.to_pylist(), number + 1)
+            number += batch.num_rows
+
+
+def _folder_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    state = path / "state.json"
+    if not state.is_file():
+        splits = sorted(file.parent.name for file in path.glob("*/state.json"))
+        help = f"name the folder of a split: `{shortest(path / splits[0])}`" if splits else "name a file with rows"
+        raise Invalid("files", f"{_name(path)} must be a folder that `datasets` wrote for a single split", help=help)
+    files = [path / entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+    yield from enumerate((values for file in files for _, values in _arrow_rows(file)), 1)
+
+
+def _check_pyarrow(path: Path) -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        message = f"{_name(path)} cannot be read without pyarrow"
+        raise Invalid("files", message, help='install it: pip install "tfkit[data]"') from error
+
+
+_READERS = {
+    ".jsonl": _json_rows,
+    ".csv": _csv_rows,
+    ".tsv": _csv_rows,
+    ".parquet": _parquet_rows,
+    ".arrow": _arrow_rows,
+}
