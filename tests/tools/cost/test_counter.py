@@ -176,9 +176,24 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
     with saved_tensors_hooks(lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
         attend(q, mask)
     watch = counter.Observer([])
-    with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, lambda x: x):
-        attend(q.to("meta"), mask.to("meta"))
+    with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, watch.restore):
+        output = attend(q.to("meta"), mask.to("meta"))
+    assert output.requires_grad
     assert watch.root.tally("").saved == sum(one.untyped_storage().nbytes() for one in kept.values())
+
+
+def test_a_tensor_is_not_saved_if_no_output_depends_on_it() -> None:
+    """A recurrence without a cache drops its last state, and the graph behind it."""
+    x, watch = torch.empty(3, 4, device="meta", requires_grad=True), counter.Observer([])
+    with watch, saved_tensors_hooks(watch.keep, watch.restore):
+        y = x.exp()
+        state = y.exp()
+        assert watch.root.tally("").saved == y.nbytes + state.nbytes
+        del state
+        assert watch.root.tally("").saved == y.nbytes
+        y.sum().backward()
+        del y
+    assert watch.root.tally("").saved == x.nbytes
 
 
 @pytest.mark.parametrize("name", covering("bert_base", "gpt2", "t5_small"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -95,7 +95,7 @@ class Observer(dispatch.DispatchMode):
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self.live = LiveMemory()
+        self.live = LiveMemory(self._forget)
         self.weights = {self.live.number(weight) for weight in weights}
         self.root = Tallies()
         self.places = [Position(self.root, "")]
@@ -204,7 +204,18 @@ class Observer(dispatch.DispatchMode):
         if self.keeps and key not in self.weights and key not in self.kept:
             self.kept[key] = self.place.record.tally(self.place.path)
             self.kept[key].saved += nbytes(tensor)
+        return tensor.detach()  # the output of an operation would otherwise keep the operation, which keeps the output
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that was kept. The backward has begun: from now on it frees what the forward kept."""
+        self.live.dropped = None
         return tensor
+
+    def _forget(self, key: int, size: int) -> None:
+        """Count a storage that is gone before the backward: no output depends on what kept it."""
+        tally = self.kept.pop(key, None)
+        if tally is not None:
+            tally.saved -= size
 
     @contextmanager
     def repeated(self, times: int) -> Iterator[None]:
@@ -241,9 +252,13 @@ _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.defaul
 
 
 class LiveMemory:
-    """Bytes of the storages made while it watched that still exist: `level` now, `peak` the most since that was set."""
+    """Bytes of the storages made while it watched that still exist: `level` now, `peak` the most since that was set.
 
-    def __init__(self) -> None:
+    `dropped`, if any, is called with the number and the bytes of each storage that is gone.
+    """
+
+    def __init__(self, dropped: Callable[[int, int], Any] | None = None) -> None:
+        self.dropped = dropped
         self.level = self.peak = 0
         self._sizes: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
@@ -277,8 +292,11 @@ class LiveMemory:
         return True
 
     def _drop(self, key: int) -> None:
-        self.level -= self._sizes.pop(key)
-        del self._numbers[key]
+        size = self._sizes.pop(key)
+        self.level -= size
+        number = self._numbers.pop(key)
+        if self.dropped is not None:
+            self.dropped(number, size)
 
 
 def nbytes(tensor: Tensor) -> int:

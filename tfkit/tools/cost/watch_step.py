@@ -41,7 +41,7 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
     _watch_modules(model, watch, layers)
     with ExitStack() as around:
         around.enter_context(torch.set_grad_enabled(train))
-        around.enter_context(saved_tensors_hooks(watch.keep, lambda tensor: tensor))
+        around.enter_context(saved_tensors_hooks(watch.keep, watch.restore))
         around.enter_context(watch)
         around.enter_context(OwnKernels(watch, kernels))
         watch.read_all(tensors_in(step(watch)))

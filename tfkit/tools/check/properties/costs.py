@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -61,20 +62,20 @@ def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda"
 
 @property_of("kept-bytes", "saves the bytes that are counted")
 def kept_bytes(subject: Subject) -> Iterator[Deviation]:
-    """The tensors that autograd keeps of a forward in train mode, each once, without weights."""
+    """The tensors that autograd keeps after a forward in train mode, each once, without weights."""
     counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
-    model, kept = subject.build().train(), dict[int, int]()
+    model, saved = subject.build().train(), WeakValueDictionary[int, Tensor]()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
     def keep(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return x
+        copy = x.detach()  # an output that an operation keeps would keep the operation
+        saved[id(copy)] = copy
+        return copy
 
     with saved_tensors_hooks(keep, lambda x: x):
         outputs = call(model, subject.inputs(batch=2))  # they hold what is kept
-    observed = sum(kept.values())
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (x.untyped_storage() for x in saved.values())}
+    observed = sum(size for address, size in storages.items() if address not in weights)
     del outputs
     limit = EXPERTS if any(isinstance(module, StackedLinear) for module in model.modules()) else 0.0
     error = abs(observed - counted) / max(1, observed)
