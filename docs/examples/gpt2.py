@@ -27,23 +27,11 @@ class Config:
         return self.d_model // self.n_heads
 
 
-def tokens_until(mask: Tensor) -> Tensor:
-    """Count the tokens up to each position, [b, t]; with a pairwise mask, only tokens it may attend to."""
-    return mask.tril().sum(dim=2) if mask.dim() == 3 else mask.long().cumsum(dim=1)
-
-
-def additive(visible: Tensor, like: Tensor) -> Tensor:
-    """Return an additive mask of the scores: 0 where `visible`, minus infinity elsewhere, in the dtype of
-    `like`.
-    """
-    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
-
-
 class Positions(nn.Module):
     """Positions of the tokens, counted without padding, [b or 1, t]."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        positions = torch.arange(x.size(1), device=x.device)[None] if mask is None else tokens_until(mask) - 1  # [1, t]
+        positions = torch.arange(x.size(1), device=x.device)[None] if mask is None else mask.long().cumsum(dim=1) - 1
         return positions if mask is None else positions.clamp(min=0)
 
 
@@ -72,21 +60,20 @@ class Embedding(nn.Module):
 
 
 class AttentionContext(nn.Module):
-    """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer's attention."""
+    """The values that the attentions of several layers share, from sequences x [b, t, d_model]."""
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor | None:
         queries = torch.arange(x.size(1), device=x.device)[None]  # [1, t]
-        visible = self.visible(queries, queries, padding)
-        return None if visible is None else additive(visible, x)
+        mask = None
+        if padding is not None:
+            visible = self.visible(queries, queries, padding)
+            mask = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, -math.inf)
+        return mask
 
     def visible(self, queries: Tensor, keys: Tensor, tokens: Tensor | None) -> Tensor | None:
-        """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k]."""
-        if tokens is None and queries.size(1) == keys.size(1) or (tokens is None and queries.size(1) == 1):
-            return None
+        """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k]; None for all keys."""
         visible = keys[:, None, :] - queries[:, :, None] <= 0
-        if tokens is not None:
-            visible = visible & (tokens if tokens.dim() == 3 else tokens[:, None, :]).to(torch.bool)
-        return visible[:, None]
+        return (visible & tokens[:, None, :].to(torch.bool))[:, None]
 
 
 class FusedProjection(nn.Module):
@@ -185,6 +172,8 @@ class Gpt2(nn.Module):
         self._init_weights(config)
 
     def forward(self, tokens: Tensor, tokens_mask: Tensor | None = None) -> Tensor:
+        if tokens_mask is not None and tokens_mask.dim() == 3:
+            raise ValueError("tokens_mask has pairs of tokens, but here it can only tell tokens [b, t] from padding")
         if tokens_mask is not None and tokens_mask.is_floating_point():
             raise ValueError(
                 "tokens_mask is not bool or 0 and 1, with 1 for a token: `mask.bool()`; if additive, `mask == 0`"

@@ -7,7 +7,7 @@ import torch
 
 import tfkit
 from tfkit import CachedModel
-from tfkit.components.context import place
+from tfkit.components.cached_keys import place
 from tfkit.nn import Past, count_positions
 from tfkit.testing import check_cached, example_inputs
 
@@ -112,7 +112,7 @@ def test_no_slot_is_written_twice(start: int, padded: bool) -> None:
     padding = torch.tensor([[True] * 9, [False] * 2 + [True] * 5 + [False, True]]) if padded else None
     past = Past(start, 20, torch.tensor([start, 1]) if padded else None)
     positions = count_positions(torch.zeros(2, 9), padding, past)
-    cache, _, _ = place(positions, padding, past, 4)
+    cache = place(positions, padding, past, 4).cache
     for slots in cache.slots.tolist() if padded else [cache.slots.tolist()]:
         assert sorted(slot for slot in slots if slot < 4) == [0, 1, 2, 3]
 

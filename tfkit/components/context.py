@@ -4,10 +4,7 @@ Rotary and sinusoidal tables, ALiBi slopes and masks are computed once per forwa
 that a cast to bfloat16 could corrupt or that `to_empty` could lose. A mask is passed as None only to attention that
 declares a causal flag for its backend (`causal_flag`); every other kind gets the mask written out.
 
-In a cache, token p has slot p modulo the number of slots, so a full cache and the ring of a sliding window are the
-same thing, and the positions of keys follow from the slot and the newest position. Where new tokens would overwrite
-keys that other tokens of the step attend to, old slots and new tokens are read together before anything is written
-(`place`). Padding has neither slot nor position, so each sequence of a batch behaves as if it were alone.
+Here sequences are entire. `cached_keys.py` adds the keys in a cache, for sequences that are read step by step.
 """
 
 from __future__ import annotations
@@ -28,9 +25,10 @@ from tfkit.component import (
     MaskConfig,
     TemperatureConfig,
 )
+from tfkit.components.cached_keys import CachedKeys
 from tfkit.components.flex import flex_mask, serves
 from tfkit.components.temperature import Temperature
-from tfkit.nn import Cache, Context, Past, count_positions, is_scripting, named, one_run
+from tfkit.nn import Cache, Context, count_positions, is_pairwise, is_scripting, named, one_run
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,10 @@ class ContextKey:
 
 
 class AttentionContext(nn.Module):
-    """x [b, t, d_model], mask [b, t] or of pairs, prefix lengths [b] -> the context of each layer's attention.
+    """The values that the attentions of several layers share, from sequences x [b, t, d_model].
 
-    If sequences are read step by step, it says which of the `n_slots` slots of the caches the new tokens take and which
-    are read: token p has slot p modulo their number. Padding takes none, so each sequence has the positions that it
-    would have alone. `real` and `places` are the `padding` and the `places` of the context.
+    `padding` is a mask [b, t] or a pairwise mask, `prefix` has lengths [b], and `cached` is None for entire sequences.
+    `real` and `places` are the `padding` and the `places` of the context.
     """
 
     def __init__(
@@ -132,14 +129,13 @@ class AttentionContext(nn.Module):
         x: Tensor,
         padding: Tensor | None,
         prefix: Tensor | None,
-        past: Past | None = None,
-        n_slots: int | None = None,
+        cached: CachedKeys | None = None,
         real: Tensor | None = None,
         places: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
-        if past is None:
+        if cached is None:
             queries = torch.arange(x.size(1), device=x.device)[None]
             if self.gaps:
                 queries = count_positions(x, padding, None)
@@ -147,14 +143,8 @@ class AttentionContext(nn.Module):
                 tokens = one_run(padding)
             keys = queries
         else:
-            n_keys = past.length
-            keys = queries = count_positions(x, padding, past)
-            if n_slots is not None:
-                cache, keys, tokens = place(queries, padding, past, n_slots=n_slots)
-            else:
-                no_tensors: list[Tensor] = []
-                cache = Cache(no_tensors, queries, 0, 0)
-        positions = count_positions(x, padding, past) if self.counts and cache is None else queries
+            queries, keys, tokens, n_keys, cache = cached
+        positions = count_positions(x, padding, None) if self.counts and cached is None else queries
         rotary: Tensor | None = None
         if self.rotary is not None:
             rotary = self.rotary(positions, n_keys).to(x.dtype)
@@ -163,14 +153,20 @@ class AttentionContext(nn.Module):
             temperature = self.temperature(positions).to(x.dtype)
         # TorchScript skips this `if`; it would compile a condition that is joined to it.
         if not is_scripting():  # noqa: SIM102
-            if self.flex and past is None and serves(x):
+            if self.flex and cached is None and serves(x):
                 return Context(self.rule(x, padding, prefix), rotary, None, None, temperature, real, places)
-        visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cache is not None)
-        mask = None if visible is None else additive(visible, x)
+        mask: Tensor | None = None
+        if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
+            visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cached is not None)
+            mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
         return Context(mask, rotary, None, cache, temperature, real, places)
+
+    def reads_everything(self, queries: Tensor, keys: Tensor) -> bool:
+        """Return True if no mask is needed, because the causal flag replaces it or the newest token reads all keys."""
+        return (self.flag and queries.size(1) == keys.size(1)) or (self.reads_all and queries.size(1) == 1)
 
     def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
         """Return the mask as a `FlexMask`; None if the causal flag replaces it."""
@@ -181,29 +177,23 @@ class AttentionContext(nn.Module):
     def visible(
         self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool
     ) -> Tensor | None:
-        """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k].
-
-        None stands for all keys, and for a mask that the causal flag replaces.
+        """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k]; None for all keys.
 
         `queries` and `keys` are positions, [b or 1, q] and [b or 1, k], `counted` if without padding; `tokens` is True
         where a key is a token, [b, k], or where a query may read it, [b, q, k]; the first `prefix` [b] tokens are read
         by all queries.
         """
         visible: Tensor | None = None
-        if tokens is None and self.flag and queries.size(1) == keys.size(1):
-            return visible
-        if tokens is None and self.reads_all and queries.size(1) == 1:
-            return visible
         if self.right is not None:
             visible = keys[:, None, :] - queries[:, :, None] <= self.right
         if self.left is not None:
             near = queries[:, :, None] - keys[:, None, :] <= self.left
             visible = near if visible is None else visible & near
         if prefix is not None and visible is not None:
-            index = keys if tokens is None or tokens.dim() == 3 or counted else tokens.long().cumsum(dim=1) - 1
+            index = keys if tokens is None or counted or is_pairwise(tokens) else tokens.long().cumsum(dim=1) - 1
             visible = visible | (index < prefix[:, None])[:, None, :]
         if tokens is not None:
-            real = (tokens if tokens.dim() == 3 else tokens[:, None, :]).to(torch.bool)
+            real = (tokens if is_pairwise(tokens) else tokens[:, None, :]).to(torch.bool)
             visible = real if visible is None else visible & real
         return None if visible is None else visible[:, None]
 
@@ -214,44 +204,6 @@ class AttentionContext(nn.Module):
             return named(causal=True, window=window)
         sides = {side: number for side, number in (("left", self.left), ("right", self.right)) if number is not None}
         return ", ".join(f"{side}={number}" for side, number in sides.items())
-
-
-def place(queries: Tensor, padding: Tensor | None, past: Past, n_slots: int) -> tuple[Cache, Tensor, Tensor | None]:
-    """Return the slots of the new tokens, and the keys: their positions [b or 1, k], and True at tokens [b, k].
-
-    `queries` are the positions of the new tokens, [b or 1, t]; `padding` is True where they are tokens, [b, t]. Each
-    cache has `n_slots`, and one for padding.
-    """
-    t, ragged = queries.size(1), padding is not None or past.lengths is not None
-    slots = torch.remainder(queries, n_slots)
-    if ragged:
-        stays = queries > queries[:, -1:] - n_slots
-        stays = stays if padding is None else stays & padding.to(torch.bool)
-        slots = torch.where(stays, slots, n_slots)
-    else:
-        slots = slots[0, max(0, t - n_slots) :]
-    nothing: list[Tensor] = []
-    if past.start == 0:
-        return Cache(nothing, slots, 0, 0), queries, padding
-    if past.start + t <= n_slots or t == 1:
-        after = min(past.start + t, n_slots)
-        keys = held(queries[:, -1:], after, n_slots)
-        return Cache(nothing, slots, 0, after), keys, keys >= 0 if ragged else None
-    before = min(past.start, n_slots)
-    lengths = past.lengths
-    last = torch.full((1, 1), past.start, device=queries.device) if lengths is None else lengths[:, None]
-    old = held(last - 1, before, n_slots).expand(queries.size(0), -1)
-    keys = torch.cat((old, queries), dim=1)
-    if not ragged:
-        return Cache(nothing, slots, before, 0), keys, None
-    new = torch.ones_like(queries, dtype=torch.bool) if padding is None else padding.to(torch.bool)
-    return Cache(nothing, slots, before, 0), keys, torch.cat((old >= 0, new), dim=1)
-
-
-def held(last: Tensor, n: int, n_slots: int) -> Tensor:
-    """Return the positions of the tokens in the first `n` slots after `last` [b or 1, 1] is written, or negative."""
-    slots = torch.arange(n, device=last.device)
-    return last - torch.remainder(last - slots, n_slots)
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:

@@ -33,11 +33,12 @@ from tfkit.component import (
     divisors,
     expect,
 )
+from tfkit.components.cached_keys import place
 from tfkit.components.context import AttentionContext, ContextKey, cross_context
 from tfkit.components.layer import LayerConfig, build_layer
 from tfkit.components.layer_pattern import BASE, LayersConfig
 from tfkit.errors import Invalid, ranges
-from tfkit.nn import Context, Past, cache_of_layer, is_scripting, named, recomputed, token_order
+from tfkit.nn import Context, Past, cache_of_layer, count_positions, is_scripting, named, recomputed, token_order
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -310,7 +311,8 @@ class Stack(nn.Module):
             n_slots: int | None = None
             if caches is not None and self.first_slots[i] >= 0:
                 n_slots = caches[self.first_run[i]][self.first_slots[i]].size(2) - 1
-            contexts.append(shared(x, mask, prefix, past, n_slots, real, places))
+            cached = None if past is None else place(count_positions(x, mask, past), mask, past, n_slots)
+            contexts.append(shared(x, mask, prefix, cached, real, places))
         return contexts
 
     def extra_repr(self) -> str:

@@ -1,6 +1,7 @@
 """The torch side of the contract: the parts and arguments of every component's module."""
 
 from tfkit.nn.checked import can_look as can_look
+from tfkit.nn.checked import is_pairwise as is_pairwise
 from tfkit.nn.checked import is_token as is_token
 from tfkit.nn.checked import may_read as may_read
 from tfkit.nn.checked import of_length as of_length

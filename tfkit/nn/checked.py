@@ -17,6 +17,11 @@ def is_token(mask: Tensor | None, name: str) -> Tensor | None:
     return may_read(mask, name)
 
 
+def is_pairwise(mask: Tensor) -> bool:
+    """Return True for a mask of pairs [b, q, k], False for a mask of tokens [b, t], as in all ejected files."""
+    return mask.dim() == 3
+
+
 def may_read(mask: Tensor | None, name: str) -> Tensor | None:
     """Return a mask as bool: [b, t], True at tokens; or pairwise [b, q, k], True where token q may attend to token k.
 

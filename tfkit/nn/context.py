@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tfkit.nn.checked import is_pairwise
+
 
 class Past(NamedTuple):
     """The part of each sequence that was read before, when sequences are read step by step.
@@ -107,17 +109,14 @@ def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor
     """
     if mask is None:
         positions = torch.arange(x.size(1), device=x.device)[None]
+    elif is_pairwise(mask):
+        positions = mask.tril().sum(dim=2) - 1
     else:
-        positions = tokens_until(mask) - 1
+        positions = mask.long().cumsum(dim=1) - 1
     if past is None:
         return positions
     lengths = past.lengths
     return positions + past.start if lengths is None else positions + lengths[:, None]
-
-
-def tokens_until(mask: Tensor) -> Tensor:
-    """Count the tokens up to each position, [b, t]; with a pairwise mask, only tokens it may attend to."""
-    return mask.tril().sum(dim=2) if mask.dim() == 3 else mask.long().cumsum(dim=1)
 
 
 def update_cache(new: Tensor, context: Context, index: int) -> Tensor:

@@ -93,6 +93,8 @@ def test_it_trains_as_the_model_does() -> None:
         theirs = made(module).train()
     theirs.load_state_dict(ours.state_dict())
     tokens = torch.randint(13, (2, 7))
+    with pytest.raises(ValueError, match="tokens_mask has pairs of tokens"):
+        theirs(tokens=tokens, tokens_mask=torch.ones(2, 7, 7, dtype=torch.bool))
     gradients = []
     for model in (ours, theirs):
         torch.manual_seed(0)

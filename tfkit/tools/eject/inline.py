@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 from collections.abc import Mapping
 
@@ -73,7 +74,7 @@ def _steps(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] |
     renamed: dict[str, ast.expr] = {
         name: value for name, value in arguments.items() if isinstance(value, ast.Name) and value.id != name
     }
-    local = {name for step in guest.body for name in reads(step)} - set(guest.uses) - {"self"}
+    local = {name for step in guest.body for name in reads(step)} - {*guest.uses, *vars(builtins), "self"}
     if any(name in outer and not _same(arguments.get(name), name) for name in local):
         return None
     if set(arguments) != set(guest.parameters) or any(

@@ -269,10 +269,10 @@ class Function(Expressions):
                 self.narrow(step.test, True)
             return self.block(step.body if outcome else step.orelse)
         before = dict(self.env)
-        self.narrow(step.test, True)
+        self.narrow(test, True)
         body = self.block(step.body)
         after_body, self.env = self.env, before
-        self.narrow(step.test, False)
+        self.narrow(test, False)
         orelse = self.block(step.orelse)
         if _leaves(orelse):
             self.env = after_body
@@ -368,7 +368,9 @@ class Function(Expressions):
         return value, self._opaque(node, written)[1]
 
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
-        if function in (tfkit.nn.is_scripting, tfkit.nn.can_look):
+        if function is tfkit.nn.may_read and self.module is not None:  # a file has masks of tokens, not of pairs
+            function, written = tfkit.nn.is_token, self.use("is_token", tfkit.nn.is_token)
+        if function in (tfkit.nn.is_scripting, tfkit.nn.can_look, tfkit.nn.is_pairwise):
             return Known(False, literal=True), ast.Constant(False)
         if function is tfkit.nn.within:  # the limit is not a size of the model: the config of its file lacks it
             return self.eval(node.args[0])

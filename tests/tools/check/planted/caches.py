@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfkit.components import (
-    context,
-)
+from tfkit.components import cached_keys, stack
 from tfkit.components.attention import CrossAttention
 from tfkit.components.attention_core import ScaledDotProduct
 from tfkit.decoding import cached as decoding
@@ -20,8 +18,8 @@ from tfkit.tools.check.reduced import WINDOW
 
 from .bug import fused, plant
 
-held = context.held
-place = context.place
+held = cached_keys.held
+place = cached_keys.place
 make_caches = decoding.CachedModel._make_caches
 memory = CrossAttention.memory
 
@@ -52,7 +50,7 @@ def first_key(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
     return fused(self, q, k, v, mask, is_causal=self.causal and mask is None)
 
 
-@plant("the mask has one key more than the ring", "ml-explore/mlx-lm#390", "mistral", "cached", context, "held")
+@plant("the mask has one key more than the ring", "ml-explore/mlx-lm#390", "mistral", "cached", cached_keys, "held")
 def one_more(last: Tensor, n: int, n_slots: int) -> Tensor:
     return held(last, n, n_slots) - (n == n_slots)
 
@@ -74,14 +72,19 @@ def caches_of_all(self: Any, batch: int) -> None:
 
 
 @plant(
-    "a prompt overwrites what its own queries read", "Lightning-AI/litgpt#2215", "mistral", "cached", context, "place"
+    "a prompt overwrites what its own queries read",
+    "Lightning-AI/litgpt#2215",
+    "mistral",
+    "cached",
+    stack,
+    "place",
 )
 def overwritten(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
-    cache, keys, tokens = place(queries, padding, past, n_slots)
-    if cache.before > 0:
-        after = n_slots
-        return cache._replace(before=0, after=after), held(queries[:, -1:], after, n_slots), None
-    return cache, keys, tokens
+    cached = place(queries, padding, past, n_slots)
+    if cached.cache.before == 0:
+        return cached
+    cache = cached.cache._replace(before=0, after=n_slots)
+    return cached._replace(cache=cache, keys=held(queries[:, -1:], n_slots, n_slots), tokens=None)
 
 
 @plant(
@@ -89,14 +92,15 @@ def overwritten(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
     "ml-explore/mlx-lm#1673",
     "llama",
     "cached",
-    context,
+    stack,
     "place",
 )
 def oldest_dropped(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
-    cache, keys, tokens = place(queries, padding, past, n_slots)
+    cached = place(queries, padding, past, n_slots)
     if past.start == 0 or queries.size(1) == 1:
-        return cache, keys, tokens
-    return cache, keys, (keys > 0) if tokens is None else tokens & (keys > 0)
+        return cached
+    first = cached.keys > 0
+    return cached._replace(tokens=first if cached.tokens is None else cached.tokens & first)
 
 
 @plant(
@@ -104,7 +108,7 @@ def oldest_dropped(queries: Tensor, padding: Any, past: Past, n_slots: int) -> A
     "fla-org/flash-linear-attention#748",
     "gemma2",
     "cached",
-    context,
+    stack,
     "place",
 )
 def of_the_first_layer(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
@@ -127,7 +131,7 @@ def cut_memory(self: Any, context: Context) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-@plant("padding takes slots of the cache", "TransformerLensOrg/TransformerLens#772", "gpt2", "cached", context, "place")
+@plant("padding takes slots of the cache", "TransformerLensOrg/TransformerLens#772", "gpt2", "cached", stack, "place")
 def padding_kept(queries: Tensor, padding: Any, past: Past, n_slots: int) -> Any:
     return place(queries, None if padding is None else torch.ones_like(padding), past, n_slots)
 

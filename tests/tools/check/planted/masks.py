@@ -47,7 +47,7 @@ def no_flag_with_dropout(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
 @plant(
     "a block's mask switches the causal one off",
     "huggingface/transformers#48748",
-    "llama",
+    "mistral",
     "look-ahead",
     AttentionContext,
     "visible",
