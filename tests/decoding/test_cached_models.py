@@ -48,6 +48,14 @@ shared_weights_of_two_kinds:
   n_layers: 6
   attention: {n_heads: 4, position: t5}
   layers: {groups: 2, variants: {local: {attention: {mask: {left: 2, right: 0}}}}, pattern: [base, local]}
+looped:
+  n_layers: 6
+  attention: {n_heads: 4, position: t5}
+  layers:
+    groups: 2
+    order: looped
+    variants: {local: {attention: {mask: {left: 2, right: 0}}}}
+    pattern: [base, local]
 layers_without_attention:
   n_layers: 3
   attention: {n_heads: 4, position: rope}
@@ -105,6 +113,10 @@ shared_weights:
   n_layers: 4
   attention: {n_heads: 4, position: rope}
   layers: {groups: 2}
+looped:
+  n_layers: 4
+  attention: {n_heads: 4, position: rope}
+  layers: {groups: 2, order: looped}
 parallel:
   attention: {n_heads: 4, position: rope}
   placement: parallel

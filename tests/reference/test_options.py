@@ -92,6 +92,14 @@ STACKS: dict[str, Part] = {
         "layers": {"groups": 2, "variants": {"wide": {"ffn": {"d_ff": 20}}}, "pattern": ["wide", "base"]},
         "n_layers": 6,
     },
+    "a loop over layers": {
+        **heads("position: t5"),
+        "layers": {
+            **{"groups": 2, "order": "looped"},
+            **{"variants": {"wide": {"ffn": {"d_ff": 20}}}, "pattern": ["wide", "base"]},
+        },
+        "n_layers": 6,
+    },
 }
 GRAPHS = {
     "a prefix": """

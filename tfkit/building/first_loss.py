@@ -146,12 +146,12 @@ def _embedded(model: nn.Module, graph: Graph, node: Node, owner: str | None) -> 
 
 def _stacked(model: nn.Module, node: Node, stack: Layers, stream: Stream) -> Stream:
     gains: dict[str, list[float | None]] = {}
-    for index, layer in enumerate(stack.layers):
+    for index in stack.runs:
+        layer = stack.layers[index]
         if layer.name not in gains:
             parts = model.get_submodule(f"{node.name}.layers.{index}")
             gains[layer.name] = [_gain(parts.get_submodule(step.name), step.role) for step in layer.steps]
-        for _ in range(stack.repeats):
-            stream = _through(layer, gains[layer.name], stream)
+        stream = _through(layer, gains[layer.name], stream)
     return stream.normed() if stack.final_norm is not None else stream
 
 

@@ -187,7 +187,9 @@ class Layers:
     layers: tuple[Layer, ...]
     """The layers with separate weights, in order."""
     repeats: int = 1
-    """The number of times in a row that each of them runs."""
+    """The number of times that each of them runs."""
+    looped: bool = False
+    """True if all layers run in order and then run again; False if each of them runs its times in a row."""
     final_norm: NormConfig | None = None
     """Norm after the last layer; its module is `final_norm`."""
     pattern: tuple[str, ...] | Mapping[str, str] | None = None
@@ -205,6 +207,17 @@ class Layers:
     def depth(self) -> int:
         """The number of layers that run."""
         return len(self.layers) * self.repeats
+
+    @property
+    def runs(self) -> list[int]:
+        """The number of the layer of each run, in order."""
+        numbers = list(range(len(self.layers)))
+        return numbers * self.repeats if self.looped else [n for n in numbers for _ in range(self.repeats)]
+
+    @property
+    def repetition(self) -> str:
+        """The repetition of each layer as text."""
+        return f"{self.repeats} times, in a loop over all layers" if self.looped else f"{self.repeats} times in a row"
 
     @property
     def variants(self) -> dict[str, list[int]]:

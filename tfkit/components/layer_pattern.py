@@ -6,7 +6,7 @@ Groups: https://arxiv.org/abs/1909.11942. Pattern: https://arxiv.org/abs/2408.00
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
@@ -27,13 +27,19 @@ class LayersConfig(Config):
     """Variant of each layer: a list that repeats (`[local*5, global]`), or a mapping of layers and ranges
     (`{0-2: dense, rest: experts}`), in which `"-1"` is the last."""
     groups: Count | None = None
-    """Number of layers with weights of their own; each is used n_layers / groups times in a row."""
+    """Number of layers with separate weights; each of them runs n_layers / groups times."""
+    order: Literal["in_a_row", "looped"] = "in_a_row"
+    """Order of the runs: each layer runs its times in a row, 0 0 1 1; or all layers run, and then all run again,
+    0 1 0 1 (https://arxiv.org/abs/1807.03819)."""
 
     def check(self) -> None:
         """Refuse patterns of unknown variants, and variants that no pattern uses."""
         super().check()
         if self.pattern is None and self.groups is None and not self.variants:
             raise Invalid("", "`layers` has no effect: it is empty", help="write `pattern:` or `groups:`, or remove it")
+        if self.groups is None and self.order != "in_a_row":
+            help = "set `groups`, the number of layers with separate weights"
+            raise Invalid("order", "`order` has no effect: no layer runs several times", help=help)
         if BASE in self.variants:
             raise Invalid(f"variants.{BASE}", "a variant cannot be named `base`, the name of the layer without changes")
         for name in self.variants:

@@ -129,6 +129,7 @@ class StackConfig(LayerConfig, BlockConfig):
             "final_norm": self.closing_norm(),
             "layers": {key: base if layer is self else layer for key, layer in distinct.items()},
             "groups": None if layers is None else layers.groups,
+            **({"order": layers.order} if layers is not None and layers.order != "in_a_row" else {}),
         }
 
     def closing_norm(self) -> NormConfig | None:
@@ -175,13 +176,15 @@ class StackConfig(LayerConfig, BlockConfig):
         memory_caches: list[tuple[Cached | State, ...]] = []
         for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):
             layer_caches = _cached(described, memory=False, window=self.context_key(layer).window)
-            caches += [layer_caches] * self.repeats()
-            memory_caches += [_cached(described, memory=True)] * self.repeats() if self.memory else []
-        return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
-
-    def repeats(self) -> int:
-        """Return the number of times in a row that each layer runs."""
-        return self.n_layers // len(self.plan())
+            caches.append(layer_caches)
+            memory_caches += [_cached(described, memory=True)] if self.memory else []
+        runs = self.stack().runs
+        memory_runs = runs if self.memory else []
+        return Pieces(
+            past=True,
+            caches=tuple(caches[layer] for layer in runs),
+            memory_caches=tuple(memory_caches[layer] for layer in memory_runs),
+        )
 
     def stack(self) -> Layers:
         memory, mask = self.memory is not None, self.default_mask()
@@ -190,7 +193,8 @@ class StackConfig(LayerConfig, BlockConfig):
         period, least = (1, 1) if self.layers is None else self.layers.period()
         return Layers(
             layers=tuple(replace(variants[name], context=f"shared.{context}") for (name, _), (context, _) in pairs),
-            repeats=self.repeats(),
+            repeats=self.n_layers // len(self.plan()),
+            looped=self.layers is not None and self.layers.order == "looped",
             final_norm=self.closing_norm(),
             pattern=self.layers.pattern if self.layers else None,
             period=period,
@@ -216,7 +220,8 @@ class StackConfig(LayerConfig, BlockConfig):
             contexts=[order.index(name) for name, _ in contexts],
             first_slots=[_first_slots(layer) for layer in stack.layers],
             orders_tokens=stack.keeps_state,
-            repeats=stack.repeats,
+            repeats=1 if stack.looped else stack.repeats,
+            loops=stack.repeats if stack.looped else 1,
             recompute=make.recompute,
             final_norm=None if stack.final_norm is None else make(stack.final_norm, self.d_model),
         )
@@ -258,6 +263,7 @@ class Stack(nn.Module):
         first_slots: list[int],
         orders_tokens: bool,
         repeats: int,
+        loops: int,
         recompute: bool,
         final_norm: nn.Module | None,
     ) -> None:
@@ -271,6 +277,7 @@ class Stack(nn.Module):
         self.first_slots = [first_slots[layer] for layer in firsts]
         self.orders_tokens = orders_tokens
         self.repeats = repeats
+        self.loops = loops
         self.recompute = recompute
         self.final_norm = final_norm
 
@@ -284,11 +291,12 @@ class Stack(nn.Module):
     ) -> Tensor:
         contexts = self.contexts(x, mask, prefix, caches, past)
         run = 0
-        for i, layer in enumerate(self.layers):
-            for _ in range(self.repeats):
-                context = cache_of_layer(contexts[self.context_of[i]], caches, run)
-                x = layer(x, context) if is_scripting() or not self.recompute else recomputed(layer, x, context)
-                run += 1
+        for _ in range(self.loops):
+            for i, layer in enumerate(self.layers):
+                for _ in range(self.repeats):
+                    context = cache_of_layer(contexts[self.context_of[i]], caches, run)
+                    x = layer(x, context) if is_scripting() or not self.recompute else recomputed(layer, x, context)
+                    run += 1
         return x if self.final_norm is None else self.final_norm(x)
 
     def contexts(
@@ -320,7 +328,8 @@ class Stack(nn.Module):
         contexts = [names[i] for i in self.context_of]
         by_name = {name: ranges([i for i, context in enumerate(contexts) if context == name]) for name in names}
         shown = by_name if len(names) > 1 else None
-        return named(contexts=shown, repeats=self.repeats if self.repeats > 1 else None, recompute=self.recompute)
+        repeats, loops = (times if times > 1 else None for times in (self.repeats, self.loops))
+        return named(contexts=shown, repeats=repeats, loops=loops, recompute=self.recompute)
 
 
 class MemoryStack(Stack):
@@ -339,14 +348,15 @@ class MemoryStack(Stack):
         contexts = self.contexts(x, mask, None, caches, past)
         cross = cross_context(x, memory, memory_mask, memory_caches)
         run = 0
-        for i, layer in enumerate(self.layers):
-            for _ in range(self.repeats):
-                context = cache_of_layer(contexts[self.context_of[i]], caches, run)
-                cross_layer = cache_of_layer(cross, memory_caches, run)
-                x = (
-                    layer(x, context, cross_layer)
-                    if is_scripting() or not self.recompute
-                    else recomputed(layer, x, context, cross_layer)
-                )
-                run += 1
+        for _ in range(self.loops):
+            for i, layer in enumerate(self.layers):
+                for _ in range(self.repeats):
+                    context = cache_of_layer(contexts[self.context_of[i]], caches, run)
+                    cross_layer = cache_of_layer(cross, memory_caches, run)
+                    x = (
+                        layer(x, context, cross_layer)
+                        if is_scripting() or not self.recompute
+                        else recomputed(layer, x, context, cross_layer)
+                    )
+                    run += 1
         return x if self.final_norm is None else self.final_norm(x)

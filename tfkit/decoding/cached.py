@@ -201,10 +201,10 @@ class CachedModel:
     def tensors(self) -> Iterator[tuple[str, Cached | State, Tensor]]:
         """Yield the tensors that the model keeps, each with the path of its layer and its declaration."""
         for name, (node, pieces) in self._parts.again.items():
-            repeats = node.stack.repeats if node.stack else 1
             for key, layers in {name: pieces.caches, f"{name}.memory": pieces.memory_caches}.items():
-                for number, (entries, tensors) in enumerate(zip(layers, self._cache.get(key, []), strict=True)):
-                    path = f"{name}.layers.{number // repeats}"
+                runs = node.stack.runs if node.stack and layers else range(len(layers))
+                for number, entries, tensors in zip(runs, layers, self._cache.get(key, []), strict=True):
+                    path = f"{name}.layers.{number}"
                     yield from ((path, entry, tensor) for entry, tensor in zip(entries, tensors, strict=True))
 
     @property

@@ -34,14 +34,17 @@ def stack(
     config, x, names = part.config, input.x, [*_variants(part.config)]
     resolved = part.graph.node(part.path).stack
     assert resolved is not None
-    for number, name in enumerate(names):
+    times = config.n_layers // len(names)
+    looped = config.layers is not None and config.layers.order == "looped"  # https://arxiv.org/abs/1807.03819
+    numbers = range(len(names))
+    for number in [*numbers] * times if looped else (number for number in numbers for _ in range(times)):
+        name = names[number]
         layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
         attention = layer.config.attention
         context = resolved.layers[number].context  # of the stack: layers may share the weights of their positions
         position = part.at(f"{context}.position", attention and attention.position)
         scopes = _scopes(layer.config, position, input, memory, prefix, causal)
-        for _ in range(config.n_layers // len(names)):
-            x = _layer(layer, x, scopes, input.tokens)
+        x = _layer(layer, x, scopes, input.tokens)
     return Value(_normed(part, "final_norm", config.final_norm, x), input.pairs)
 
 

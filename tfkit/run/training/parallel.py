@@ -110,7 +110,7 @@ class Together(Processes):
 
 
 def _layers(model: fx.GraphModule) -> Iterator[nn.Module]:
-    """Yield the layers of all stacks. A layer that runs several times in a row stays in the root group."""
+    """Yield the layers of all stacks. A layer that runs several times stays in the root group."""
     for node in graph_of(model).nodes:
         if node.stack is not None and node.stack.repeats == 1:
             yield from (model.get_submodule(f"{node.name}.layers.{number}") for number in range(len(node.stack.layers)))

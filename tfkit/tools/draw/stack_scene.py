@@ -217,7 +217,7 @@ def _notes(node: Node, stack: Layers) -> Iterator[Note]:
     yield Note("d_model", f"d_model {node.output.width:,}")
     if stack.repeats > 1:
         sets = len(stack.layers)
-        each = f", each {stack.repeats} times in a row" if sets > 1 else ""
+        each = f", each {stack.repetition}" if sets > 1 else ""
         yield Note("shared", f"{sets} set{'s' if sets > 1 else ''} of weights{each}")
     if len(stack.variants) > 1 and stack.pattern is not None and len(text_of(stack.pattern)) <= LONGEST_LIST:
         yield Note("pattern", f"pattern {text_of(stack.pattern)}")

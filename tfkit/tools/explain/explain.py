@@ -198,8 +198,8 @@ def _sharing(config: Config, stack: Layers) -> Iterator[str]:
     """Describe how layers differ or share weights."""
     if stack.repeats > 1:
         sets = "one set of weights" if len(stack.layers) == 1 else f"{len(stack.layers)} sets of weights"
-        words = f"the layers share {sets}, each used {stack.repeats} times in a row"
-        yield " ".join([words, *_papers(config, "groups")])
+        words = f"the layers share {sets}, each used {stack.repetition}"
+        yield " ".join([words, *_papers(config, "order" if stack.looped else "groups")])
     if len(stack.variants) > 1:
         listed = ", ".join(stack.pattern) if isinstance(stack.pattern, tuple) else ""
         repeated = f", in the pattern [{listed}]" if 0 < len(listed) <= 2 * FEW else ""
@@ -218,7 +218,7 @@ def _where(names: set[str], stack: Layers) -> str:
     layers = sorted(index for name in names for index in stack.variants[name])
     if len(layers) == len(stack.layers):
         return ""
-    indices = [index * stack.repeats + run for index in layers for run in range(stack.repeats)]
+    indices = [number for number, index in enumerate(stack.runs) if index in layers]
     text = ranges(indices)
     sorts = " and ".join(sorted(names))
     what = f"layer{'' if len(indices) == 1 else 's'} {text}" if len(text) <= FEW else f"{len(indices)} layers"

@@ -31,7 +31,7 @@ def _programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
     for name, indices in stack.variants.items():
         title = f"layers {ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
         title += "" if name == "base" else f", {name}"
-        title += f", each {stack.repeats} times in a row" if stack.repeats > 1 else ""
+        title += f", each {stack.repetition}" if stack.repeats > 1 else ""
         yield LayerProgram(node, title, tuple(as_code(stack.layers[indices[0]])))
     if stack.final_norm is not None:
         yield LayerProgram(node, "after the last layer", (f"x = {stack.final_norm.kind_name()}(x)",))

@@ -115,12 +115,12 @@ def _silent_stack(model: fx.GraphModule, node: Node, x: Tensor, outputs: Mapping
     stack = node.stack
     assert stack is not None
     detail = "{} whose sublayers return nothing differs from its norms by {{}}"
-    for number, layer in enumerate(stack.layers):
+    runs = stack.runs
+    for run, number in enumerate(runs):
         path = f"{node.name}.layers.{number}"
-        for repeat in range(stack.repeats):
-            x = _through(model.get_submodule(path), layer, x)
-            if repeat == 0:
-                yield difference(outputs[path], x, detail.format("a layer"), where=path)
+        x = _through(model.get_submodule(path), stack.layers[number], x)
+        if number not in runs[:run]:
+            yield difference(outputs[path], x, detail.format("a layer"), where=path)
     if stack.final_norm is not None:
         x = model.get_submodule(f"{node.name}.final_norm")(x)
     yield difference(outputs[node.name], x, detail.format("a stack"), where=node.name)
