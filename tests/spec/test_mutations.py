@@ -223,6 +223,8 @@ def check_model(graph: Graph) -> None:
 def value_of(signal: Signal, length: int) -> torch.Tensor:
     if signal.type == "lengths":
         return torch.ones(2, dtype=torch.long, device="meta")
+    if signal.type == "vector":
+        return torch.zeros(2, signal.width or 1, device="meta")
     if signal.type == "tokens":
         return torch.zeros(2, signal.length or length, dtype=torch.long, device="meta")
     return torch.zeros(2, signal.length or length, signal.width or 1, device="meta")

@@ -27,9 +27,11 @@ BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfki
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
     "sequence": "vectors [b, t, width]",
+    "vector": "a vector [b, width]",
     "lengths": "integers [b]",
 }
-_DIMS = {"tokens": 2, "sequence": 3, "lengths": 1}
+_DIMS = {"tokens": 2, "sequence": 3, "vector": 2, "lengths": 1}
+_REAL = ("sequence", "vector")
 
 
 class Model(WrittenGraph):
@@ -100,7 +102,7 @@ def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None 
         if weight is not None and value.device != weight.device:
             yield ValueError(f"`{name}` is on {value.device}, but the model is on {weight.device}")
     yield from _wrong_rows(graph, inputs)
-    features = [name for name in inputs if name in graph.inputs and graph.inputs[name].type == "sequence"]
+    features = [name for name in inputs if name in graph.inputs and graph.inputs[name].type in _REAL]
     for name in features if weight is not None else ():
         assert weight is not None
         if inputs[name].dtype != weight.dtype:
@@ -111,11 +113,11 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
     expected, dtype = _SHAPES[signal.type], value.dtype
     if value.is_nested or value.layout != torch.strided:
         yield ValueError(f"`{name}` must be a dense tensor, {expected}")
-    elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == (signal.type == "sequence"):
+    elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == (signal.type in _REAL):
         yield ValueError(f"`{name}` must be {expected}; got {dtype} {list(value.shape)}")
-    elif signal.type == "sequence" and signal.width is not None and value.size(-1) != signal.width:
+    elif signal.type in _REAL and signal.width is not None and value.size(-1) != signal.width:
         yield ValueError(f"`{name}` must be of width {signal.width}; got {list(value.shape)}")
-    elif signal.type != "lengths" and value.size(1) == 0:
+    elif signal.type not in ("lengths", "vector") and value.size(1) == 0:
         yield ValueError(f"`{name}` must have at least one position; got {list(value.shape)}")
     elif signal.length is not None and value.size(1) != signal.length:
         yield ValueError(f"`{name}` must have {signal.length} positions; got {list(value.shape)}")

@@ -14,33 +14,40 @@ Parallel: https://arxiv.org/abs/2204.02311.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, get_args
 
+import torch
 from pydantic import Field
 from torch import nn
 
 from tfkit.component import (
     AttentionConfig,
+    Call,
     Config,
     Dim,
+    Dropout,
     FFNConfig,
     Immaterial,
     Layer,
+    Learned,
     Make,
     MaskConfig,
     MixerConfig,
     NormConfig,
     Probability,
     ResidualConfig,
+    Scale,
     Shared,
     Step,
     SublayerConfig,
     optional_slot,
     slot,
 )
-from tfkit.components.residual import add
+from tfkit.components.residual import ResidualScale
 from tfkit.errors import Invalid, listing, quoted, similar
 from tfkit.nn import Context, Program, Value, cache_of_next, order_tokens, restore_order
 
@@ -240,48 +247,78 @@ class LayerConfig(Config):
 def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None, causal: bool) -> nn.Module:
     """Build a layer: forward(x, context) or, with a memory, forward(x, context, cross_context)."""
     program = Program()
-    x = program.input("x")
+    x = layer_input = program.input("x")
     contexts = [program.input("context", Context)]
     if d_memory is not None:
         contexts.append(program.input("cross_context", Context))
-    layer_input = x
     if layer.input_norm is not None:
         layer_input = program.call("input_norm", make(layer.input_norm, d_model), x)
-    counts = [0, 0]
+    writer = _StepWriter(program, make, d_model, d_memory, causal, contexts)
     for step in layer.steps:
-        y = layer_input if step.reads_input else x
-        if step.norm_in is not None:
-            y = program.call(f"{step.name}_norm_in", make(step.norm_in, d_model), y)
-        onto = y if step.residual.onto == "normed" else x
-        module = _build_sublayer(step, make, d_memory=d_memory, causal=causal)
-        context = _context(program, step, contexts, counts)
-        if isinstance(step.config, MixerConfig):
-            y = program.apply(f"{step.name}_input", order_tokens, y, context)
-        y = program.call(step.name, module, y) if context is None else program.call(step.name, module, y, context)
-        if isinstance(step.config, MixerConfig):
-            y = program.apply(f"{step.name}_output", restore_order, y, context)
-        if step.norm_out is not None:
-            y = program.call(f"{step.name}_norm_out", make(step.norm_out, d_model), y)
-        if step.dropout:
-            y = program.call(f"{step.name}_dropout", nn.Dropout(step.dropout), y)
-        x = add(program, step, onto, y, d_model)
-        if step.norm_after is not None:
-            x = program.call(f"{step.name}_norm_after", make(step.norm_after, d_model), x)
+        x = writer.write(step, x, layer_input)
     return program.build(x, "Layer")
 
 
-def _context(program: Program, step: Step, contexts: Sequence[Value], counts: list[int]) -> Value | None:
-    """Return the context of a step; `counts` are the tensors that the steps before it keep of input and memory."""
-    if not isinstance(step.config, SublayerConfig) or not step.config.takes_context:
-        return None
-    context, before = contexts[step.reads_memory], counts[step.reads_memory]
-    counts[step.reads_memory] += len(step.cached or ())
-    return program.apply(f"{step.name}_context", cache_of_next, context, before) if before else context
+@dataclass
+class _StepWriter:
+    """Writes the operations of a layer's steps, in order, into a program."""
 
+    program: Program
+    make: Make
+    d_model: int
+    d_memory: int | None
+    causal: bool
+    contexts: Sequence[Value]
+    """The contexts of the layer's input and of the memory."""
+    n_kept: list[int] = field(default_factory=lambda: [0, 0])
+    """The number of tensors that the previous steps keep of the input and of the memory."""
 
-def _build_sublayer(step: Step, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
-    if not isinstance(step.config, AttentionConfig):
-        return make(step.config)
-    if step.reads_memory:
-        return make(step.config, d_memory=d_memory, causal=False)
-    return make(step.config, d_memory=None, causal=causal)
+    def write(self, step: Step, x: Value, layer_input: Value) -> Value:
+        """Write the operations of a step; return the stream after it."""
+        y = layer_input if step.reads_input else x
+        for part in step.branch():
+            if step.residual.onto == "normed" and isinstance(part, Call) and part.name == step.name:
+                x = y
+            y = self._operation(step, part, y)
+        if step.onto is not None:
+            x = self._operation(step, step.onto, x)
+        if step.residual.scale == 1:
+            x = self.program.apply(f"after_{step.name}", operator.add, x, y)
+        else:
+            x = self.program.apply(f"after_{step.name}", torch.add, x, y, alpha=step.residual.scale)
+        return x if step.after is None else self._operation(step, step.after, x)
+
+    def _operation(self, step: Step, part: Call | Dropout | Learned | Scale, y: Value) -> Value:
+        if isinstance(part, Scale):
+            return y  # the addition multiplies by it
+        if isinstance(part, Dropout):
+            return self.program.call(f"{step.name}_dropout", nn.Dropout(part.rate), y)
+        if isinstance(part, Learned):
+            return self.program.call(part.name, ResidualScale(self.d_model if part.shape == "vector" else 1), y)
+        if part.name != step.name:
+            return self.program.call(part.name, self.make(part.config, self.d_model), y)
+        return self._sublayer(step, y)
+
+    def _sublayer(self, step: Step, y: Value) -> Value:
+        """Write the call of a sublayer; a mixer takes the tokens of each row first."""
+        module, context = self._build_sublayer(step), self._context(step)
+        ordered = isinstance(step.config, MixerConfig)
+        if ordered:
+            y = self.program.apply(f"{step.name}_input", order_tokens, y, context)
+        y = self.program.call(step.name, module, y, *([] if context is None else [context]))
+        return self.program.apply(f"{step.name}_output", restore_order, y, context) if ordered else y
+
+    def _build_sublayer(self, step: Step) -> nn.Module:
+        if not isinstance(step.config, AttentionConfig):
+            return self.make(step.config)
+        if step.reads_memory:
+            return self.make(step.config, d_memory=self.d_memory, causal=False)
+        return self.make(step.config, d_memory=None, causal=self.causal)
+
+    def _context(self, step: Step) -> Value | None:
+        """Return the context of a step, whose tensors follow the tensors of the steps before it."""
+        if not isinstance(step.config, SublayerConfig) or not step.config.takes_context:
+            return None
+        context, before = self.contexts[step.reads_memory], self.n_kept[step.reads_memory]
+        self.n_kept[step.reads_memory] += len(step.cached or ())
+        return self.program.apply(f"{step.name}_context", cache_of_next, context, before) if before else context

@@ -50,7 +50,7 @@ def _rows(graph: Graph, name: str) -> Iterator[int]:
 def input_shapes(
     graph: Graph, *, batch: int, length: int, memory_length: int | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each input of a model: tokens [b, t], features [b, t, width], lengths [b].
+    """Return the shape of each input of a model: tokens [b, t], features [b, t, width], vector [b, width], lengths [b].
 
     Inputs that are read once and as a whole, such as an encoder's, have `memory_length` positions if it is given;
     inputs of fixed length have that length.
@@ -59,11 +59,8 @@ def input_shapes(
     shapes: dict[str, tuple[int, ...]] = {}
     for name, config in graph.spec.model.inputs.items():
         t = config.length or (memory_length if name in once and memory_length is not None else length)
-        if config.type == "features":
-            assert config.width is not None, "features have a width"
-            shapes[name] = (batch, t, config.width)
-        else:
-            shapes[name] = (batch,) if config.type == "lengths" else (batch, t)
+        positions = () if config.type in ("lengths", "vector") else (t,)
+        shapes[name] = (batch, *positions, *([] if config.width is None else [config.width]))
     return shapes
 
 
@@ -75,7 +72,7 @@ def fixed_lengths(graph: Graph) -> dict[str, int]:
 def fixed_length(graph: Graph) -> int | None:
     """Return the length of the longest input if all lengths are fixed; None if any is free."""
     fixed = fixed_lengths(graph)
-    sequences = [name for name, config in graph.spec.model.inputs.items() if config.type != "lengths"]
+    sequences = [name for name, config in graph.spec.model.inputs.items() if config.type not in ("lengths", "vector")]
     return max(fixed.values()) if fixed and len(fixed) == len(sequences) else None
 
 

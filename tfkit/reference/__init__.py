@@ -81,5 +81,5 @@ def _inputs(graph: Graph, inputs: Mapping[str, Array], row: int) -> Iterator[tup
     """Yield the inputs of one sequence; without a mask, all positions are tokens."""
     for name in graph.inputs.keys() & inputs:
         x, mask = np.asarray(inputs[name][row]), inputs.get(graph.inputs[name].mask or "")
-        tokens = np.ones(2 * x.shape[:1], bool)
+        tokens = np.ones(() if graph.inputs[name].type == "vector" else 2 * x.shape[:1], bool)
         yield name, Value(x, tokens if mask is None else tokens & mask[row].astype(bool))

@@ -17,30 +17,42 @@ class InputConfig(Config):
 
     word_key = "type"
 
-    type: Literal["tokens", "features", "lengths"]
-    """tokens [b, t] whole numbers, features [b, t, width] real numbers, lengths [b] whole numbers."""
+    type: Literal["tokens", "features", "vector", "lengths"]
+    """tokens [b, t] and lengths [b] whole numbers, features [b, t, width] and vector [b, width] real numbers."""
     width: Dim | None = None
-    """Width of the features."""
+    """Width of the features, or of the vector."""
     length: Dim | None = None
     """Positions of every sequence, where a block takes exactly that many, as for image patches; never padded."""
     optional: Immaterial[bool] = False
     """True if the model may be called without it; only for the additional tables of an embedding."""
 
     def check(self) -> None:
-        """Refuse features without a width, and a width for anything else."""
+        """Refuse features and vectors without a width, and a width for anything else."""
         super().check()
-        if self.type == "features" and self.width is None:
-            raise Invalid("width", "an input of features needs a `width`", help="write `{type: features, width: 768}`")
-        if self.type != "features" and self.width is not None:
+        if self.real and self.width is None:
+            raise Invalid("width", f"{self.what} needs a `width`", help=f"write `{{type: {self.type}, width: 768}}`")
+        if not self.real and self.width is not None:
             raise Invalid("width", f"`width` has no effect: {self.type} have none", help="remove it")
         if self.type == "lengths" and self.length is not None:
             raise Invalid("length", "`length` has no effect: an input of lengths has a single number for each sequence")
+        if self.type == "vector" and self.length is not None:
+            raise Invalid("length", "`length` has no effect: a vector has no positions", help="remove it")
         if self.type != "tokens" and self.optional:
             raise Invalid(
                 "optional",
-                f"an input of {self.type} cannot be optional",
+                f"{self.what} cannot be optional",
                 help="use `optional` only for an input of tokens",
             )
+
+    @property
+    def what(self) -> str:
+        """Its type with an article."""
+        return "a vector" if self.type == "vector" else f"an input of {self.type}"
+
+    @property
+    def real(self) -> bool:
+        """True if it has real numbers, in the type of the model."""
+        return self.type in ("features", "vector")
 
 
 class ModelSpec(Document):

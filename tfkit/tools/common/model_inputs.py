@@ -36,10 +36,10 @@ def random_inputs(
     generator = torch.Generator().manual_seed(seed)
     inputs: dict[str, Tensor] = {}
     for name, shape in input_shapes(graph, batch=batch, length=length).items():
-        kind = graph.spec.model.inputs[name].type
-        if kind == "features":
+        config = graph.spec.model.inputs[name]
+        if config.real:
             inputs[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
-        elif kind == "lengths":
+        elif config.type == "lengths":
             inputs[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)
         else:
             rows = rows_of(graph, name) or 2
