@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tfkit
-from tfkit.graph.input_shapes import max_len, rows_of
+from tfkit.component import Signal
+from tfkit.graph.expand import Graph
+from tfkit.graph.input_shapes import fixed_length, input_shapes, max_len, rows_of
 
 SPEC = """
 tfkit: 1
@@ -28,3 +31,32 @@ def test_the_least_of_all_parts_is_the_limit(first: int | None, second: int | No
     graph = tfkit.loads(SPEC.format(**said))
     assert max_len(graph) == limit
     assert (rows_of(graph, "a"), rows_of(graph, "b")) == (11, 7)
+
+
+VECTOR = """
+tfkit: 1
+name: t
+d_model: 8
+inputs: {speaker: {type: vector, width: 5}}
+graph:
+  dense: linear
+  classes: {block: classifier, n_classes: 3}
+"""
+
+
+def test_a_vector_goes_in() -> None:
+    model = tfkit.build(tfkit.loads(VECTOR))
+    graph: Graph = model.meta["graph"]
+    assert input_shapes(graph, batch=2, length=7) == {"speaker": (2, 5)}
+    assert fixed_length(graph) is None
+    assert model(torch.zeros(2, 5)).shape == (2, 3)
+    assert tfkit.cost(graph)
+    with pytest.raises(ValueError, match=r"`speaker` must be vectors \[b, width\]; got torch.int64 \[2, 5\]"):
+        model(torch.zeros(2, 5).long())
+    with pytest.raises(ValueError, match="`speaker` must be of width 5"):
+        model(torch.zeros(2, 6))
+
+
+def test_an_image_has_three_sizes() -> None:
+    signal = Signal("image", 20, rows=12, channels=3)
+    assert (str(signal), signal.in_words()) == ("image of 3 x 12 x 20", "an image of 3 x 12 x 20")

@@ -11,36 +11,58 @@ from tfkit.errors import Invalid
 from tfkit.spec.document import NAME, Document
 from tfkit.spec.merge import MODEL_KEYS
 
+IMAGE = {"channels": 3, "height": 224, "width": 224}
+"""The sizes of an image, with common values."""
+
 
 class InputConfig(Config):
     """An input of the model."""
 
     word_key = "type"
 
-    type: Literal["tokens", "features", "lengths"]
-    """tokens [b, t] whole numbers, features [b, t, width] real numbers, lengths [b] whole numbers."""
+    type: Literal["tokens", "features", "image", "vector", "lengths"]
+    """tokens [b, t] and lengths [b] are whole numbers; features [b, t, width], image [b, channels, height, width] and
+    vector [b, width] are real numbers."""
     width: Dim | None = None
-    """Width of the features."""
+    """Width of the features or of the vector; columns of the image."""
+    height: Dim | None = None
+    """Rows of the image."""
+    channels: Dim | None = None
+    """Channels of the image, such as 3 for colors."""
     length: Dim | None = None
     """Positions of every sequence, where a block takes exactly that many, as for image patches; never padded."""
     optional: Immaterial[bool] = False
     """True if the model may be called without it; only for the additional tables of an embedding."""
 
     def check(self) -> None:
-        """Refuse features without a width, and a width for anything else."""
+        """Refuse a type without its sizes, and the sizes of other types."""
         super().check()
-        if self.type == "features" and self.width is None:
-            raise Invalid("width", "an input of features needs a `width`", help="write `{type: features, width: 768}`")
-        if self.type != "features" and self.width is not None:
-            raise Invalid("width", f"`width` has no effect: {self.type} have none", help="remove it")
-        if self.type == "lengths" and self.length is not None:
-            raise Invalid("length", "`length` has no effect: an input of lengths has a single number for each sequence")
+        several = {"image": "images", "vector": "vectors"}.get(self.type, self.type)
+        sizes = {"features": {"width": 768}, "image": IMAGE, "vector": {"width": 768}}.get(self.type, {})
+        for name in IMAGE:
+            if name in sizes and getattr(self, name) is None:
+                example = ", ".join(f"{key}: {value}" for key, value in {"type": self.type, **sizes}.items())
+                raise Invalid(name, f"an input of {several} needs a `{name}`", help=f"write `{{{example}}}`")
+            if name not in sizes and getattr(self, name) is not None:
+                raise Invalid(name, f"`{name}` has no effect: {several} have none", help="remove it")
+        if not self.is_sequence and self.length is not None:
+            raise Invalid("length", f"`length` has no effect: an input of {several} has no positions")
         if self.type != "tokens" and self.optional:
             raise Invalid(
                 "optional",
-                f"an input of {self.type} cannot be optional",
+                f"an input of {several} cannot be optional",
                 help="use `optional` only for an input of tokens",
             )
+
+    @property
+    def is_sequence(self) -> bool:
+        """True if it has positions."""
+        return self.type in ("tokens", "features")
+
+    @property
+    def is_real(self) -> bool:
+        """True if its values are real numbers, in the type of the model."""
+        return self.type in ("features", "image", "vector")
 
 
 class ModelSpec(Document):
