@@ -32,6 +32,8 @@ _NAMED = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in known.NAMES if (PUBLISHED / f"{name}.json").exists()]
 AUTO = {
+    "ForImageClassification": transformers.AutoModelForImageClassification,
+    "WhisperForConditionalGeneration": transformers.AutoModelForSpeechSeq2Seq,
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
     "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
     "MTModel": transformers.AutoModelForSeq2SeqLM,
@@ -72,8 +74,10 @@ def reference(name: str) -> nn.Module:
     fields = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
     architecture = (fields.pop("architectures", None) or ["ForCausalLM"])[0]
     auto = next((cls for end, cls in AUTO.items() if architecture.endswith(end)), transformers.AutoModelForCausalLM)
+    config = transformers.AutoConfig.for_model(**fields)
+    config.architectures = [architecture]
     with torch.device("meta"):
-        return auto.from_config(transformers.AutoConfig.for_model(**fields))
+        return auto.from_config(config)
 
 
 def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.graph.input_shapes import max_len, rows_of
-from tfkit.testing import check_model, example_inputs
+from tfkit.component import Signal
+from tfkit.graph.expand import Graph
+from tfkit.graph.input_shapes import fixed_length, input_shapes, max_len, rows_of
+from tfkit.testing import check_model
 
 SPEC = """
 tfkit: 1
@@ -36,26 +38,27 @@ VECTOR = """
 tfkit: 1
 name: t
 d_model: 8
-inputs: {v: {type: vector, width: 5}}
+inputs: {speaker: {type: vector, width: 5}}
 graph:
-  wide: {block: linear}
+  dense: linear
   classes: {block: classifier, n_classes: 3}
 """
 
 
-def test_a_vector_has_a_width_and_no_positions() -> None:
+def test_a_vector_goes_in() -> None:
     model = tfkit.build(tfkit.loads(VECTOR))
-    assert model(torch.randn(2, 5)).shape == (2, 3)
-    assert example_inputs(tfkit.loads(VECTOR), batch=2)["v"].shape == (2, 5)
+    graph: Graph = model.meta["graph"]
+    assert input_shapes(graph, batch=2, length=7) == {"speaker": (2, 5)}
+    assert fixed_length(graph) is None
+    assert model(torch.zeros(2, 5)).shape == (2, 3)
+    assert tfkit.cost(graph)
     check_model(tfkit.loads(VECTOR), only=["meaning", "script", "types"])
-    with pytest.raises(ValueError, match=r"`v` must be a vector \[b, width\]"):
-        model(torch.ones(2, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="must be of width 5"):
-        model(torch.randn(2, 4))
-    for change, message in {
-        "{type: vector}": "a vector needs a `width`",
-        "{type: vector, width: 5, length: 3}": "a vector has no positions",
-        "{type: vector, width: 5, optional: true}": "cannot be optional",
-    }.items():
-        with pytest.raises(tfkit.SpecError, match=message):
-            tfkit.loads(VECTOR, sets=[f"inputs.v={change}"])
+    with pytest.raises(ValueError, match=r"`speaker` must be vectors \[b, width\]; got torch.int64 \[2, 5\]"):
+        model(torch.zeros(2, 5).long())
+    with pytest.raises(ValueError, match="`speaker` must be of width 5"):
+        model(torch.zeros(2, 6))
+
+
+def test_an_image_has_three_sizes() -> None:
+    signal = Signal("image", 20, rows=12, channels=3)
+    assert (str(signal), signal.in_words()) == ("image of 3 x 12 x 20", "an image of 3 x 12 x 20")

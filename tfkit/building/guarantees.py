@@ -54,7 +54,7 @@ def check_guarantees(model: fx.GraphModule, graph: Graph) -> None:
     watch, like = Watch(model), next(model.parameters(), torch.empty(0))
     inputs: dict[str, Tensor] = {}
     for name, shape in input_shapes(graph, batch=BATCH, length=min(LENGTH, max_len(graph) or LENGTH)).items():
-        real = graph.spec.model.inputs[name].real
+        real = graph.spec.model.inputs[name].is_real
         inputs[name] = torch.ones(shape, dtype=like.dtype if real else torch.long, device=like.device)
     with suppress(Exception), torch.no_grad(), forked_generator(), watch.watching():
         model(**inputs)

@@ -27,11 +27,11 @@ BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfki
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
     "sequence": "vectors [b, t, width]",
-    "vector": "a vector [b, width]",
+    "image": "images [b, channels, height, width]",
+    "vector": "vectors [b, width]",
     "lengths": "integers [b]",
 }
-_DIMS = {"tokens": 2, "sequence": 3, "vector": 2, "lengths": 1}
-_REAL = ("sequence", "vector")
+_DIMS = {"tokens": 2, "sequence": 3, "image": 4, "vector": 2, "lengths": 1}
 
 
 class Model(WrittenGraph):
@@ -102,20 +102,22 @@ def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None 
         if weight is not None and value.device != weight.device:
             yield ValueError(f"`{name}` is on {value.device}, but the model is on {weight.device}")
     yield from _wrong_rows(graph, inputs)
-    features = [name for name in inputs if name in graph.inputs and graph.inputs[name].type in _REAL]
-    for name in features if weight is not None else ():
+    real = [name for name in inputs if name in graph.inputs and graph.spec.model.inputs[name].is_real]
+    for name in real if weight is not None else ():
         assert weight is not None
         if inputs[name].dtype != weight.dtype:
             yield ValueError(f"`{name}` is {inputs[name].dtype}, but the model is {weight.dtype}")
 
 
 def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
-    expected, dtype = _SHAPES[signal.type], value.dtype
+    expected, dtype, is_real = _SHAPES[signal.type], value.dtype, graph.spec.model.inputs[name].is_real
     if value.is_nested or value.layout != torch.strided:
         yield ValueError(f"`{name}` must be a dense tensor, {expected}")
-    elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == (signal.type in _REAL):
+    elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == is_real:
         yield ValueError(f"`{name}` must be {expected}; got {dtype} {list(value.shape)}")
-    elif signal.type in _REAL and signal.width is not None and value.size(-1) != signal.width:
+    elif signal.type == "image" and [*value.shape[1:]] != [signal.channels, signal.rows, signal.width]:
+        yield ValueError(f"`{name}` must be {signal.in_words()}; got {list(value.shape)}")
+    elif is_real and signal.width is not None and value.size(-1) != signal.width:
         yield ValueError(f"`{name}` must be of width {signal.width}; got {list(value.shape)}")
     elif signal.type not in ("lengths", "vector") and value.size(1) == 0:
         yield ValueError(f"`{name}` must have at least one position; got {list(value.shape)}")

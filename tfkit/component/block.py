@@ -20,32 +20,36 @@ if TYPE_CHECKING:
 class Signal:
     """The type of the value on a wire of the graph, known before any tensor exists."""
 
-    type: Literal["tokens", "lengths", "sequence", "vector", "logits", "table"]
-    """tokens [b, t] int, lengths [b] int, sequence [b, t, width], vector [b, width], logits [..., width],
-    table [rows, width]."""
+    type: Literal["tokens", "lengths", "sequence", "image", "vector", "logits", "table"]
+    """tokens [b, t] int, lengths [b] int, sequence [b, t, width], image [b, channels, rows, width], vector [b, width],
+    logits [..., width], table [rows, width]."""
     width: int | None = None
     """Size of the last axis; None for tokens and lengths, and for logits [b, t] or [b] of a single class."""
     length: int | None = None
     """Positions of every sequence, if their number is fixed."""
     rows: int | None = None
-    """Rows of a table."""
+    """Rows of a table or of an image."""
     mask: str | None = None
     """The name of the padding mask that belongs to it; `OWN_MASK` if the block returns (value, mask)."""
     gaps: bool = False
     """True if its mask comes from a block and may have padding between tokens: positions are then counted."""
     optional: bool = False
     """True if the model may be called without it."""
+    channels: int | None = None
+    """Channels of an image."""
 
     def __str__(self) -> str:
         return " of ".join([self.type, *self._sizes()])
 
     def in_words(self) -> str:
         """Return the signal in words: `a sequence of width 512`."""
-        article = "a " if self.type in ("sequence", "vector", "table") else ""
-        rows = "" if self.rows is None else f" of {self.rows} rows"
+        article = {"sequence": "a ", "vector": "a ", "table": "a ", "image": "an "}.get(self.type, "")
+        rows = "" if self.rows is None or self.type == "image" else f" of {self.rows} rows"
         return article + " of ".join([f"{self.type}{rows}", *self._sizes()])
 
     def _sizes(self) -> list[str]:
+        if self.type == "image":
+            return [] if self.width is None else [f"{self.channels} x {self.rows} x {self.width}"]
         positions = [] if self.length is None else [f"{self.length} position{'s' * (self.length != 1)}"]
         return positions + ([] if self.width is None else [f"width {self.width}"])
 

@@ -359,10 +359,8 @@ class _Expansion:
 
 
 def _input_signal(name: str, config: InputConfig) -> Signal:
-    if config.type == "lengths":
-        return Signal("lengths")
-    if config.type == "vector":
-        return Signal("vector", config.width)
+    if not config.is_sequence:
+        return Signal(cast(Any, config.type), config.width, rows=config.height, channels=config.channels)
     kind = "sequence" if config.type == "features" else "tokens"
     mask = f"{name}_mask" if config.length is None else None  # a fixed length leaves no room for padding
     return Signal(cast(Any, kind), config.width, config.length, mask=mask, optional=config.optional)

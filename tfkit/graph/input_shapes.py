@@ -50,7 +50,7 @@ def _rows(graph: Graph, name: str) -> Iterator[int]:
 def input_shapes(
     graph: Graph, *, batch: int, length: int, memory_length: int | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each input of a model: tokens [b, t], features [b, t, width], vector [b, width], lengths [b].
+    """Return the shape of each input of a model: tokens [b, t], image [b, channels, height, width], and so on.
 
     Inputs that are read once and as a whole, such as an encoder's, have `memory_length` positions if it is given;
     inputs of fixed length have that length.
@@ -59,8 +59,9 @@ def input_shapes(
     shapes: dict[str, tuple[int, ...]] = {}
     for name, config in graph.spec.model.inputs.items():
         t = config.length or (memory_length if name in once and memory_length is not None else length)
-        positions = () if config.type in ("lengths", "vector") else (t,)
-        shapes[name] = (batch, *positions, *([] if config.width is None else [config.width]))
+        positions = (t,) if config.is_sequence else ()
+        sizes = tuple(size for size in (config.channels, config.height, config.width) if size is not None)
+        shapes[name] = (batch, *positions, *sizes)
     return shapes
 
 
@@ -70,10 +71,13 @@ def fixed_lengths(graph: Graph) -> dict[str, int]:
 
 
 def fixed_length(graph: Graph) -> int | None:
-    """Return the length of the longest input if all lengths are fixed; None if any is free."""
-    fixed = fixed_lengths(graph)
-    sequences = [name for name, config in graph.spec.model.inputs.items() if config.type not in ("lengths", "vector")]
-    return max(fixed.values()) if fixed and len(fixed) == len(sequences) else None
+    """Return the length of the longest input if all lengths are fixed; None if any is free.
+
+    If no input has positions, return the length of the longest sequence inside, such as the patches of an image.
+    """
+    lengths = [config.length for config in graph.spec.model.inputs.values() if config.is_sequence]
+    lengths = lengths or [node.output.length for node in graph.nodes if node.output.length is not None]
+    return None if None in lengths else max((length for length in lengths if length is not None), default=None)
 
 
 def length_of(graph: Graph, length: int | None) -> int | None:

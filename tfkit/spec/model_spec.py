@@ -11,48 +11,58 @@ from tfkit.errors import Invalid
 from tfkit.spec.document import NAME, Document
 from tfkit.spec.merge import MODEL_KEYS
 
+IMAGE = {"channels": 3, "height": 224, "width": 224}
+"""The sizes of an image, with common values."""
+
 
 class InputConfig(Config):
     """An input of the model."""
 
     word_key = "type"
 
-    type: Literal["tokens", "features", "vector", "lengths"]
-    """tokens [b, t] and lengths [b] whole numbers, features [b, t, width] and vector [b, width] real numbers."""
+    type: Literal["tokens", "features", "image", "vector", "lengths"]
+    """tokens [b, t] and lengths [b] are whole numbers; features [b, t, width], image [b, channels, height, width] and
+    vector [b, width] are real numbers."""
     width: Dim | None = None
-    """Width of the features, or of the vector."""
+    """Width of the features or of the vector; columns of the image."""
+    height: Dim | None = None
+    """Rows of the image."""
+    channels: Dim | None = None
+    """Channels of the image, such as 3 for colors."""
     length: Dim | None = None
     """Positions of every sequence, where a block takes exactly that many, as for image patches; never padded."""
     optional: Immaterial[bool] = False
     """True if the model may be called without it; only for the additional tables of an embedding."""
 
     def check(self) -> None:
-        """Refuse features and vectors without a width, and a width for anything else."""
+        """Refuse a type without its sizes, and the sizes of other types."""
         super().check()
-        if self.real and self.width is None:
-            raise Invalid("width", f"{self.what} needs a `width`", help=f"write `{{type: {self.type}, width: 768}}`")
-        if not self.real and self.width is not None:
-            raise Invalid("width", f"`width` has no effect: {self.type} have none", help="remove it")
-        if self.type == "lengths" and self.length is not None:
-            raise Invalid("length", "`length` has no effect: an input of lengths has a single number for each sequence")
-        if self.type == "vector" and self.length is not None:
-            raise Invalid("length", "`length` has no effect: a vector has no positions", help="remove it")
+        several = {"image": "images", "vector": "vectors"}.get(self.type, self.type)
+        sizes = {"features": {"width": 768}, "image": IMAGE, "vector": {"width": 768}}.get(self.type, {})
+        for name in IMAGE:
+            if name in sizes and getattr(self, name) is None:
+                example = ", ".join(f"{key}: {value}" for key, value in {"type": self.type, **sizes}.items())
+                raise Invalid(name, f"an input of {several} needs a `{name}`", help=f"write `{{{example}}}`")
+            if name not in sizes and getattr(self, name) is not None:
+                raise Invalid(name, f"`{name}` has no effect: {several} have none", help="remove it")
+        if not self.is_sequence and self.length is not None:
+            raise Invalid("length", f"`length` has no effect: an input of {several} has no positions")
         if self.type != "tokens" and self.optional:
             raise Invalid(
                 "optional",
-                f"{self.what} cannot be optional",
+                f"an input of {several} cannot be optional",
                 help="use `optional` only for an input of tokens",
             )
 
     @property
-    def what(self) -> str:
-        """Its type with an article."""
-        return "a vector" if self.type == "vector" else f"an input of {self.type}"
+    def is_sequence(self) -> bool:
+        """True if it has positions."""
+        return self.type in ("tokens", "features")
 
     @property
-    def real(self) -> bool:
-        """True if it has real numbers, in the type of the model."""
-        return self.type in ("features", "vector")
+    def is_real(self) -> bool:
+        """True if its values are real numbers, in the type of the model."""
+        return self.type in ("features", "image", "vector")
 
 
 class ModelSpec(Document):

@@ -26,7 +26,7 @@ from tfkit.component import (
     Signal,
     TemperatureConfig,
 )
-from tfkit.graph.expand import Graph, Node, expand
+from tfkit.graph.expand import Graph, Node, expand, sources
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.document import parts
 from tfkit.spec.load import take_spec
@@ -110,7 +110,7 @@ class _Shrink:
         """Return the small model, unchecked."""
         graph = {node.name: self._node(node) for node in self.graph.nodes}
         changed = {name: graph[name] for name in self.spec.graph}
-        inputs = {name: self._config(config) for name, config in self.spec.inputs.items()}
+        inputs = {name: self._input(name, config) for name, config in self.spec.inputs.items()}
         return self.spec.model_copy(update={"graph": changed, "inputs": inputs})
 
     def _widths(self, attentions: Iterable[AttentionConfig]) -> dict[int, int]:
@@ -132,6 +132,16 @@ class _Shrink:
         sizes += [node.output.width for node in self.graph.nodes if node.config.head() is not None]
         large = sorted({size for size in sizes if size is not None and size > VOCABULARY})
         return {size: VOCABULARY + 2 * index for index, size in enumerate(large)}
+
+    def _input(self, name: str, config: InputConfig) -> Any:
+        """Shrink an input: an image to a few times the largest size of the nodes that read it, such as a patch."""
+        if config.type != "image" or config.height is None or config.width is None:
+            return self._config(config)
+        readers = [node.config for node in self.graph.nodes if name in sources(node.wires)]
+        fields = [field for reader in readers for field in reader if not field[0].startswith("d_")]
+        size = max((value for _, value in fields if type(value) is int), default=HEAD)
+        sides = {"height": min(config.height, 3 * size), "width": min(config.width, 2 * size)}
+        return config.model_copy(update=sides)
 
     def _node(self, node: Node) -> Any:
         self.lengths = {signal.length for signal in _signals(node) if signal.length is not None}

@@ -30,14 +30,14 @@ def random_inputs(
     """Return a tensor for each input of a model, by name. The same seed gives the same tensors.
 
     Sequences have `length` tokens, by default 16, or the model's `max_len` if that is smaller; inputs of fixed length
-    keep it. `dtype` is the type of features, by default torch's.
+    keep it. `dtype` is the type of real numbers, by default torch's.
     """
     length = length or min(LENGTH, max_len(graph) or LENGTH)
     generator = torch.Generator().manual_seed(seed)
     inputs: dict[str, Tensor] = {}
     for name, shape in input_shapes(graph, batch=batch, length=length).items():
         config = graph.spec.model.inputs[name]
-        if config.real:
+        if config.is_real:
             inputs[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
         elif config.type == "lengths":
             inputs[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)

@@ -74,8 +74,12 @@ NAMES = {
     "target": "decoder_input_ids",
     "token_types": "token_type_ids",
     "task_types": "task_type_ids",
+    "image": "pixel_values",
+    "mel": "input_features",
 }
 """Inputs as transformers calls them."""
+CHANNELS_FIRST = {"input_features"}
+"""Inputs of transformers with positions in the last axis."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ def _renamed(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[
     renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
     if unknown := sorted(renamed.keys() - parameters):
         raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
-    return renamed
+    return {name: value.transpose(1, 2) if name in CHANNELS_FIRST else value for name, value in renamed.items()}
 
 
 def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:

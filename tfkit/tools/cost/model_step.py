@@ -40,7 +40,7 @@ class StepShape(NamedTuple):
 def make_inputs(graph: Graph, shape: StepShape, dtype: torch.dtype) -> Inputs:
     """Return a tensor of the right shape on the meta device for each input."""
     shapes = input_shapes(graph, batch=shape.batch, length=shape.length, memory_length=shape.memory_length)
-    real = {name for name, config in graph.spec.model.inputs.items() if config.real}
+    real = {name for name, config in graph.spec.model.inputs.items() if config.is_real}
     return {
         name: torch.empty(size, dtype=dtype if name in real else torch.long, device="meta")
         for name, size in shapes.items()

@@ -141,6 +141,8 @@ def _leaves(node: Node) -> str:
 def _axes(signal: Signal) -> str:
     if signal.type == "lengths":
         return "[b]"
+    if signal.type == "image":
+        return f"[b, {signal.channels}, {signal.rows}, {signal.width}]"
     if signal.type == "vector":
         return f"[b, {signal.width:,}]"
     return "[b, t]" if signal.width is None else f"[b, t, {signal.width:,}]"

@@ -102,8 +102,9 @@ def explain(graph: AnySpec) -> Explained:
 
 def _input(graph: Graph, name: str, signal: Signal) -> str:
     """Describe an input."""
-    words = {"tokens": "token ids", "sequence": "vectors", "vector": "a vector", "lengths": "a length"}
-    what = words[signal.type] + (" for each sequence" if signal.type in ("vector", "lengths") else "")
+    what = {"tokens": "token ids", "sequence": "vectors", "lengths": "a length for each sequence"}.get(signal.type, "")
+    if signal.type in ("image", "vector"):
+        return f"{name}: {signal.in_words()} for each example"
     rows = rows_of(graph, name) if signal.type == "tokens" else None
     what += f" below {rows:,}" if rows else f" of width {signal.width:,}" if signal.width else ""
     what += f", always {signal.length:,} positions" if signal.length else ""

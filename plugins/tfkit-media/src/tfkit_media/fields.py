@@ -1,0 +1,97 @@
+"""Fields of config.json that models of images have: sizes with one or two sides, and widths that follow."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import tfkit
+from tfkit import FieldConfig, Reading, Writing
+
+
+class SidesConfig(FieldConfig):
+    """A number, or a list of rows and columns: `{sides: [inputs.image.height, inputs.image.width]}`."""
+
+    kind: Literal["sides"] = "sides"
+    sides: tuple[str, str]
+    """The paths of rows and columns; equal paths if both must be equal."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return self.sides
+
+    def read(self, name: str, file: Reading) -> None:
+        value = file.value(name)
+        sides = value if isinstance(value, list) else [value, value]
+        if len(sides) != 2 or not all(type(side) is int for side in sides):
+            raise tfkit.Invalid("", f"`{name}` must be an integer, or a list of two; got {value}")
+        if self.sides[0] == self.sides[1] and sides[0] != sides[1]:
+            raise tfkit.Invalid("", f"`{name}` must have equal sides; got {value}")
+        for path, side in zip(self.sides, sides, strict=True):
+            file.put(path, side)
+
+    def write(self, name: str, file: Writing) -> None:
+        rows, columns = (file.value(path) for path in self.sides)
+        file.put(name, rows if rows == columns else [rows, columns])
+
+
+class MultiplesConfig(FieldConfig):
+    """A number at several paths, times a factor at each: `{multiples: {d_model: 1, logits.d_model: 2}}`."""
+
+    kind: Literal["multiples"] = "multiples"
+    multiples: dict[str, int]
+    """The factor for each path."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return tuple(self.multiples)
+
+    def read(self, name: str, file: Reading) -> None:
+        value = file.value(name)
+        if type(value) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got {value}")
+        for path, factor in self.multiples.items():
+            if file.reaches(path):
+                file.put(path, value * factor)
+
+    def write(self, name: str, file: Writing) -> None:
+        values = {path: file.value(path) for path in self.multiples}
+        numbers = {path: value for path, value in values.items() if isinstance(value, int)}
+        number = next((value // self.multiples[path] for path, value in numbers.items()), None)
+        for path, value in numbers.items():
+            if value != number * self.multiples[path]:
+                message = f"`{path}` must be {self.multiples[path]} times `{name}`, {number}; got {value}"
+                raise tfkit.Invalid("", message)
+        file.put(name, number)
+
+
+class RatioConfig(FieldConfig):
+    """The width of an FFN divided by d_model; a gated FFN has two thirds of it, rounded up to a multiple of 8."""
+
+    kind: Literal["ratio"] = "ratio"
+    ratio: str
+    """The path of the width."""
+    of: str
+    """The field that is multiplied."""
+    gated: str
+    """The field that is true for a gated FFN."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.ratio,)
+
+    def _width(self, product: int, gated: bool) -> int:
+        return 8 * -(-int(product * 2 / 3) // 8) if gated else product
+
+    def read(self, name: str, file: Reading) -> None:
+        ratio, width = file.value(name), file.value(self.of)
+        if type(ratio) not in (int, float):
+            raise tfkit.Invalid("", f"`{name}` must be a number; got {ratio}")
+        file.put(self.ratio, self._width(int(width * ratio), bool(file.value(self.gated))))
+
+    def write(self, name: str, file: Writing) -> None:
+        d_ff, width = file.value(self.ratio), file.value("d_model")
+        gated = file.says("encoder.ffn", "swiglu")
+        ratio = next((n for n in range(1, 65) if self._width(n * width, gated) == d_ff), None)
+        if ratio is None:
+            raise tfkit.Invalid("", f"no `{name}` gives the width {d_ff} for a d_model of {width}")
+        file.put(name, ratio)

@@ -1,0 +1,121 @@
+"""The blocks against torch: a convolution, an interpolation of positions, and the order of tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tfkit
+import tfkit.testing
+
+from .models import PLUGINS, sequence_of, wrong
+
+
+@torch.no_grad()
+def test_patches_are_a_convolution() -> None:
+    model = sequence_of("patches", {"size": 4, "position": None, "class_token": False}, channels=2, height=9, width=14)
+    conv = nn.Conv2d(2, 8, 4, stride=4)
+    conv.weight.copy_(model.front.project.weight.unflatten(1, (2, 4, 4)))
+    conv.bias.copy_(model.front.project.bias)
+    image = torch.randn(3, 2, 9, 14)
+    torch.testing.assert_close(model(image), conv(image).flatten(2).mT)
+
+
+@torch.no_grad()
+def test_class_tokens_come_first_and_registers_have_no_position() -> None:
+    fields = {"size": 4, "distillation_token": True, "registers": 3}
+    model = sequence_of("patches", fields, height=8, width=12)
+    front, image = model.front, torch.randn(2, 2, 8, 12)
+    x, position = model(image), front.position.weight
+    assert x.shape == (2, 1 + 1 + 3 + 6, 8)
+    torch.testing.assert_close(x[1, 0], front.class_token.weight[0] + position[0])
+    torch.testing.assert_close(x[1, 1], front.distillation_token.weight[0] + position[1])
+    torch.testing.assert_close(x[1, 2:5], front.registers.weight)
+    torch.testing.assert_close(x[:, 5:], front.project(front.split(image)) + position[2:])
+
+
+def test_an_image_of_another_size_is_an_error() -> None:
+    model = sequence_of("patches", {"size": 4})
+    with pytest.raises(ValueError, match=r"`x` must be an image of 2 x 8 x 8; got \[3, 2, 8, 12\]"):
+        model(torch.zeros(3, 2, 8, 12))
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@torch.no_grad()
+def test_learned_positions_are_interpolated_as_published_models_do(antialias: bool) -> None:
+    fields = {"size": 4, "learned_height": 24, "learned_width": 24, "antialias": antialias}
+    model = sequence_of("patches", fields, height=12, width=20)
+    front, image = model.front, torch.randn(2, 2, 12, 20)
+    learned = front.position.weight
+    assert learned.shape == (1 + 36, 8)
+    grid = learned[1:].view(1, 6, 6, 8).permute(0, 3, 1, 2)
+    resized = F.interpolate(grid, size=(3, 5), mode="bicubic", align_corners=False, antialias=antialias)
+    expected = front.project(front.split(image)) + resized.permute(0, 2, 3, 1).reshape(15, 8)
+    torch.testing.assert_close(model(image)[:, 1:], expected)
+
+
+@torch.no_grad()
+def test_the_same_weights_serve_images_of_several_sizes() -> None:
+    small = sequence_of("patches", {"size": 4}, height=12, width=12)
+    large = sequence_of("patches", {"size": 4, "learned_height": 12, "learned_width": 12}, height=16, width=20)
+    large.load_state_dict(small.state_dict())
+    assert large(torch.randn(1, 2, 16, 20)).shape == (1, 21, 8)
+
+
+@torch.no_grad()
+def test_a_stem_is_two_convolutions() -> None:
+    sets = {"position": {"kind": "learned", "max_len": 6}}
+    model = sequence_of("conv_stem", sets, input={"type": "features", "width": 5, "length": 11})
+    stem, frames = model.front, torch.randn(2, 11, 5)
+    x: Tensor = frames.mT
+    for conv, stride in zip(stem.convs, (1, 2), strict=True):
+        x = F.gelu(F.conv1d(x, conv.weight, conv.bias, stride=stride, padding=1))
+    assert x.size(2) == 6
+    torch.testing.assert_close(model(frames), x.mT + stem.position.table.weight)
+
+
+@torch.no_grad()
+def test_the_mean_of_patches_leaves_out_the_tokens_in_front() -> None:
+    model = sequence_of("patches", {"size": 4, "registers": 2}, {"pool": {"block": "token_pool", "registers": 2}})
+    image = torch.randn(2, 2, 8, 8)
+    x = model.front(image)
+    torch.testing.assert_close(model(image), torch.cat((x[:, 0], x[:, 3:].mean(1)), dim=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": 9}, "a patch of 9 x 9 must fit into an image of 2 x 8 x 8"),
+        ({"class_token": False, "distillation_token": True}, "cannot be used without `class_token`"),
+        ({"position": None, "antialias": True}, "`antialias` has no effect"),
+        ({"antialias": True}, "the positions are not interpolated"),
+        ({"learned_height": 16}, "`learned_width` is missing"),
+        ({"learned_height": 8, "learned_width": 8}, "the image has this size"),
+        ({"position": "sinusoidal", "d_model": 6}, "multiple of 4; got 6"),
+    ],
+)
+def test_patches_that_cannot_be(fields: dict[str, object], message: str) -> None:
+    assert message in wrong("patches", {"size": 4, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": 4}, "`size` must be odd; got 4"),
+        ({"strides": []}, "`strides` must have a number for each convolution"),
+        ({"position": {"kind": "learned", "max_len": 3}}, "8 frames become 4 positions, but there are 3"),
+    ],
+)
+def test_stems_that_cannot_be(fields: dict[str, object], message: str) -> None:
+    assert message in wrong("conv_stem", fields, input={"type": "features", "width": 5, "length": 8})
+
+
+def test_pictures_show_an_image_going_in() -> None:
+    assert "image [b, 3, 224, 224]" in tfkit.draw(tfkit.load("vit_base_16", plugins=PLUGINS))._repr_svg_()
+
+
+@pytest.mark.slow
+def test_a_tiny_vit_passes_all_checks() -> None:
+    tfkit.testing.check_model("vit_base_16", plugins=PLUGINS)

@@ -1,0 +1,49 @@
+"""The README is true: its commands print what it shows, its tables have all blocks and specs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tfkit.cli import main
+
+from .models import PLUGINS
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+SPECS = ROOT / "src/tfkit_media/specs"
+COMMANDS = [
+    pair
+    for block in re.findall(r"^```console\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    for pair in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+]
+
+
+def test_tables_have_all_blocks_and_specs() -> None:
+    kinds = PLUGINS.registry.kinds("block").items()
+    blocks = {name for name, kind in kinds if kind.config.__module__.startswith("tfkit_media")}
+    assert set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)) == blocks
+    rows = dict(re.findall(r"^\| .+? \| `(\w+)` \| (\w+) \|$", TEXT, re.MULTILINE))
+    files = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in SPECS.glob("*.yaml")}
+    assert rows == {name: spec["checkpoint"] for name, spec in files.items()}
+    assert set(rows.values()) == {path.stem for path in SPECS.glob("families/*.yaml")}
+
+
+@pytest.mark.parametrize(("command", "output"), COMMANDS)
+def test_commands_print_what_is_shown(
+    command: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    program, *arguments = shlex.split(command)
+    assert program == "tfkit"
+    status = main([*arguments, "--plugin-dir", str(ROOT), "--no-plugins"])
+    captured = capsys.readouterr()
+    assert status == int(output.startswith("error:"))
+    pattern = re.escape(output.rstrip("\n")).replace(r"\.\.\.", "(?:.*)")
+    printed = "\n".join(line.rstrip() for line in (captured.out + captured.err).splitlines())
+    assert re.fullmatch(f"{pattern}\n*", printed, re.DOTALL), printed

@@ -1,0 +1,112 @@
+"""Models of images and sound, by a plugin: small, with fields away from their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BATCH = 3
+
+
+@dataclass(frozen=True)
+class MediaCase:
+    """A small model of a class of transformers.
+
+    Attributes:
+        architecture: the class.
+        config: the fields of its config.
+        inputs: what it reads, by the names of transformers.
+        left_out: the names of tensors that the model leaves out.
+        std: spread of the random parameters.
+        reopened: arguments for their class when it opens what was saved.
+    """
+
+    architecture: str
+    config: Mapping[str, Any]
+    inputs: Mapping[str, Tensor]
+    left_out: tuple[str, ...] = ()
+    std: float = 0.2
+    reopened: Mapping[str, Any] = field(default_factory=dict)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def ids(length: int) -> Tensor:
+    return torch.randint(3, 61, (BATCH, length), generator=torch.Generator().manual_seed(2))
+
+
+VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "num_channels": 2,
+    "num_labels": 3,
+    "layer_norm_eps": 1e-3,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.2,
+    "initializer_range": 0.03,
+}
+WIDE = {**VIT, "image_size": [14, 19], "intermediate_size": 48}
+"""An image with rows and columns that do not fill a patch."""
+DINO = {**VIT, "image_size": 16, "mlp_ratio": 3}
+WHISPER = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_source_positions": 12,
+    "max_target_positions": 20,
+    "num_mel_bins": 10,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "activation_function": "relu",
+    "dropout": 0.1,
+    "attention_dropout": 0.2,
+    "activation_dropout": 0.3,
+    "scale_embedding": True,
+}
+SOUND = {"input_features": normal(10, 24), "decoder_input_ids": ids(9)}
+WIDE_IMAGE, IMAGE = {"pixel_values": normal(2, 14, 19)}, {"pixel_values": normal(2, 16, 16)}
+MEDIA: dict[str, MediaCase] = {
+    "vit": MediaCase("ViTForImageClassification", {**WIDE, "qkv_bias": False, "hidden_act": "relu"}, WIDE_IMAGE),
+    "vit_body": MediaCase("ViTModel", WIDE, WIDE_IMAGE, left_out=("pooler.*",)),
+    "deit": MediaCase("DeiTForImageClassification", {**WIDE, "hidden_act": "gelu_new"}, WIDE_IMAGE),
+    "dinov2": MediaCase("Dinov2ForImageClassification", {**DINO, "qkv_bias": False}, IMAGE, left_out=("*.mask_token",)),
+    "dinov2_gated": MediaCase(
+        "Dinov2ForImageClassification", {**DINO, "use_swiglu_ffn": True, "use_mask_token": False}, IMAGE
+    ),
+    "dinov2_body": MediaCase("Dinov2Model", {**DINO, "use_mask_token": False}, IMAGE),
+    "dinov2_with_registers": MediaCase(
+        "Dinov2WithRegistersForImageClassification",
+        {**DINO, "num_register_tokens": 3, "hidden_act": "relu"},
+        IMAGE,
+        left_out=("*.mask_token",),
+    ),
+    "dinov2_with_registers_gated": MediaCase(
+        "Dinov2WithRegistersForImageClassification",
+        {**DINO, "num_register_tokens": 2, "use_swiglu_ffn": True},
+        IMAGE,
+        left_out=("*.mask_token",),
+    ),
+    "whisper": MediaCase("WhisperForConditionalGeneration", WHISPER, SOUND, std=0.15, reopened={"pad_token_id": 0}),
+    "whisper_untied": MediaCase(
+        "WhisperForConditionalGeneration",
+        {**WHISPER, "tie_word_embeddings": False},
+        SOUND,
+        std=0.15,
+        reopened={"pad_token_id": 0},
+    ),
+}

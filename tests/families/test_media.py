@@ -1,0 +1,124 @@
+"""Families of images and sound: imported, compared, saved back, opened by transformers, ejected, decoded."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, fx
+
+import tfkit
+from tfkit.checkpoint.tensor_names import matcher
+from tfkit.errors import LeftOutWarning
+from tfkit.tools.common.loading_weights import build_with_weights
+from tfkit.tools.compare.other_model import CHANNELS_FIRST, NAMES
+from tfkit.tools.eject.check import check
+from tfkit.tools.import_.importing import import_config
+from tfkit.tools.save.save import save
+
+from ..sampling import chosen
+from .changed_fields import quiet
+from .media import BATCH, MEDIA, MediaCase
+
+QUICK = {"vit", "whisper"}
+
+
+@dataclass(frozen=True)
+class MediaTrial:
+    """A case that transformers saved and tfkit read."""
+
+    case: MediaCase
+    theirs: Any
+    ours: fx.GraphModule
+    folder: Path
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> MediaTrial:
+        case = MEDIA[name]
+        model_class = getattr(transformers, case.architecture)
+        torch.manual_seed(0)
+        config = model_class.config_class(**case.config)
+        theirs = model_class._from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for path, parameter in theirs.named_parameters():
+                norm = parameter.dim() == 1 and path.endswith("weight")
+                parameter.normal_(1.0 if norm else 0.0, case.std)
+        theirs.save_pretrained(folder / "theirs")
+        graph = tfkit.loads(import_config(folder / "theirs").text)
+        with warnings.catch_warnings(record=True) as records:
+            warnings.simplefilter("always", LeftOutWarning)
+            ours = build_with_weights(graph, folder / "theirs").eval()
+        assert len(records) == bool(case.left_out), list(map(str, records))
+        return cls(case, theirs, ours, folder)
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What our model reads."""
+        names = {name: NAMES.get(name, name) for name in self.ours.meta["graph"].inputs}
+        values = {name: self.case.inputs[theirs] for name, theirs in names.items()}
+        return {n: x.transpose(1, 2) if names[n] in CHANNELS_FIRST else x for n, x in values.items()}
+
+
+def output_of(model: Any, case: MediaCase) -> Tensor:
+    """The first output of a model of theirs."""
+    with torch.no_grad():
+        result = model(**case.inputs)
+    return result.logits if hasattr(result, "logits") else result[0]  # type: ignore[no-any-return]
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    largest = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("name", chosen(MEDIA, QUICK))
+@torch.no_grad()
+def test_a_published_model_is_exactly_this(name: str, tmp_path: Path) -> None:
+    trial = MediaTrial.of(name, tmp_path)
+    case, expected = trial.case, output_of(trial.theirs, trial.case)
+    assert expected.std() > 0.05
+    found = trial.ours(**trial.inputs)
+    close(found[0] if isinstance(found, tuple) else found, expected)
+    left_out = matcher(case.left_out)
+    theirs = {path: p.numel() for path, p in trial.theirs.named_parameters() if not left_out.fullmatch(path)}
+    assert sum(p.numel() for p in trial.ours.parameters()) == sum(theirs.values())
+    save(trial.ours, tmp_path / "ours", layout="huggingface", allow_drop=bool(case.left_out))
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
+    assert {path for path in before if not left_out.fullmatch(path)} == after.keys()
+    assert all(torch.equal(before[path], after[path]) for path in after)
+    with quiet():
+        again = type(trial.theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager", **case.reopened)
+    torch.testing.assert_close(output_of(again.eval(), case), expected)
+
+
+@pytest.mark.parametrize("name", chosen(MEDIA, set()))
+def test_compared_and_ejected(name: str, tmp_path: Path) -> None:
+    trial = MediaTrial.of(name, tmp_path)
+    graph = trial.ours.meta["graph"]
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeftOutWarning)
+        compared = tfkit.compare(graph, tmp_path / "theirs", weights=tmp_path / "theirs")
+    assert compared.equal, compared.first
+    assert check(graph, tfkit.eject(graph)).ran
+    assert tfkit.export(trial.ours, tmp_path / "model.ts").difference <= 1e-5
+
+
+@torch.no_grad()
+def test_whisper_decodes_with_its_cache(tmp_path: Path) -> None:
+    trial = MediaTrial.of("whisper", tmp_path)
+    sound, target = trial.inputs.values()
+    expected = output_of(trial.theirs, trial.case)
+    cached = tfkit.CachedModel(trial.ours, length=target.size(1))
+    cached.start(BATCH, mel=sound)
+    close(torch.cat([cached(piece) for piece in target.split([4, 1, 1, 3], dim=1)], dim=1), expected)
+    tokens = tfkit.generate(trial.ours, target[:, :3], max_new_tokens=4, mel=sound).tokens
+    for step in range(4):
+        inputs = {**trial.case.inputs, "decoder_input_ids": torch.cat((target[:, :3], tokens[:, :step]), dim=1)}
+        with torch.no_grad():
+            assert trial.theirs(**inputs).logits[:, -1].argmax(-1).tolist() == tokens[:, step].tolist()
