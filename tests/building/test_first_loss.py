@@ -135,8 +135,8 @@ def _std(weight: torch.Tensor) -> torch.Tensor:
     return weight.std(correction=0)
 
 
-EJECTED = ("gpt_oss_20b", "vaswani_base")
-"""Experts, and matrices whose parts are filled one by one."""
+EJECTED = ("gpt2", "gpt_oss_20b", "vaswani_base")
+"""Biases and residual scaling, experts, and matrices whose parts are filled one by one."""
 
 
 @pytest.mark.parametrize("name", chosen(NAMES, EJECTED))

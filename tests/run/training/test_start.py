@@ -32,7 +32,6 @@ PUBLISHED: dict[str, transformers.PretrainedConfig] = {
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=24, **SMALL
     ),
 }
-BYTES = "data.tokenizer=bytes"
 
 
 @pytest.fixture(autouse=True)

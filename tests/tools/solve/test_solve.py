@@ -43,7 +43,6 @@ def counted(spec: str, size: Size) -> int:
     return count_params(tfkit.load(spec, sets=size.sets, plugins=PLUGINS)).total
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "amount", "published", "sets"),
     [
@@ -69,7 +68,6 @@ def test_published_sizes_are_found(family: str, amount: float, published: str, s
         assert found[0].sets == ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "active"),
     [
