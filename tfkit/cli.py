@@ -37,7 +37,7 @@ BY_SIGNAL = 128
 
 SECTIONS = {
     "Models": ("build", "params", "generate"),
-    "Training": ("train", "eval", "sweep", "runs", "tokenizer"),
+    "Training": ("train", "eval", "sweep", "runs", "tokenizer", "tokens"),
     "Published models": ("import", "tensors", "save", "compare"),
     "Tools": ("check", "explain", "draw", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),

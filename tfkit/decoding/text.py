@@ -146,7 +146,7 @@ class FileTokenizer:
 
     def encode_bare(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens around it."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

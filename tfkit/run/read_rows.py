@@ -176,3 +176,5 @@ _READERS = {
     ".parquet": _parquet_rows,
     ".arrow": _arrow_rows,
 }
+SUFFIXES = tuple(_READERS)
+"""The suffixes of files with rows."""

@@ -1,8 +1,12 @@
-"""Token ids in `.npy` files, which are read where they lie."""
+"""Token ids in `.npy` and `.bin` files, which are read where they lie.
+
+The digest of files that were read once is in a file next to them, so that a start does not read them again.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from tfkit.component import Dim, Immaterial
-from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted
 from tfkit.run.contract import Data, DataConfig, Ids
 from tfkit.run.kinds.examples import StreamData
 from tfkit.run.kinds.text import shown
@@ -22,17 +26,19 @@ CHUNK = 2**22
 
 
 class TokensConfig(DataConfig):
-    """Windows of `length` token ids from `.npy` files; the target of each token is the next one.
+    """Windows of `length` token ids from `.npy` or `.bin` files; the target of each token is the next one.
 
-    The files follow each other in the order of the list. They are mapped into memory, and read once as a whole when the
-    run begins, for their digest and their largest id. Splits are ranges of all tokens, in their order. A file that
-    changes while the run reads it ends the run with an error.
+    The files follow each other in the order of the list. They are mapped into memory. The first run that reads them
+    computes their digest and their largest id, and keeps both in a file next to the first one, `NAME.digest`, which
+    counts as long as sizes and times of change stay the same. Splits are ranges of all tokens, in their order. A file
+    that changes while the run reads it ends the run with an error.
     """
 
     kind: Literal["tokens"] = "tokens"
 
     files: Immaterial[str | tuple[str, ...]]
-    """The path of a file with one axis of whole numbers, as `numpy.save` writes it; or a list of them."""
+    """The path of a file with one axis of whole numbers, as `numpy.save` and `tfkit tokens` write it; or of a `.bin`
+    file with ids of 16 bits and no header, as nanoGPT writes it; or a list of them."""
     vocab_size: Dim | None = None
     """The size of the vocabulary; one more than the largest id unless given."""
     separator: Annotated[int, Field(ge=0)] | None = None
@@ -48,7 +54,11 @@ class TokensConfig(DataConfig):
     def build(self, length: int | None) -> Data:
         assert length is not None
         files = Joined(list(map(_mapped, self._names())))
-        digest, largest = _read_through(files.parts, self.vocab_size)
+        digest, largest = _known(files.parts) or _read_through(files.parts)
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            names = listing(quoted(shown(file.name)) for file in files.parts)
+            message = f"{names}: the largest id is {largest:,}, beyond the vocabulary of {self.vocab_size:,}"
+            raise Invalid("vocab_size", message)
         vocab_size = largest + 1 if self.vocab_size is None else self.vocab_size
         ends = {name: self._moved(files, end) for name, (_, end) in self.ends(len(files)).items()}
         starts = dict(zip(ends, [0, *ends.values()], strict=False))
@@ -132,11 +142,16 @@ def _mapped(name: str) -> TokenFile:
     """Map the ids of a file into memory."""
     try:
         status = os.stat(name)
-        ids: object = np.load(name, mmap_mode="r", allow_pickle=False)
+        ids: object = np.memmap(name, "<u2", "r") if name.endswith(".bin") else np.load(name, "r", allow_pickle=False)
     except OSError as error:
         raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:
-        raise Invalid("files", f"{quoted(shown(name))} is not a file of numbers that `numpy.save` wrote") from error
+        what = (
+            "not a file of numbers of 16 bits"
+            if name.endswith(".bin")
+            else "not a file of numbers that `numpy.save` wrote"
+        )
+        raise Invalid("files", f"{quoted(shown(name))} is {what}") from error
     if not isinstance(ids, np.ndarray):
         raise Invalid("files", f"{quoted(shown(name))} must have a single array of token ids; got several arrays")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -147,8 +162,39 @@ def _mapped(name: str) -> TokenFile:
     return TokenFile(name, status.st_size, status.st_mtime_ns, ids)
 
 
-def _read_through(files: list[TokenFile], vocab_size: int | None) -> tuple[str, int]:
-    """Return a digest of the ids of all files, and the largest one; raise `Invalid` for ids beyond the vocabulary."""
+def _known(files: list[TokenFile]) -> tuple[str, int] | None:
+    """Return the digest and the largest id that are kept next to the first file; None if the files have changed."""
+    try:
+        kept = json.loads(_digest_file(files).read_bytes())
+        if kept["files"] == _states(files):
+            return str(kept["digest"]), int(kept["largest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def _keep(files: list[TokenFile], digest: str, largest: int) -> None:
+    """Keep the digest and the largest id next to the first file, if its folder can be written to."""
+    path = _digest_file(files)
+    text = json.dumps({"files": _states(files), "digest": digest, "largest": largest})
+    try:
+        staged = path.with_name(f".{path.name}.{os.getpid()}")  # a kill leaves no half of it
+        staged.write_text(text, encoding="utf-8")
+        os.replace(staged, path)
+    except OSError:
+        pass
+
+
+def _digest_file(files: list[TokenFile]) -> Path:
+    return Path(f"{files[0].name}.digest")
+
+
+def _states(files: list[TokenFile]) -> list[list[str | int]]:
+    return [[os.path.basename(file.name), file.size, file.written] for file in files]
+
+
+def _read_through(files: list[TokenFile]) -> tuple[str, int]:
+    """Return a digest of the ids of all files, and the largest id; raise `Invalid` for an id below 0."""
     digest, largest = hashlib.blake2b(digest_size=32), 0
     for file in files:
         for start in range(0, len(file), CHUNK):
@@ -156,8 +202,6 @@ def _read_through(files: list[TokenFile], vocab_size: int | None) -> tuple[str, 
             if ids.min() < 0:
                 raise Invalid("files", f"{quoted(shown(file.name))} must not have an id below 0; got {ids.min()}")
             largest = max(largest, int(ids.max()))
-            if vocab_size is not None and largest >= vocab_size:
-                message = f"{quoted(shown(file.name))} has the id {largest:,}, beyond the vocabulary of {vocab_size:,}"
-                raise Invalid("vocab_size", message)
             digest.update(ids.astype("<i8").tobytes())
+    _keep(files, digest.hexdigest(), largest)
     return digest.hexdigest(), largest
