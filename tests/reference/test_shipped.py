@@ -10,8 +10,8 @@ import tfkit
 from tfkit.component import Component
 from tfkit.reference import BUILT_IN, UnknownKind
 from tfkit.spec.document import parts
-from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.check.subject import Subject
 
 from ..known import NAMES
 from ..sampling import chosen, spread
@@ -23,7 +23,7 @@ PLUGINS = tfkit.load_plugins()
 
 @pytest.mark.parametrize("name", chosen(NAMES, spread(COVERING, 8)))
 def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
-    subject = ModelUnderTest(reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    subject = Subject(reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
     calls = [subject.inputs(padding=side) for side in (("none", "left", "right") if subject.padded else ("none",))]
     with nullcontext() if defined(subject.graph) else pytest.raises(UnknownKind):
         check_agreement(subject.graph, *calls)

@@ -19,7 +19,7 @@ from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import check_config
 from tfkit.spec.load import take_spec
-from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.subject import Subject
 
 Layout = Literal["encoder", "decoder", "memory"]
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
@@ -127,13 +127,13 @@ def models_of(
     within: Sequence[Layout] = LAYOUTS,
     seed: int = 0,
     reference: Callable[..., Any] | None = None,
-) -> dict[str, ModelUnderTest]:
+) -> dict[str, Subject]:
     """Return the models around a component, by their descriptions: each layout, with all pairs of option values.
 
     Combinations of options that the component rejects are left out. Raises SpecError if no model is left, or if the
     component is rejected without options.
     """
-    models: dict[str, ModelUnderTest] = {}
+    models: dict[str, Subject] = {}
     refused: SpecError | None = None
     kind = config.kind_name()
     kinds = None if reference is None else {config.slot: {kind: reference}}
@@ -146,7 +146,7 @@ def models_of(
             except SpecError as error:
                 refused = error
             else:
-                models[IN_WORDS[layout] + words] = ModelUnderTest(graph, plugins, seed, component=config, kinds=kinds)
+                models[IN_WORDS[layout] + words] = Subject(graph, plugins, seed, component=config, kinds=kinds)
     if refused is not None and not (models and options):
         raise refused
     return models

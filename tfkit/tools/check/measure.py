@@ -18,7 +18,7 @@ from tfkit.tools.check.runs import Inputs, run
 from tfkit.tools.compare.comparison import Outputs, outputs
 
 if TYPE_CHECKING:
-    from tfkit.tools.check.model_under_test import ModelUnderTest
+    from tfkit.tools.check.subject import Subject
 
 TOLERANCE = 1e-5
 """Differences up to this are rounding, relative to the largest value if that is above 1."""
@@ -64,7 +64,7 @@ class Deviation:
         return cls(float("inf"), detail, where=component)
 
 
-Measure: TypeAlias = "Callable[[ModelUnderTest], Iterable[Deviation]]"
+Measure: TypeAlias = "Callable[[Subject], Iterable[Deviation]]"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Pr
     return lambda measure: Property(name, claim, measure, **options)
 
 
-def outcome_of(check: Property, subject: ModelUnderTest) -> Outcome:
+def outcome_of(check: Property, subject: Subject) -> Outcome:
     """Measure a property; an error is a failure, and a warning about the first loss is ignored."""
     outcome = Outcome(check.name, check.claim, "ok")
     try:

@@ -16,8 +16,8 @@ from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.nn import StackedLinear
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of
-from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call
+from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.cost.cost import Cost, UncountableError, cost
 from tfkit.tools.cost.counter import Kernels
@@ -29,7 +29,7 @@ EXPERTS = 2e-2
 
 
 @property_of("counts", "has the parameters that are counted")
-def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
+def counts(subject: Subject) -> Iterator[Deviation]:
     """The parameters are those that `tfkit params` counts."""
     counted, model = count_params(subject.graph), build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -41,7 +41,7 @@ def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 @property_of("flops", "costs the operations observed")
-def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
+def flops(subject: Subject) -> Iterator[Deviation]:
     """The products of a forward, counted by torch on the meta device."""
     counted = _cost(subject, batch=2, mode="train").total.flops_forward
     shape = StepShape("train", 2, subject.length, None)
@@ -53,7 +53,7 @@ def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
     yield Deviation(error, f"{counted:,} FLOPs are counted for a forward, but {observed:,} observed", 1e-3)
 
 
-def _cost(subject: ModelUnderTest, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
+def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
     try:
         return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32, kernels=kernels)
     except UncountableError as error:
@@ -61,8 +61,8 @@ def _cost(subject: ModelUnderTest, *, batch: int, mode: Mode, kernels: Kernels =
 
 
 @property_of("kept-bytes", "saves the bytes that are counted")
-def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The tensors that autograd keeps after a forward in train mode, each once, without weights."""
+def kept_bytes(subject: Subject) -> Iterator[Deviation]:
+    """The tensors that autograd keeps of a forward in train mode, each once, without weights."""
     counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
     model, saved = subject.build().train(), WeakValueDictionary[int, Tensor]()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -84,7 +84,7 @@ def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 @property_of("cache-bytes", "caches the bytes that are counted")
-def cache_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
+def cache_bytes(subject: Subject) -> Iterator[Deviation]:
     """The caches of a `CachedModel`, without the slot of each for padding."""
     parts = split_if_decodable(subject.graph)
     if parts is None:

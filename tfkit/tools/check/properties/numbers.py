@@ -36,8 +36,8 @@ from tfkit.tools.check.measure import (
     require,
     unequal,
 )
-from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Choices, Inputs, arguments_of, call, cast, example_inputs, hooked
+from tfkit.tools.check.subject import Subject
 from tfkit.torch_private.tensors import leaves
 
 Array = NDArray[np.float64]
@@ -51,7 +51,7 @@ LARGE = 1e3
 
 
 @property_of("meaning", "computes what its spec describes", follows=("alone",))
-def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
+def meaning(subject: Subject) -> Iterator[Deviation]:
     """In float64, the outputs equal the outputs of `tfkit.reference`, also next to padding on both sides.
 
     Where rotary positions are scaled, a sequence without padding is longer than the others.
@@ -95,7 +95,7 @@ def _where(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
 
 
 @property_of("silent", "is its norms, if sublayers are silent")
-def silent(subject: ModelUnderTest) -> Iterator[Deviation]:
+def silent(subject: Subject) -> Iterator[Deviation]:
     """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
     require(subject.stacks, "the spec has no stack")
     model, names, inputs = subject.model, [node.name for node in subject.stacks], subject.inputs()
@@ -151,7 +151,7 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
 
 
 @property_of("types", "computes in bfloat16")
-def types(subject: ModelUnderTest) -> Iterator[Deviation]:
+def types(subject: Subject) -> Iterator[Deviation]:
     """A model in bfloat16 computes in that type, and stays finite."""
     yield from computes_in(subject.graph, torch.bfloat16)
 
@@ -173,12 +173,12 @@ def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Deviation]:
                 yield Deviation.fault(f"a model of {dtype} returns values that are not finite")
 
 
-def _converted(subject: ModelUnderTest, dtype: torch.dtype) -> fx.GraphModule:
+def _converted(subject: Subject, dtype: torch.dtype) -> fx.GraphModule:
     return copy.deepcopy(subject.model).to(dtype)
 
 
 @property_of("rounding", "rounds no more than its type", follows=("types",))
-def rounding(subject: ModelUnderTest) -> Iterator[Deviation]:
+def rounding(subject: Subject) -> Iterator[Deviation]:
     """float32 and bfloat16 compared to float64, with the same experts; float32 rounds equally at every position."""
     exact, inputs, choices = _converted(subject, torch.float64), subject.inputs(), Choices()
 
@@ -219,7 +219,7 @@ def _growth(output: Tensor, exact: Tensor) -> Deviation:
 
 
 @property_of("large", "stays finite at large numbers", follows=("types",))
-def large(subject: ModelUnderTest) -> Iterator[Deviation]:
+def large(subject: Subject) -> Iterator[Deviation]:
     """Vectors that enter a stack times 1000, in the forward and in the gradients; float16."""
     require(subject.stacks, "the spec has no stack")
     model, where = copy.deepcopy(subject.model), f"where a stack's input is {LARGE:g} times as large"
@@ -240,7 +240,7 @@ def large(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 @property_of("inputs-kept", "changes none of its input tensors")
-def inputs_kept(subject: ModelUnderTest) -> Iterator[Deviation]:
+def inputs_kept(subject: Subject) -> Iterator[Deviation]:
     """Arguments of every module, compared after its forward."""
     received, changed = dict[str, list[Tensor]](), dict[str, float]()
 

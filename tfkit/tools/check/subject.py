@@ -46,7 +46,7 @@ class Attends:
 
 
 @dataclass(frozen=True)
-class ModelUnderTest:
+class Subject:
     """A model that is checked.
 
     Unless it has trained weights, its parameters are redrawn, including biases and norms: initial values hide
