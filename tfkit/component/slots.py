@@ -128,6 +128,8 @@ class MixerConfig(SublayerConfig):
     slot = "mixer"
     causal: ClassVar[bool] = True
     """False if outputs depend on later positions: such a mixer belongs in an encoder."""
+    free_length: ClassVar[bool] = True
+    """False if a Python loop over positions or chunks fixes the length of a program of `torch.export`."""
     d_model: Shared[Dim]
     """Width of the residual stream."""
 

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import nn
 
 import tfkit
+from tfkit.nn import Rearrange
 from tfkit.tools.eject.config import NamedFloat, NamedInt, named, text_of, with_names
+from tfkit.tools.eject.source import lend_sizes
+from tfkit.tools.eject.torch_modules import merge_equal
 
 D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
 
@@ -128,3 +132,15 @@ def test_a_width_that_the_spec_has_is_no_property() -> None:
     layers: Any = graph.node("decoder").config
     assert config.text(layers.attention.head_width) == "config.d_model // config.n_heads"
     assert config.text(layers.layers.variants["wide"].attention.head_width) == "config.d_head"
+
+
+@pytest.mark.parametrize(("name", "merged"), [("d_head", True), ("d_value", False)])
+def test_rearrangements_are_merged_if_their_widths_have_one_name(name: str, merged: bool) -> None:
+    """The width of a head and of a mixer's values may be one number."""
+    pattern = "b t (h d) -> b h t d"
+    modules = [nn.Sequential(Rearrange(pattern, d=named(8, f"config.{width}"))) for width in ("d_head", name)]
+    model = nn.Sequential(*modules)
+    lend_sizes(model)
+    merge_equal(model)
+    first, second = (module[0] for module in modules)
+    assert (first is second) == merged

@@ -173,6 +173,17 @@ class Undecided(Settings):
         return first
 
 
+class Unpacked(Settings):
+    """A tuple, or what a function returns: each part may be None."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (x, None) if x.size(0) > 2 else x.chunk(2)
+        c, _ = [None, x]
+        if b is None or c is None:
+            return a
+        return b
+
+
 LEFT = {
     Undecided: (
         "first, rest = x.unbind()\nshape = (*x.shape, 1)\n"
@@ -194,6 +205,10 @@ LEFT = {
     Loops: "for layer in self.layers:\n    x = layer(x)\nreturn x",
     Effects: "double(x)\nreturn x",
     Plus: "return x[:x.size(0)]",
+    Unpacked: (
+        "a, b = (x, None) if x.size(0) > 2 else x.chunk(2)\nc, _ = [None, x]\n"
+        "if b is None or c is None:\n    return a\nreturn b"
+    ),
 }
 
 

@@ -47,6 +47,7 @@ class Pair(NamedTuple):
         (Modules((FIRST,)), NONE, ANY),
         (Record(Pair, (Known(1), SOME)), Record(Pair, (Known(1), NONE)), Record(Pair, (Known(1), ANY))),
         (Record(Pair, (SOME, SOME)), Record(None, (SOME, SOME)), SOME),
+        (Record(None, (SOME, NONE)), SOME, Items(ANY)),
         (Items(Known(1)), Items(Known(2)), Items(SOME)),
         (Items(None), Items(Known(2)), Items(Known(2))),
         (Items(SOME), SOME, SOME),

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-5
 """Differences up to this are rounding, relative to the largest value if that is above 1."""
 
+ILL_CONDITIONED = 4.0
+"""Largest factor of a limit for models that amplify the rounding of their weights."""
+
 Level: TypeAlias = Literal["quick", "full"]
 Status: TypeAlias = Literal["ok", "failed", "does not apply", "not run"]
 
@@ -176,6 +179,34 @@ def difference(
     """Return the deviation of a tensor, of its bits if the limit is 0; `{}` in the detail is the size."""
     error = distance(result, expected) if limit else unequal(result, expected)
     return Deviation(error, detail.format(f"{error:.1e}"), limit, where)
+
+
+def allow_rounding(
+    subject: Subject,
+    deviations: Iterable[Deviation],
+    dtype: torch.dtype,
+    error: Callable[[Tensor, Tensor], float],
+    *,
+    runs: int = 2,
+) -> Iterator[Deviation]:
+    """Raise the limits of deviations between rounded runs to what the conditioning of the model explains.
+
+    By backward error analysis, a run that rounds each result has about the error of an exact run whose weights are
+    rounded. A limit is at most `ILL_CONDITIONED` times as large: larger deviations stay failures.
+
+    Args:
+        subject: the model.
+        deviations: yielded unchanged unless they are broken.
+        dtype: the type of the rounded runs.
+        error: the measure of the deviations.
+        runs: the number of rounded runs among the two that are compared.
+    """
+    for deviation in deviations:
+        largest = ILL_CONDITIONED * deviation.limit
+        if deviation.broken and deviation.error <= largest:
+            explained = 2 * runs * subject.effect_of_rounding(dtype, error)
+            deviation = replace(deviation, limit=max(deviation.limit, min(explained, largest)))
+        yield deviation
 
 
 def in_words(error: Exception) -> str:

@@ -21,11 +21,13 @@ from tfkit.component import (
     Config,
     FFNConfig,
     MaskConfig,
+    MixerConfig,
     RopeScalingConfig,
     ScoreBiasConfig,
     Signal,
     TemperatureConfig,
 )
+from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph, Node, expand, sources
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.document import parts
@@ -163,9 +165,10 @@ class _Shrink:
         """Shrink a config and the configs inside it."""
         attention = config if isinstance(config, AttentionConfig) else attention
         fields = type(config).model_fields.items()
-        return config.model_copy(
+        small = config.model_copy(
             update={n: self._value(config, n, getattr(config, n), _most(info), attention) for n, info in fields}
         )
+        return _with_divisors(small) if isinstance(small, MixerConfig) else small
 
     def _value(self, config: Config, name: str, value: Any, most: int | None, attention: _Around) -> Any:
         """Return the small value of a field, or of an entry of it."""
@@ -224,6 +227,19 @@ class _Shrink:
                 width += 4
             self.hidden[value] = width
         return self.hidden[value]
+
+
+def _with_divisors(mixer: MixerConfig) -> MixerConfig:
+    """Lower the count that a mixer rejects, such as a number of blocks, until it divides the small width."""
+    while True:
+        try:
+            mixer.check()
+        except Invalid as error:
+            count = getattr(mixer, error.field, None)
+            if type(count) is int and count > 1:
+                mixer = mixer.model_copy(update={error.field: count - 1})
+                continue
+        return mixer
 
 
 def _attentions(spec: ModelSpec) -> list[AttentionConfig]:

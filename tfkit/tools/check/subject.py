@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from tfkit.graph.expand import Graph, Node, as_list, expand
 from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
-from tfkit.tools.check.runs import Inputs, Padding, example_inputs, run
+from tfkit.tools.check.runs import Choices, Inputs, Padding, cast, example_inputs, run
 
 FieldPath = tuple[str, ...]
 """The keys that lead to a value of a spec."""
@@ -29,6 +30,10 @@ LENGTH = 12
 """Tokens of a sequence: more than the windows of a reduced model hold."""
 PADDING = 2
 """Further positions that are padding."""
+
+
+DRAWS = 5
+"""Number of random changes of the weights that show how rounding affects a model."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,25 @@ class Subject:
     def run(self, inputs: Inputs, model: fx.GraphModule | None = None) -> list[Tensor]:
         """Return the outputs in eval mode, without gradients."""
         return run(model or self.model, inputs)
+
+    def effect_of_rounding(self, dtype: torch.dtype, error: Callable[[Tensor, Tensor], float]) -> float:
+        """Return the error of the outputs, in float64, if each weight is rounded up or down at random.
+
+        The rounding is as coarse as in a type, and the error is the largest of a few draws. Where it is large, the
+        model is ill-conditioned, and no code that computes in this type is much closer.
+        """
+        exact, changed = (copy.deepcopy(self.model).double() for _ in range(2))
+        inputs, choices = cast(self.inputs(), torch.float64), Choices()
+        with choices:
+            expected, errors = self.run(inputs, exact), []
+        for draw in range(DRAWS):
+            for (name, weight), source in zip(changed.named_parameters(), exact.parameters(), strict=True):
+                generator = generator_of(self.seed + draw, f"{name}.rounded", weight.device)
+                sign = torch.randint(2, weight.shape, generator=generator).to(weight) * 2 - 1
+                weight.data = source * (1 + sign * torch.finfo(dtype).eps / 2)
+            with choices:
+                errors += [error(*pair) for pair in zip(self.run(inputs, changed), expected, strict=True)]
+        return max(errors)
 
     @property
     def padded(self) -> list[str]:

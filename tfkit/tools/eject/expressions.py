@@ -182,8 +182,9 @@ class Expressions:
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple):
             parts = value.items if isinstance(value, Record) and len(value.items) == len(target.elts) else None
+            item = item_of(value) if isinstance(value, Items) else SOME
             for index, element in enumerate(target.elts):
-                self.bind(element, parts[index] if parts else SOME)
+                self.bind(element, parts[index] if parts else item)
 
     def _compare(self, node: ast.Compare) -> Written:
         left, left_written = self.eval(node.left)

@@ -13,6 +13,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import tfkit.nn
+from tfkit.nn import Rearrange
+from tfkit.tools.eject.config import text_of
 from tfkit.tools.eject.source import refuse
 from tfkit.torch_private.tensors import storage_key
 
@@ -79,7 +81,10 @@ def _remembering(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def merge_equal(model: nn.Module) -> None:
-    """Replace equal modules by the first of them: modules of one class, with equal numbers and equal children."""
+    """Replace equal modules by the first of them: modules of one class, with equal numbers and equal children.
+
+    The numbers of a rearrangement also have equal names, by which the module around it reads them.
+    """
     first: dict[Hashable, nn.Module] = {}
 
     def merged(module: nn.Module) -> nn.Module:
@@ -89,7 +94,9 @@ def merge_equal(model: nn.Module) -> None:
         named = [*module._parameters.items(), *module._buffers.items()]
         passing = module._non_persistent_buffers_set
         tensors = [(n, None if t is None else (t.shape, t.dtype, t.requires_grad, n in passing)) for n, t in named]
-        return first.setdefault((type(module), children, repr(sorted(plain(module).items())), repr(tensors)), module)
+        axes = [text_of(getattr(module, axis)) for axis in module.known] if isinstance(module, Rearrange) else []
+        numbers = (repr(sorted(plain(module).items())), repr(axes))
+        return first.setdefault((type(module), children, *numbers, repr(tensors)), module)
 
     merged(model)
 

@@ -84,7 +84,10 @@ def join(a: Value, b: Value) -> Value:
         return Record(a.type, tuple(map(join, a.items, b.items)))
     if isinstance(a, Items) and isinstance(b, Items):
         return Items(join(a.item, b.item) if a.item and b.item else a.item or b.item)
-    return ANY if may_be_none(a) or may_be_none(b) else SOME
+    if may_be_none(a) or may_be_none(b):
+        return ANY
+    parts = [item for value in (a, b) if isinstance(value, Record) for item in value.items]
+    return Items(ANY) if any(map(may_be_none, parts)) else SOME
 
 
 def join_all(values: Iterable[Value]) -> Value:

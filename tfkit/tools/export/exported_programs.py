@@ -21,9 +21,9 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.component import Cached, State
+from tfkit.component import Cached, MixerConfig, State
 from tfkit.decoding.modules import empty_caches, made_once, reading_module, stepping_module
-from tfkit.errors import Diagnostic
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, as_list
 from tfkit.graph.input_shapes import fixed_lengths, max_len
@@ -107,6 +107,8 @@ def programs(
     `inputs` are examples of all inputs and masks, at least 2 in each free size. Caches that are not written in place
     are a second result. Raises SpecError, which names the component at fault, if torch.export refuses the model.
     """
+    if reasons := _loops(graph_of(model)):
+        raise SpecError(*reasons)
     try:
         return _programs(model, inputs, in_place=in_place)
     except Exception as error:
@@ -116,6 +118,8 @@ def programs(
 
 def refusals(model: fx.GraphModule) -> list[Diagnostic]:
     """Return the reasons why a model has no programs; works on the meta device."""
+    if reasons := _loops(graph_of(model)):
+        return reasons
     inputs = example(model)
     try:
         exported(model, inputs, fixed=fixed_lengths(graph_of(model)))
@@ -123,6 +127,25 @@ def refusals(model: fx.GraphModule) -> list[Diagnostic]:
         path = failing(model, lambda: exported(model, inputs))
         return list(refused(model, path, error, "torch.export").diagnostics)
     return []
+
+
+def looping(graph: Graph) -> dict[str, str]:
+    """Return the kinds of the mixers whose loops fix the length of a program, with the path of a config of each."""
+    mixers = graph.configs(MixerConfig)  # type: ignore[type-abstract]
+    return {mixer.kind_name(): path for path, mixer in mixers if not mixer.free_length}
+
+
+def _loops(graph: Graph) -> list[Diagnostic]:
+    """Return an error for each of these kinds: torch would name a constraint, and no component."""
+    return [
+        Diagnostic(
+            f"mixer `{kind}` cannot be exported by torch.export: its loop fixes the length of the program",
+            None,
+            path,
+            help="export TorchScript, which keeps loops: --format torchscript",
+        )
+        for kind, path in looping(graph).items()
+    ]
 
 
 def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool) -> dict[str, ExportedProgram]:

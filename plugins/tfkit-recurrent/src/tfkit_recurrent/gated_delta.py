@@ -31,6 +31,7 @@ class GatedDeltaConfig(tfkit.MixerConfig):
     """A state that decays, and that each token corrects by the difference between its value and the stored value."""
 
     kind: Literal["gated_delta"] = "gated_delta"
+    free_length = False
     n_heads: tfkit.Count
     """Number of heads of values."""
     n_key_heads: tfkit.Count

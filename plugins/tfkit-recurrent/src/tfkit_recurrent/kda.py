@@ -31,6 +31,7 @@ class KimiDeltaConfig(tfkit.MixerConfig):
     """A gated delta rule with a decay for each channel of the keys."""
 
     kind: Literal["kda"] = "kda"
+    free_length = False
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim

@@ -25,6 +25,7 @@ class LightningConfig(tfkit.MixerConfig):
     """Linear attention whose heads decay at constant rates."""
 
     kind: Literal["lightning"] = "lightning"
+    free_length = False
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim

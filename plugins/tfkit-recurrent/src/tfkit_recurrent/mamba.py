@@ -28,6 +28,7 @@ class MambaConfig(tfkit.MixerConfig):
     """A state space model whose channels decay by step sizes computed from the token."""
 
     kind: Literal["mamba"] = "mamba"
+    free_length = False
     d_inner: tfkit.Dim
     """Width of the convolution and of the recurrence."""
     d_state: tfkit.Dim = 16

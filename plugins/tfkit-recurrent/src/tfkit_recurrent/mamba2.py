@@ -39,6 +39,7 @@ class Mamba2Config(tfkit.MixerConfig):
     """A state space model whose heads decay by step sizes computed from the token."""
 
     kind: Literal["mamba2"] = "mamba2"
+    free_length = False
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim

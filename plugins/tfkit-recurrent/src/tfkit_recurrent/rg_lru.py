@@ -30,6 +30,7 @@ class RGLRUConfig(tfkit.MixerConfig):
     """A gated linear recurrence of each channel, after a short convolution."""
 
     kind: Literal["rg_lru"] = "rg_lru"
+    free_length = False
     d_inner: tfkit.Dim
     """Width of the convolution and of the recurrence."""
     n_blocks: tfkit.Count

@@ -20,6 +20,7 @@ from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, difference, in_words, property_of, require
 from tfkit.tools.check.runs import Inputs, call, example_inputs
 from tfkit.tools.check.subject import Subject
+from tfkit.tools.export.exported_programs import looping
 from tfkit.tools.export.torchscript_format import refusal, script
 from tfkit.tools.import_.importing import export_config
 from tfkit.tools.save.save import Layout, save
@@ -121,14 +122,14 @@ def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
 
 @property_of("capture", "is captured once by torch.compile", level="full")
 def captured(subject: Subject) -> Iterator[Deviation]:
-    """`torch.compile` captures the full model, once for all lengths."""
-    yield from captures(subject.model, *_calls(subject)[1:])
+    """`torch.compile` captures the full model, once for all lengths, or for each if a mixer fixes the length."""
+    yield from captures(subject.model, *_calls(subject)[1:], once=not looping(subject.graph))
 
 
-def captures(model: nn.Module, *calls: Inputs, backend: str | None = None) -> Iterator[Deviation]:
+def captures(model: nn.Module, *calls: Inputs, backend: str | None = None, once: bool = True) -> Iterator[Deviation]:
     """Capture a model for `calls` that differ only in length, and compare the results.
 
-    `backend` compiles the captured graph; by default, the graph runs as captured.
+    `backend` compiles the captured graph; by default, the graph runs as captured. `once`: for all lengths.
     """
     graphs: list[fx.GraphModule] = []
 
@@ -145,7 +146,7 @@ def captures(model: nn.Module, *calls: Inputs, backend: str | None = None) -> It
         except Exception as error:
             yield Deviation.fault(f"torch.compile does not capture the entire model: {in_words(error)}")
             return
-    if len(graphs) != 1:
+    if len(graphs) != 1 and once:
         yield Deviation.fault(f"the model was captured {len(graphs)} times for {len(calls)} lengths")
 
 
@@ -161,6 +162,8 @@ def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> 
 @property_of("export", "is exported to pt2 and ONNX", level="full", follows=("capture",))
 def exported(subject: Subject) -> Iterator[Deviation]:
     """Files of torch.export and ONNX, read again, return the same at other shapes."""
+    for kind in looping(subject.graph):
+        raise DoesNotApplyError(f"the loop of mixer `{kind}` fixes the length of a program")
     from tfkit.tools.export.export import export
 
     for name in ("pt2", "onnx"):

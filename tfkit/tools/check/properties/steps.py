@@ -24,6 +24,7 @@ from tfkit.tools.check.measure import (
     TOLERANCE,
     Deviation,
     DoesNotApplyError,
+    allow_rounding,
     difference,
     distance,
     in_words,
@@ -141,7 +142,7 @@ def cached_steps(subject: Subject) -> Iterator[Deviation]:
     """Read in steps, with caches, every token has the outputs of a full forward."""
     model = _decodable(subject)
     try:
-        yield from read_in_steps(model, subject.inputs())
+        yield from allow_rounding(subject, read_in_steps(model, subject.inputs()), torch.float32, distance)
     except Exception as error:
         detail = f"read in steps, it fails; does `cached` declare what is cached? {in_words(error)}"
         yield Deviation.fault(detail, place_of(error))
@@ -150,7 +151,8 @@ def cached_steps(subject: Subject) -> Iterator[Deviation]:
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
 def cached_step(subject: Subject) -> Iterator[Deviation]:
     """The step of one token is captured once for all tokens, and TorchScript takes a step of any size."""
-    yield from step_as_program(_decodable(subject), subject.inputs())
+    deviations = step_as_program(_decodable(subject), subject.inputs())
+    yield from allow_rounding(subject, deviations, torch.float32, distance)
 
 
 @property_of("cached-types", "keeps the type of its caches", follows=("cached", "types"))
@@ -233,7 +235,8 @@ def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Itera
         limit = TOLERANCE if dtype == torch.float64 else ROUGH
         batch = rows.started_by(rows.length // 2)
         reading = _StepReader(cached, batch, batch.alone(), f"in {name_of(dtype)}", limit)
-        yield from reading.read([rows.length // 2, *cut(rows.length - rows.length // 2, 1)])
+        deviations = reading.read([rows.length // 2, *cut(rows.length - rows.length // 2, 1)])
+        yield from allow_rounding(subject, deviations, dtype, distance)
 
 
 def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Deviation]:
