@@ -28,6 +28,7 @@ from tfkit.component import Lookup as Lookup
 from tfkit.component import Make as Make
 from tfkit.component import MaskConfig as MaskConfig
 from tfkit.component import MaskedWire as MaskedWire
+from tfkit.component import MaskRuleConfig as MaskRuleConfig
 from tfkit.component import MemoryWire as MemoryWire
 from tfkit.component import MixerConfig as MixerConfig
 from tfkit.component import NormConfig as NormConfig

@@ -43,6 +43,9 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cross": ("memory", {}),
     "cross_softcap": ("memory", {"softcap": 3.0}),
     "prefix": ("prefix", {}),
+    "chunk": ("decoder", {"position": "rope", "mask": {"right": 0, "rule": {"kind": "chunk", "size": 4}}}),
+    "encoder_blocks": ("encoder", {"mask": {"rule": {"kind": "blocks", "size": 4}}}),
+    "prefix_expression": ("prefix", {"mask": {"right": 0, "rule": {"kind": "expression", "where": "(q - k) % 3 < 2"}}}),
     "prefix_alibi_window": ("prefix", {"position": "alibi", "mask": WINDOW}),
 }
 LEFT_TO_OTHERS = {"t5", "t5_softcap"}

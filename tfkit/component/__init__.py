@@ -55,6 +55,7 @@ from tfkit.component.slots import FFNConfig as FFNConfig
 from tfkit.component.slots import InitConfig as InitConfig
 from tfkit.component.slots import InputPositionConfig as InputPositionConfig
 from tfkit.component.slots import MaskConfig as MaskConfig
+from tfkit.component.slots import MaskRuleConfig as MaskRuleConfig
 from tfkit.component.slots import MixerConfig as MixerConfig
 from tfkit.component.slots import NormConfig as NormConfig
 from tfkit.component.slots import PositionConfig as PositionConfig

@@ -138,6 +138,34 @@ class MixerConfig(SublayerConfig):
         """Build the module."""
 
 
+class MaskRuleConfig(Component):
+    """Slot `mask_rule`: a condition on the positions of query and key, in addition to the extents of a mask.
+
+    Positions are counted without padding, and in each document from 0.
+    """
+
+    slot = "mask_rule"
+
+    @property
+    def reach(self) -> int | None:
+        """Number of latest keys, the query's own among them, that include all earlier keys a query may attend to.
+
+        It bounds the cache; None: unlimited.
+        """
+        return None
+
+    def check_mask(self, mask: MaskConfig) -> None:
+        """Raise `Invalid` if the rule does not suit the extents of its mask."""
+
+    @abstractmethod
+    def build(self, make: Make) -> nn.Module:
+        """Build the module: positions of queries and of keys, int [b or 1, q, 1] and [b or 1, 1, k] -> bool.
+
+        Its `forward` is elementwise, also for positions without axes, as in FlexAttention. An empty slot of a cache has
+        a negative position: it is masked.
+        """
+
+
 class MaskConfig(Config):
     """Number of keys on each side of its position that a query may attend to; null: unlimited.
 
@@ -148,6 +176,20 @@ class MaskConfig(Config):
     """Number of keys before the query's position."""
     right: Extent | None = None
     """Number of keys after the query's position."""
+    rule: MaskRuleConfig | None = None
+    """Rule that a query and a key must also satisfy."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for a rule that does not suit the extents."""
+        super().check()
+        if self.rule is not None:
+            self.rule.check_mask(self)
+
+    @property
+    def window(self) -> int | None:
+        """Number of latest keys that include all earlier keys a query may attend to; None: unlimited."""
+        limits = (None if self.left is None else self.left + 1, None if self.rule is None else self.rule.reach)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def causal(self) -> bool:

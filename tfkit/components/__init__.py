@@ -23,6 +23,7 @@ MODULES = (
     "init",
     "input_position",
     "longrope",
+    "mask_rule",
     "norm",
     "rope",
     "rope_scaling",

@@ -73,13 +73,13 @@ class ContextKey:
 
     @property
     def window(self) -> int | None:
-        """Size of the sliding window in tokens; None: unlimited."""
-        return None if self.mask.left is None or self.prefix else self.mask.left + 1
+        """Number of latest tokens that a query attends to at most; None: unlimited."""
+        return None if self.prefix else self.mask.window
 
     @property
     def reads_all(self) -> bool:
         """True if the newest token reads everything that is cached."""
-        return self.mask.causal and (self.mask.left is None or self.window is not None)
+        return self.mask.causal and self.mask.rule is None and (self.mask.left is None or self.window is not None)
 
     def build(self, make: Make, *, gaps: bool) -> AttentionContext:
         """Build the module that computes the context; with `gaps`, padding may lie between tokens."""
@@ -91,7 +91,8 @@ class ContextKey:
         if attention is not None and attention.score_bias is not None:
             position = make(attention.score_bias, attention, self.mask.causal)
             slopes = attention.score_bias.slopes(attention)
-        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes, gaps=gaps)
+        rule = None if self.mask.rule is None else make(self.mask.rule)
+        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes, rule=rule, gaps=gaps)
 
 
 class AttentionContext(nn.Module):
@@ -108,6 +109,7 @@ class AttentionContext(nn.Module):
         rotary: nn.Module | None,
         position: nn.Module | None,
         slopes: Sequence[float] | None,
+        rule: nn.Module | None = None,
         gaps: bool = False,
     ) -> None:
         super().__init__()
@@ -120,7 +122,8 @@ class AttentionContext(nn.Module):
         self.temperature = Temperature(key.temperature) if key.temperature else None
         self.counts = key.counts
         self.slopes = None if slopes is None else list(slopes)
-        self.gaps = gaps
+        self.rule = rule
+        self.gaps = gaps or rule is not None
         self.near = rotary is not None or position is not None or key.mask.left is not None
         self.flex = key.flex and not gaps and (position is None or slopes is not None)
 
@@ -154,7 +157,7 @@ class AttentionContext(nn.Module):
         # TorchScript skips this `if`; it would compile a condition that is joined to it.
         if not is_scripting():  # noqa: SIM102
             if self.flex and cached is None and serves(x):
-                return Context(self.rule(x, padding, prefix), rotary, None, None, temperature, real, places)
+                return Context(self.flex_mask(x, padding, prefix), rotary, None, None, temperature, real, places)
         mask: Tensor | None = None
         if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
             visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cached is not None)
@@ -168,11 +171,11 @@ class AttentionContext(nn.Module):
         """Return True if no mask is needed, because the causal flag replaces it or the newest token reads all keys."""
         return (self.flag and queries.size(1) == keys.size(1)) or (self.reads_all and queries.size(1) == 1)
 
-    def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
+    def flex_mask(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
         """Return the mask as a `FlexMask`; None if the causal flag replaces it."""
         if self.flag and padding is None:
             return None
-        return flex_mask(x, padding, prefix, left=self.left, right=self.right, slopes=self.slopes)
+        return flex_mask(x, padding, prefix, left=self.left, right=self.right, slopes=self.slopes, rule=self.rule)
 
     def visible(
         self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool
@@ -192,6 +195,9 @@ class AttentionContext(nn.Module):
         if prefix is not None and visible is not None:
             index = keys if tokens is None or counted or is_pairwise(tokens) else tokens.long().cumsum(dim=1) - 1
             visible = visible | (index < prefix[:, None])[:, None, :]
+        if self.rule is not None:
+            fits = self.rule(queries[:, :, None], keys[:, None, :])
+            visible = fits if visible is None else visible & fits
         if tokens is not None:
             real = (tokens if is_pairwise(tokens) else tokens[:, None, :]).to(torch.bool)
             visible = real if visible is None else visible & real

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from tfkit.nn import is_scripting, named
+from tfkit.nn import count_positions, is_scripting, named
 
 MIN_WIDTH = 16
 """The least width of a head that the kernel supports."""
@@ -97,20 +97,33 @@ def flex_mask(
     left: int | None,
     right: int | None,
     slopes: Sequence[float] | None,
+    rule: nn.Module | None = None,
 ) -> FlexMask:
     """Build the mask of the sequence x [b, t, d_model], for all layers that share it.
 
     A query reads `left` keys before its own position and `right` after it (None: unlimited), and the first `prefix` [b]
     tokens. `padding` is True where there is a token, [b, t], or where a token may read another, [b, q, k]; `slopes` are
-    ALiBi's, by head.
+    ALiBi's, by head; `rule` is a further condition on positions, counted without padding.
     """
     slope_tensor = None if slopes is None else torch.tensor(slopes, device=x.device)
-    if padding is None and left is None and right is None:
+    if padding is None and left is None and right is None and rule is None:
         return FlexMask(None, slope_tensor)
     create = compiled(create_block_mask) if x.is_cuda and not torch.compiler.is_compiling() else create_block_mask
     batch, t = None if padding is None and prefix is None else x.size(0), x.size(1)
-    rule = readable(None if padding is None else padding.to(torch.bool), prefix, left=left, right=right)
-    return FlexMask(create(rule, batch, None, t, t, x.device), slope_tensor)
+    positions = None if padding is None or rule is None else count_positions(x, padding, None)
+    limits = readable(None if padding is None else padding.to(torch.bool), prefix, left=left, right=right)
+    mask_mod = limits if rule is None else both(limits, rule, positions)
+    return FlexMask(create(mask_mod, batch, None, t, t, x.device), slope_tensor)
+
+
+def both(limits: Callable[..., Tensor], rule: nn.Module, positions: Tensor | None) -> Callable[..., Tensor]:
+    """Return the conjunction of a mask and a rule for `positions` [b, t]; by default, the columns."""
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        fits = rule(q, k) if positions is None else rule(positions[b, q], positions[b, k])
+        return limits(b, h, q, k) & fits
+
+    return mask_mod
 
 
 def readable(

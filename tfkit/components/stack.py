@@ -170,8 +170,12 @@ class StackConfig(LayerConfig, BlockConfig):
 
     def pieces(self, inputs: Signals) -> Pieces:
         for path, layer in self.distinct():
-            if layer.attention is not None and not self.context_key(layer).mask.causal:
-                raise Invalid(f"{path}attention", "attention that reads later tokens needs the whole sequence")
+            mask = self.context_key(layer).mask
+            if layer.attention is not None and not mask.causal:
+                subject = (
+                    "attention" if mask.rule is None else f"attention with the mask rule `{mask.rule.kind_name()}`"
+                )
+                raise Invalid(f"{path}attention", f"{subject} that reads later tokens needs the whole sequence")
         caches: list[tuple[Cached | State, ...]] = []
         memory_caches: list[tuple[Cached | State, ...]] = []
         for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):

@@ -9,6 +9,7 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
     activation, norm, ffn    x                                                      -> its shape
     attention                x [t, d_model], a Scope                                -> [t, d_model]
     mixer                    x [t, d_model], only tokens                            -> [t, d_model]
+    mask_rule                positions of queries [q, 1] and of keys [1, k]         -> bool [q, k]
     position                 of an embedding: positions [t], width                  -> [t, width]
                              rotary: x [t, h, d], positions [t], number of keys     -> [t, h, d]
                              of scores: attention's config, positions [t], causal   -> [h, q, k]
@@ -27,6 +28,7 @@ from tfkit.errors import listing
 from tfkit.graph.expand import Graph
 from tfkit.reference.attention import ATTENTIONS, Scope, multi_head, softmax
 from tfkit.reference.block import BLOCKS
+from tfkit.reference.mask_rule import MASK_RULES
 from tfkit.reference.model import Array, Kinds, Part, Result, UnknownKind, Value, computed
 from tfkit.reference.pointwise import ACTIVATIONS, FFNS, NORMS
 from tfkit.reference.position import POSITIONS, ROPE_SCALINGS
@@ -38,6 +40,7 @@ BUILT_IN: Kinds = {
     "attention": ATTENTIONS,
     "block": BLOCKS,
     "ffn": FFNS,
+    "mask_rule": MASK_RULES,
     "norm": NORMS,
     "position": POSITIONS,
     "rope_scaling": ROPE_SCALINGS,

@@ -43,7 +43,8 @@ def stack(
         attention = layer.config.attention
         context = resolved.layers[number].context  # of the stack: layers may share the weights of their positions
         position = part.at(f"{context}.position", attention and attention.position)
-        scopes = _scopes(layer.config, position, input, memory, prefix, causal)
+        rule = part.at(f"{context}.rule", attention and attention.mask and attention.mask.rule)
+        scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal)
         x = _layer(layer, x, scopes, input.tokens)
     return Value(_normed(part, "final_norm", config.final_norm, x), input.pairs)
 
@@ -64,7 +65,7 @@ def _variants(config: Any) -> Iterator[str]:
 
 
 def _scopes(
-    config: Any, position: Part, input: Value, memory: Value | None, prefix: Value | None, causal: bool
+    config: Any, position: Part, rule: Part, input: Value, memory: Value | None, prefix: Value | None, causal: bool
 ) -> Scopes:
     """Return the scopes that each kind of sublayer takes in addition to x: window and prefix without padding.
 
@@ -80,6 +81,8 @@ def _scopes(
         visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
         if prefix is not None:
             visible |= positions < prefix.x
+        if rule.config is not None:
+            visible &= replace(rule, trace=[])(positions[:, None], positions[None])
         scopes["attention"] = (Scope(visible & input.pairs, None, positions, right == 0, position),)
     if memory is not None and (config.cross_attention or attention):
         scopes["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)

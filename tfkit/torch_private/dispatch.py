@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 SOFTMAX = torch.ops.aten._softmax.default
 LOG_SOFTMAX = torch.ops.aten._log_softmax.default
@@ -22,6 +22,9 @@ LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
 TO_COPY = torch.ops.aten._to_copy.default
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 """Operations of ATen that public functions run."""
+
+unobserved = _disable_current_modes
+"""A context manager in which no `DispatchMode` sees operations."""
 
 QuickRange = _RecordFunctionFast
 """name -> a context manager, which a trace shows as an operator."""

@@ -24,13 +24,16 @@ from tfkit.tools.check.subject import Subject
 Layout = Literal["encoder", "decoder", "memory"]
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
 IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
-SLOTS = ("activation", "attention", "ffn", "init", "mixer", "norm", "position", "rope_scaling")
+SLOTS = ("activation", "attention", "ffn", "init", "mask_rule", "mixer", "norm", "position", "rope_scaling")
 """The slots of components that have a small model."""
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
 SMALL |= {"n_experts_per_token": 2}
 """The values of required fields of these names."""
-LISTS = {"longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}}
-"""The further values of kinds that need lists."""
+LISTS: dict[str, dict[str, Any]] = {
+    "longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+}
+LISTS |= {"expression": {"where": "(q - k) % 3 != 1 or k < 2"}}
+"""The further values of kinds that need lists, or text."""
 NUMBER = 4
 """The value of the remaining required integers."""
 APART = {"field": "a config.json"}
@@ -100,6 +103,8 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         stack[config.slot] = part
     elif config.slot == "activation":
         stack["ffn"] = {"kind": "mlp", "d_ff": 24, "activation": part}
+    elif config.slot == "mask_rule":
+        attention |= {"position": "rope", "mask": {"rule": part} if layout == "encoder" else {"right": 0, "rule": part}}
     elif config.slot == "rope_scaling":
         attention["position"] = {"kind": "rope", "scaling": part}
     elif config.slot == "position":
@@ -147,7 +152,8 @@ def models_of(
                 refused = error
             else:
                 models[IN_WORDS[layout] + words] = Subject(graph, plugins, seed, component=config, kinds=kinds)
-    if refused is not None and not (models and options):
+    # A rule of masks may suit an encoder alone.
+    if refused is not None and not (models and (options or config.slot == "mask_rule")):
         raise refused
     return models
 

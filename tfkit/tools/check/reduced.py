@@ -21,6 +21,7 @@ from tfkit.component import (
     Config,
     FFNConfig,
     MaskConfig,
+    MaskRuleConfig,
     MixerConfig,
     RopeScalingConfig,
     ScoreBiasConfig,
@@ -47,6 +48,8 @@ ORIGINAL_MAX_LEN = 16
 """Tokens of the training that a rotary scaling stretches: more than most sequences of a check have."""
 TEMPERATURE = 4
 """Tokens with an equal temperature of queries."""
+RULE = 5
+"""Positions of a chunk or a block in the rule of a mask: they divide no window."""
 EXPERTS = 16
 WINDOW = 4
 DIM, COUNT = 2**26, 4096
@@ -193,6 +196,8 @@ class _Shrink:
             return self.heads[config.n_heads, config.kv_heads][name == "n_kv_heads"]
         if isinstance(config, MaskConfig):
             return self.extents.get(value, value)
+        if isinstance(config, MaskRuleConfig):
+            return min(value, RULE)
         if isinstance(config, TemperatureConfig):
             return min(value, TEMPERATURE)
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):

@@ -17,9 +17,12 @@ from tfkit.component import AttentionConfig, Layer, MaskConfig
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.counter import Kernels, Observer, OwnKernels, Position, Tallies, Tally, nbytes
 from tfkit.tools.cost.model_step import Step
+from tfkit.torch_private.dispatch import unobserved
 from tfkit.torch_private.tensors import tensors_in
 
 EVERYTHING = MaskConfig()
+MOST = 1024
+"""Most queries whose keys are counted to find the fraction of pairs that a rule hides."""
 
 
 @dataclass
@@ -70,8 +73,8 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
     def of_component(path: str, args: Any) -> Position:
         return Position(watch.place.record, path)
 
-    def of_core(mask: MaskConfig, args: Any) -> Position:
-        return watch.place._replace(hidden=hidden_share(mask, args[0].size(-2), args[1].size(-2)))
+    def of_core(mask: MaskConfig, rule: nn.Module | None, args: Any) -> Position:
+        return watch.place._replace(hidden=hidden_share(mask, args[0].size(-2), args[1].size(-2), rule))
 
     for path in frames_of(model):
         if path in stacked:
@@ -80,7 +83,9 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
         _place(modules[path], watch, partial(of_component, path))
         core, step = modules.get(f"{path}.core"), steps.get(path)
         if core is not None and step is not None and isinstance(step.config, AttentionConfig):
-            _place(core, watch, partial(of_core, step.mask or EVERYTHING))
+            path_of_layer = path.removesuffix(f".{step.name}")
+            rule = f"{path_of_layer.partition('.layers.')[0]}.{stacked[path_of_layer].context}.rule"
+            _place(core, watch, partial(of_core, step.mask or EVERYTHING, modules.get(rule)))
 
 
 def _place(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
@@ -101,13 +106,28 @@ def _gathered(watch: Observer, layers: LayerRuns) -> Seen:
     return seen
 
 
-def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int) -> float:
-    """Return the fraction of hidden pairs if the queries are at the last key positions. Ignore a prefix."""
+def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int, rule: nn.Module | None = None) -> float:
+    """Return the fraction of hidden pairs if the queries are at the last key positions. Ignore a prefix.
+
+    With a `rule`, it is estimated from `MOST` evenly spaced queries if there are more.
+    """
     if mask == EVERYTHING:
         return 0.0
     first = n_keys - n_queries
+    if rule is not None:
+        with unobserved():
+            count = min(n_queries, MOST)
+            queries = first + torch.linspace(0, n_queries - 1, count, device="cpu").long()
+            rows = [_row(mask, rule, query, n_keys) for query in queries]
+        return 1 - sum(rows) / (count * n_keys)
     seen = sum(_seen(mask, position, n_keys) for position in range(first, n_keys))
     return 1 - seen / (n_queries * n_keys)
+
+
+def _row(mask: MaskConfig, rule: nn.Module, query: Tensor, n_keys: int) -> int:
+    start = 0 if mask.left is None else max(0, int(query) - mask.left)
+    end = n_keys if mask.right is None else min(n_keys, int(query) + mask.right + 1)
+    return int(rule(query, torch.arange(start, max(start, end), device="cpu")).sum())
 
 
 def _seen(mask: MaskConfig, position: int, n_keys: int) -> int:

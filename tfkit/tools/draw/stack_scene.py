@@ -90,12 +90,14 @@ def chips_of(config: Config) -> Iterator[Chip]:
 
 
 def window_of(mask: MaskConfig) -> Iterator[Note]:
-    """Yield the extent of attention; nothing if it covers all tokens, or all earlier tokens."""
+    """Yield the extent of attention, unless it covers all tokens or all earlier tokens, and the rule of its mask."""
     if mask.left is not None and mask.causal:
         yield Note("window", f"window {mask.left + 1:,}")
     elif mask.left is not None or mask.right:
         sides = ("all" if side is None else f"{side:,}" for side in (mask.left, mask.right))
         yield Note("window", f"window {' + '.join(sides)}")
+    if mask.rule is not None:
+        yield Note("rule", _described(mask.rule.slot, mask.rule))
 
 
 def fact(name: str, value: Any) -> str:

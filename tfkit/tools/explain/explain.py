@@ -512,6 +512,10 @@ def many(count: int, what: str) -> str:
 
 def _reads(mask: MaskConfig) -> str:
     """Describe the tokens that a query may attend to."""
+    if mask.rule is not None:
+        fields = ", ".join(f"{name} {value}" for name, value in mask.rule if name != mask.rule.word_key)
+        rule = f"{mask.rule.kind_name()} {fields}".strip()
+        return f"{_reads(mask.model_copy(update={'rule': None}))}, as far as the mask rule allows: {rule}"
     if mask.left is None and mask.right is None:
         return "each token reads all tokens"
     if mask.right == 0:

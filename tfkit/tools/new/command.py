@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     "new",
     sets=False,
     notes="""
-    The plugin works immediately: its FFN, or its mixer, is a kind NAME, its spec is
-    NAME_tiny, and its tests prove what tfkit guarantees for a component. Its README
-    describes what to change first, and where `make test` gets tfkit from.
+    The plugin works immediately: its FFN, mixer or mask rule is a kind NAME, its
+    spec is NAME_tiny, and its tests prove what tfkit guarantees for a component.
+    Its README describes what to change first, and where `make test` gets tfkit
+    from.
     """,
     examples="""
     tfkit new plugin shift
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 )
 @click.argument("what", metavar="plugin", type=click.Choice(["plugin"]))
 @click.argument("name", metavar="NAME")
-@click.option("--slot", type=click.Choice(["ffn", "mixer"]), default="ffn", help="The slot of its component.")
+@click.option(
+    "--slot", type=click.Choice(["ffn", "mixer", "mask_rule"]), default="ffn", help="The slot of its component."
+)
 @output_option("DIR", "The folder to write.  [default: tfkit-NAME]")
 def new(reader: Reader, what: str, name: str, slot: str, output: Path | None) -> None:
     names = checked_names(name, reader.found, slot)
@@ -64,6 +67,11 @@ SLOTS = {
         "@KIND@": "mixer",
         "@ABOUT@": "a short convolution (https://arxiv.org/abs/2511.23404)",
         "@FIELD@": "size: int > 0, default 3",
+    },
+    "mask_rule": {
+        "@KIND@": "mask rule",
+        "@ABOUT@": "a dilated window (https://arxiv.org/abs/2004.05150)",
+        "@FIELD@": "step: int > 0, default 2",
     },
 }
 """The slots that a new plugin can fill, with the texts of its README; `template/slots` has the files that differ."""

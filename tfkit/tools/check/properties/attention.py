@@ -107,6 +107,10 @@ def _granted(subject: Subject, attention: Attends, inputs: Inputs, queries: int,
     near = ((ahead >= -left) & (ahead <= right)).expand(batch, -1, -1)
     if node.stack is not None and node.stack.prefix is not None:
         near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
+    if extent.rule is not None and node.stack is not None:
+        layer = node.stack.layers[int(attention.path.split(".")[2])]
+        rule, positions = subject.model.get_submodule(f"{node.name}.{layer.context}.rule"), tokens.cumsum(1) - 1
+        near = near & rule(positions[:, :, None], positions[:, None])
     return near & tokens[:, None]
 
 
@@ -114,6 +118,8 @@ def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, paddi
     row, query, key = (int(index) for index in errors.nonzero()[0])
     limits = [] if mask is None else [("left", mask.left), ("right", mask.right)]
     sides = ", ".join(f"{side} {number}" for side, number in limits if number is not None)
+    if mask is not None and mask.rule is not None:
+        sides += f"{', ' if sides else ''}rule {mask.rule.kind_name()}"
     window = "" if mask is None else f", {f'mask {sides}' if sides else 'no limit'}"
     what = "does not read" if granted[row, query, key] else "reads"
     padded = "" if padding == "none" else f" next to padding on the {padding}"
