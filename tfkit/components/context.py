@@ -101,7 +101,7 @@ class AttentionContext(nn.Module):
 
     If sequences are read step by step, it says which of the `n_slots` slots of the caches the new tokens take and which
     are read: token p has slot p modulo their number. Padding takes none, so each sequence has the positions that it
-    would have alone. `real` and `places` are the `padding` and the `places` of the context.
+    would have alone. `real` is the `padding` of the context.
     """
 
     def __init__(
@@ -136,6 +136,7 @@ class AttentionContext(nn.Module):
         n_slots: int | None = None,
         real: Tensor | None = None,
         places: Tensor | None = None,
+        condition: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
@@ -164,13 +165,13 @@ class AttentionContext(nn.Module):
         # TorchScript skips this `if`; it would compile a condition that is joined to it.
         if not is_scripting():  # noqa: SIM102
             if self.flex and past is None and serves(x):
-                return Context(self.rule(x, padding, prefix), rotary, None, None, temperature, real, places)
+                return Context(self.rule(x, padding, prefix), rotary, None, None, temperature, real, places, condition)
         visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cache is not None)
         mask = None if visible is None else additive(visible, x)
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
-        return Context(mask, rotary, None, cache, temperature, real, places)
+        return Context(mask, rotary, None, cache, temperature, real, places, condition)
 
     def rule(self, x: Tensor, padding: Tensor | None, prefix: Tensor | None) -> Any:
         """Return the mask as a `FlexMask`; None if the causal flag replaces it."""

@@ -141,6 +141,7 @@ class _Writer:
         """The value that each variable holds at this point."""
         self.variables: dict[Value, str] = {}
         self.operands = {value: list(_values((step.args, step.kwargs))) for value, step in steps.items()}
+        self.unpacked = _unpacked(steps) if style.stream else {}
         self.unread = Counter(chain.from_iterable(self.operands.values()))
         """The number of reads of each value that are still to come."""
         self.unread.update(self.held.values())
@@ -163,11 +164,16 @@ class _Writer:
         return "\n".join([*head, *(INDENT + line for line in self.lines)]) + "\n"
 
     def _write(self, value: Value, step: Step) -> None:
+        if value in self.variables:
+            return
         if not self.unread[value] and (step.op == "get_attr" or step.target is operator.getitem):
             self.unread.subtract(self.operands[value])
             return
         written = self._with_pending(value, partial(self._expression, step))
-        if self.unread[value] == 1:
+        if value in self.unpacked:
+            self._flush(len(self.pending))
+            self._unpack(self.unpacked[value], written)
+        elif self.unread[value] == 1:
             self.pending[value] = written
         else:
             self._flush(len(self.pending))
@@ -203,6 +209,13 @@ class _Writer:
             self.held[name] = value
             start = f"{name} = "
         self._line(start, written)
+
+    def _unpack(self, parts: Sequence[Value], written: _Expression) -> None:
+        self.unread.subtract(written.reads)
+        for part in parts:
+            self.variables[part] = name = self._variable(self.steps[part].name)
+            self.held[name] = part
+        self._line(f"{', '.join(self.variables[part] for part in parts)} = ", written)
 
     def _line(self, start: str, written: _Expression) -> None:
         (before, arguments), columns = written.broken, self.style.columns - len(INDENT)
@@ -374,6 +387,17 @@ def _values(parts: Any) -> Iterator[Value]:
             yield from _values(part)
     elif isinstance(parts, slice):
         yield from _values((parts.start, parts.stop, parts.step))
+
+
+def _unpacked(steps: Mapping[Value, Step]) -> dict[Value, list[Value]]:
+    """Return the values whose items alone are read, all in order, with these items."""
+    readers: dict[Value, list[Value]] = {value: [] for value in steps}
+    for value, step in steps.items():
+        for operand in _values((step.args, step.kwargs)):
+            readers[operand].append(value)
+    items = {value: [(steps[item].target, *steps[item].args[1:]) for item in readers[value]] for value in readers}
+    ranges = {value: [(operator.getitem, index) for index in range(len(items[value]))] for value in items}
+    return {value: readers[value] for value in steps if len(items[value]) > 1 and items[value] == ranges[value]}
 
 
 def _ends_with(waiting: Sequence[Value], used: Sequence[Value]) -> bool:

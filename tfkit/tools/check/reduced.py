@@ -25,10 +25,10 @@ from tfkit.component import (
     ScoreBiasConfig,
     Signal,
     TemperatureConfig,
+    parts,
 )
 from tfkit.graph.expand import Graph, Node, expand
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.document import parts
 from tfkit.spec.load import take_spec
 from tfkit.spec.model_spec import InputConfig, ModelSpec
 from tfkit.spec.render import document
