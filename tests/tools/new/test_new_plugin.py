@@ -59,14 +59,15 @@ def test_its_own_tests_are_green(project: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_new_mixer_is_green(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("new", "plugin", "smooth", "--slot", "mixer")
+@pytest.mark.parametrize("slot", ["mixer", "residual"])
+def test_a_new_plugin_of_another_slot_is_green(slot: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("new", "plugin", "smooth", "--slot", slot)
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path("tfkit-smooth").resolve()))
     monkeypatch.setenv("PYTHONPATH", str(Path("tfkit-smooth/src").resolve()))
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd="tfkit-smooth", check=True, timeout=300)
 
 
-@pytest.mark.parametrize("slot", ["ffn", "mixer"])
+@pytest.mark.parametrize("slot", ["ffn", "mixer", "residual"])
 @pytest.mark.parametrize("name", NAMES)
 def test_its_code_is_clean(name: str, slot: str, run: Run) -> None:
     run("new", "plugin", name, "-o", "made", "--slot", slot)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "new",
     sets=False,
     notes="""
-    The plugin works immediately: its FFN, or its mixer, is a kind NAME, its spec is
+    The plugin works immediately: its FFN, mixer or residual is a kind NAME, its spec is
     NAME_tiny, and its tests prove what tfkit guarantees for a component. Its README
     describes what to change first, and where `make test` gets tfkit from.
     """,
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 )
 @click.argument("what", metavar="plugin", type=click.Choice(["plugin"]))
 @click.argument("name", metavar="NAME")
-@click.option("--slot", type=click.Choice(["ffn", "mixer"]), default="ffn", help="The slot of its component.")
+@click.option(
+    "--slot", type=click.Choice(["ffn", "mixer", "residual"]), default="ffn", help="The slot of its component."
+)
 @output_option("DIR", "The folder to write.  [default: tfkit-NAME]")
 def new(reader: Reader, what: str, name: str, slot: str, output: Path | None) -> None:
     names = checked_names(name, reader.found, slot)
@@ -64,6 +66,11 @@ SLOTS = {
         "@KIND@": "mixer",
         "@ABOUT@": "a short convolution (https://arxiv.org/abs/2511.23404)",
         "@FIELD@": "size: int > 0, default 3",
+    },
+    "residual": {
+        "@KIND@": "residual",
+        "@ABOUT@": "several streams with learned weights (https://arxiv.org/abs/2409.19606)",
+        "@FIELD@": "streams: int > 0, default 2",
     },
 }
 """The slots that a new plugin can fill, with the texts of its README; `template/slots` has the files that differ."""
