@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -190,3 +190,49 @@ def test_a_conditioned_stack_begins_as_the_identity() -> None:
 def test_errors(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(tfkit.SpecError, match=re.escape(message)):
         graph_of({"condition": None} | fields, 12)
+
+
+class Read(nn.Module):
+    def forward(self, x: Tensor, context: tfkit.Context) -> tuple[Tensor, list[Tensor]]:
+        return x, []
+
+
+class Alone(nn.Module):
+    def forward(self, x: Tensor, context: tfkit.Context) -> Tensor:
+        return x
+
+
+class Narrow(nn.Module):
+    def forward(self, x: Tensor, context: tfkit.Context) -> tuple[Tensor, list[Tensor]]:
+        return x[..., :1], []
+
+
+class Write(nn.Module):
+    def forward(self, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+        return x + y
+
+
+class Wide(nn.Module):
+    def forward(self, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+        return (x + y).double()
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "message"),
+    [
+        (Alone, Write, "must return a tuple from `read`"),
+        (Narrow, Write, "returns [2, 3, 1] instead of [2, 3, 16]"),
+        (Read, Wide, "returns float64 from `write` for float32"),
+    ],
+)
+def test_a_residual_returns_what_it_must(read: type[nn.Module], write: type[nn.Module], message: str) -> None:
+    class FaultyConfig(tfkit.StreamConfig):
+        """Add."""
+
+        kind: Literal["faulty"] = "faulty"
+
+        def build(self, make: tfkit.Make, part: tfkit.StreamPart, width: int) -> nn.Module:
+            return read() if part == "read" else write()
+
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        check_component(FaultyConfig, plugins=PLUGINS, within=["decoder"], only=["forward"])
