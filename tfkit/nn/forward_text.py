@@ -390,14 +390,20 @@ def _values(parts: Any) -> Iterator[Value]:
 
 
 def _unpacked(steps: Mapping[Value, Step]) -> dict[Value, list[Value]]:
-    """Return the values whose items alone are read, all in order, with these items."""
-    readers: dict[Value, list[Value]] = {value: [] for value in steps}
+    """Return the values that are only taken apart, each with its items in order."""
+    readers: dict[Value, list[Value]] = {}
     for value, step in steps.items():
         for operand in _values((step.args, step.kwargs)):
-            readers[operand].append(value)
-    items = {value: [(steps[item].target, *steps[item].args[1:]) for item in readers[value]] for value in readers}
-    ranges = {value: [(operator.getitem, index) for index in range(len(items[value]))] for value in items}
-    return {value: readers[value] for value in steps if len(items[value]) > 1 and items[value] == ranges[value]}
+            readers.setdefault(operand, []).append(value)
+
+    def is_item(part: Value, value: Value, index: int) -> bool:
+        return steps[part].target is operator.getitem and steps[part].args == (value, index)
+
+    return {
+        value: parts
+        for value, parts in readers.items()
+        if len(parts) > 1 and all(is_item(part, value, index) for index, part in enumerate(parts))
+    }
 
 
 def _ends_with(waiting: Sequence[Value], used: Sequence[Value]) -> bool:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     sets=False,
     notes="""
     The plugin works immediately: its FFN, mixer or residual is a kind NAME, its
-    spec is NAME_tiny, and its tests prove what tfkit guarantees for a component. Its
-    README describes what to change first, and where `make test` gets tfkit from.
+    spec is NAME_tiny, and its tests prove what tfkit guarantees for a component.
+    Its README describes what to change first, and where `make test` gets tfkit
+    from.
     """,
     examples="""
     tfkit new plugin shift
