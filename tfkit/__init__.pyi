@@ -47,9 +47,12 @@ from tfkit.component import Signal as Signal
 from tfkit.component import Signals as Signals
 from tfkit.component import State as State
 from tfkit.component import Step as Step
+from tfkit.component import StreamConfig as StreamConfig
+from tfkit.component import StreamPart as StreamPart
 from tfkit.component import SublayerConfig as SublayerConfig
 from tfkit.component import TableWire as TableWire
 from tfkit.component import TemperatureConfig as TemperatureConfig
+from tfkit.component import VectorWire as VectorWire
 from tfkit.component import Wire as Wire
 from tfkit.component import Writing as Writing
 from tfkit.component import divisors as divisors

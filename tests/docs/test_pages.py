@@ -73,7 +73,9 @@ def test_a_page_does_what_it_says(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what exports and profiles
-@pytest.mark.parametrize("page", ["start", "check", "components", "export", "cost", "masks", "mixers", "sweeps"])
+@pytest.mark.parametrize(
+    "page", ["start", "check", "components", "export", "cost", "masks", "mixers", "streams", "sweeps"]
+)
 @pytest.mark.usefixtures("_as_a_reader")
 def test_a_page_does_what_it_says_to_the_end(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     follow(DOCS / f"{page}.md", tmp_path, lambda command: run(command, capsys.readouterr))
@@ -83,7 +85,7 @@ def test_slow_blocks_are_run_by_the_slow_test() -> None:
     """What the quick test leaves out stands on those pages only."""
     slow = re.compile(r"^\$ (python|tfkit (eject|export|profile)) |check_component", re.MULTILINE)
     found = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
-    assert found == {"start", "check", "components", "export", "cost", "masks", "mixers"}
+    assert found == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams"}
 
 
 @pytest.mark.parametrize("printed", ["a\nx\ny\nb 3.1 2 ms", "a\nb 3.1 10 s"])

@@ -7,9 +7,8 @@ from contextlib import nullcontext
 import pytest
 
 import tfkit
-from tfkit.component import Component
+from tfkit.component import Component, parts
 from tfkit.reference import BUILT_IN, UnknownKind
-from tfkit.spec.document import parts
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.subject import Subject
 

@@ -44,6 +44,7 @@ class Builder:
     def __init__(self, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> None:
         self.attention_backend = attention_backend
         self.recompute = recompute
+        self.layer: int | None = None
         self.configs: dict[nn.Module, Component] = {}
         self.arguments: dict[nn.Module, tuple[Any, ...]] = {}
 

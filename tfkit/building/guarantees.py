@@ -27,6 +27,7 @@ from tfkit.component import (
     RotaryConfig,
     ScoreBiasConfig,
     Signal,
+    StreamConfig,
 )
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph, place_of
@@ -189,6 +190,8 @@ def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ..
         batch = max(queries.size(0), keys.size(0))
         shape: Shape = ((batch, 1), arguments[0].n_heads, queries.size(1), keys.size(1))
         return _other(output, shape, "scores [batch or 1, heads, queries, keys]")
+    if isinstance(component, StreamConfig):
+        return _wrong_stream(component, arguments, args[0], output)
     if isinstance(component, RopeScalingConfig):
         return _other(output, (arguments[0] // 2,), "frequencies [width / 2]")
     return None
@@ -201,6 +204,19 @@ def _not_kept(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) ->
         return fault
     if output.dtype != x.dtype:
         return f"returns {name_of(output.dtype)} for {name_of(x.dtype)}: it must keep the type of its input"
+    return None
+
+
+def _wrong_stream(component: StreamConfig, arguments: tuple[Any, ...], stream: Tensor, output: Any) -> str | None:
+    """Describe the fault in the result of a module of a residual."""
+    part, width = arguments
+    if part == "read" and not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], list)):
+        return "must return a tuple from `read`: x, and a list of tensors for `write`"
+    result = output[0] if part == "read" else output
+    if isinstance(result, Tensor) and result.dtype != stream.dtype:
+        return f"returns {name_of(result.dtype)} from `{part}` for {name_of(stream.dtype)}: it must keep the type"
+    if part in ("read", "leave") or not component.enters:
+        return _other(result, (*stream.shape[:2], width), f"the result of `{part}`, [b, t, d_model]")
     return None
 
 

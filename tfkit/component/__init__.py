@@ -35,11 +35,13 @@ from tfkit.component.config import Probability as Probability
 from tfkit.component.config import Shared as Shared
 from tfkit.component.config import SharedMarker as SharedMarker
 from tfkit.component.config import TableWire as TableWire
+from tfkit.component.config import VectorWire as VectorWire
 from tfkit.component.config import Wire as Wire
 from tfkit.component.config import WireMarker as WireMarker
 from tfkit.component.config import kinds_in as kinds_in
 from tfkit.component.config import marker as marker
 from tfkit.component.config import optional_slot as optional_slot
+from tfkit.component.config import parts as parts
 from tfkit.component.config import slot as slot
 from tfkit.component.field import ABSENT as ABSENT
 from tfkit.component.field import FieldConfig as FieldConfig
@@ -63,6 +65,8 @@ from tfkit.component.slots import RopeScalingConfig as RopeScalingConfig
 from tfkit.component.slots import RotaryConfig as RotaryConfig
 from tfkit.component.slots import ScoreBiasConfig as ScoreBiasConfig
 from tfkit.component.slots import State as State
+from tfkit.component.slots import StreamConfig as StreamConfig
+from tfkit.component.slots import StreamPart as StreamPart
 from tfkit.component.slots import SublayerConfig as SublayerConfig
 from tfkit.component.slots import TemperatureConfig as TemperatureConfig
 from tfkit.component.slots import divisors as divisors

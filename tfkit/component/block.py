@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from tfkit.component.config import Component, Make
+from tfkit.component.config import Component, Make, parts
 from tfkit.component.slots import Cached, State
 from tfkit.component.stack import Head, Layers, Stage
 from tfkit.errors import Invalid
@@ -99,6 +99,18 @@ class BlockConfig(Component):
     pairs: ClassVar[bool] = False
     """True if the mask of its `input` may be of pairs, [b, t, t], with True where a token may read another: it then
     counts positions, and reads tokens, as if each had nothing but those before it."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for a component that takes a condition in a block without one, and for an idle condition."""
+        super().check()
+        components = [(path, part) for path, part in parts((), self) if isinstance(part, Component)]
+        takers = [(path, part) for path, part in components if part.takes_condition]
+        condition = getattr(self, "condition", None)
+        for path, part in takers if condition is None else ():
+            message = f"{part.slot} `{part.kind_name()}` needs a condition, but `{self.kind_name()}` has none"
+            raise Invalid(".".join(path), message, help="add `condition: NODE` to a stack of layers")
+        if condition is not None and not takers:
+            raise Invalid("condition", "`condition` has no effect: no component takes it", help="remove it")
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:

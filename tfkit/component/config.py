@@ -88,6 +88,8 @@ MemoryWire = Annotated[str, WireMarker(mask=True, whole=True)]
 """A `MaskedWire` to a value that is complete when a sequence begins, such as an encoder's output."""
 LengthsWire = Annotated[str, WireMarker(whole=True)]
 """A `Wire` to an input of type `lengths`."""
+VectorWire = Annotated[str, WireMarker(whole=True)]
+"""A `Wire` to a vector that is complete when a sequence begins."""
 TableWire = Annotated[str, WireMarker(value="table")]
 """The name of an embedding, to read its token table."""
 
@@ -159,6 +161,8 @@ class Component(Config):
     slot: ClassVar[str]
     role: ClassVar[str] = "has a place of its own"
     """The place in the model where it acts, for slots with components that act in different places."""
+    takes_condition: ClassVar[bool] = False
+    """True if its module uses `context.condition`, so that its stack needs a `condition`."""
     drawn_apart: ClassVar[bool] = False
     """True if a picture shows the modules inside it one by one, such as a router and its experts."""
 
@@ -171,6 +175,20 @@ class Component(Config):
     def kind_name(cls) -> str:
         """Return the name under which a spec requests this component."""
         return str(cls.model_fields[str(cls.word_key)].default)
+
+
+def parts(path: tuple[str, ...], part: object) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield a config and everything inside it, each with its path."""
+    yield path, part
+    inside: Mapping[str, object] = {}
+    if isinstance(part, Config):
+        inside = {name: getattr(part, name) for name in type(part).model_fields}
+    elif isinstance(part, Mapping):
+        inside = part
+    elif isinstance(part, tuple):
+        inside = {str(index): item for index, item in enumerate(part)}
+    for name, item in inside.items():
+        yield from parts((*path, name), item)
 
 
 def kinds_in(module: ModuleType) -> Iterator[type[Component]]:
@@ -188,6 +206,8 @@ class Make(Protocol):
     """The implementation of attention, for kinds that support several."""
     recompute: bool
     """If true, a layer keeps only its arguments for the backward, in which it runs a second time."""
+    layer: int | None
+    """The number of the layer of a stack that is being built, from 0; None outside of layers."""
 
     def __call__(self, config: Component, /, *args: Any, **arguments: Any) -> nn.Module:
         """Build `config`; further arguments are passed to its slot's `build`."""

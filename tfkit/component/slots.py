@@ -20,6 +20,7 @@ from tfkit.component.config import (
     PositiveFloat,
     Probability,
     Shared,
+    parts,
 )
 from tfkit.errors import Invalid
 
@@ -39,7 +40,11 @@ class ActivationConfig(Component):
 
 
 class NormConfig(Component):
-    """Slot `norm`: normalizes the last axis, [..., width] -> [..., width]."""
+    """Slot `norm`: normalizes the last axis, [..., width] -> [..., width].
+
+    With `takes_condition`, the module's `forward` takes x and the context, and the norm can only be one of a layer's or
+    a stack's.
+    """
 
     slot = "norm"
 
@@ -86,6 +91,14 @@ class SublayerConfig(Component):
 
     takes_context: ClassVar[bool] = True
     """False if the module's `forward` takes x alone, because it computes each position independently."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for a norm inside the sublayer that takes the condition, which only norms of layers get."""
+        super().check()
+        for path, part in parts((), self):
+            if isinstance(part, NormConfig) and part.takes_condition:
+                message = f"norm `{part.kind_name()}` takes a condition: it must be a norm of a layer or a stack"
+                raise Invalid(".".join(path), message)
 
     @property
     def cached(self) -> tuple[Cached | State, ...] | None:
@@ -164,6 +177,30 @@ class MaskRuleConfig(Component):
         Its `forward` is elementwise, also for positions without axes, as in FlexAttention. An empty slot of a cache has
         a negative position: it is masked.
         """
+
+
+StreamPart = Literal["enter", "read", "write", "leave"]
+"""A module of a residual."""
+
+
+class StreamConfig(Component):
+    """Slot `residual`: takes the input of a sublayer from the residual stream, and puts its output y into the stream.
+
+    `build` is called for each of these modules, the first and the last only if `enters`:
+
+        enter  x [b, t, d_model] -> stream                before the first layer
+        read   stream, context -> (x, list of tensors)    before the norm of each sublayer
+        write  stream, y, list of tensors -> stream       after each sublayer, with the tensors of its `read`
+        leave  stream -> [b, t, d_model]                  before the stack's last norm
+    """
+
+    slot = "residual"
+    enters: ClassVar[bool] = False
+    """True if the stream is not [b, t, d_model], but whatever `enter` returns, [b, t, ...]."""
+
+    @abstractmethod
+    def build(self, make: Make, part: StreamPart, width: int) -> nn.Module:
+        """Build a module, for a `d_model` of `width`."""
 
 
 class MaskConfig(Config):

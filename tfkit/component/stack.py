@@ -11,15 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tfkit.component.config import Component, Config, PositiveFloat
-from tfkit.component.slots import Cached, MaskConfig, MixerConfig, NormConfig, State, SublayerConfig
+from tfkit.component.config import Component, Config, Make, PositiveFloat
+from tfkit.component.slots import (
+    Cached,
+    MaskConfig,
+    MixerConfig,
+    NormConfig,
+    State,
+    StreamConfig,
+    StreamPart,
+    SublayerConfig,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
-class ResidualConfig(Config):
+class ResidualConfig(StreamConfig):
     """The addition of a sublayer's output y to x: x + scale * y."""
 
+    kind: Literal["add"] = "add"
     scale: PositiveFloat = 1.0
     """Factor of the sublayer's output."""
     learned: Literal["none", "scalar", "vector"] = "none"
@@ -28,6 +41,14 @@ class ResidualConfig(Config):
     """Meaning of x: the sum so far, or the sublayer's input after its norm."""
     learned_onto: Literal["none", "scalar", "vector"] = "none"
     """Learned factor of x: one, or one per channel; it starts at 1."""
+
+    def material(self) -> Mapping[str, Any]:
+        """Return the fields without the kind, which weights from before there were others do not state."""
+        return {name: value for name, value in super().material().items() if name != "kind"}
+
+    def build(self, make: Make, part: StreamPart, width: int) -> nn.Module:
+        """Never called: the addition is written into the layer's code."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -88,7 +109,8 @@ class Step:
 
     name: str
     """Its module in the layer; its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`, its
-    learned factors `NAME_residual_scale` and `NAME_residual_scale_onto`."""
+    learned factors `NAME_residual_scale` and `NAME_residual_scale_onto`; or the modules of another kind of
+    residual, `NAME_residual_read` and `NAME_residual_write`."""
     config: Component
     """Its attention, its FFN, or a component of another slot."""
     reads_memory: bool = False
@@ -105,8 +127,24 @@ class Step:
     """Norm after the addition."""
     dropout: float = 0.0
     """Dropout on its output."""
-    residual: ResidualConfig = field(default_factory=ResidualConfig)
-    """The addition."""
+    residual: StreamConfig = field(default_factory=ResidualConfig)
+    """The way of its input out of the residual stream, and of its output into it."""
+
+    @property
+    def addition(self) -> ResidualConfig:
+        """The addition to the stream; a plain one stands for the `read` and `write` of another kind of residual."""
+        return self.residual if isinstance(self.residual, ResidualConfig) else ResidualConfig()
+
+    @property
+    def read(self) -> Call | None:
+        """The module before the branch, which takes the stream; None if the branch does."""
+        plain = isinstance(self.residual, ResidualConfig)
+        return None if plain else Call(f"{self.name}_residual_read", self.residual)
+
+    @property
+    def write(self) -> Call | None:
+        """The module after the branch; None if its output is added to the stream."""
+        return None if self.read is None else Call(f"{self.name}_residual_write", self.residual)
 
     @property
     def role(self) -> str:
@@ -124,7 +162,7 @@ class Step:
         return isinstance(self.config, MixerConfig) or any(isinstance(entry, State) for entry in self.cached or ())
 
     def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
-        """Yield the operations between the stream and the addition, in order."""
+        """Yield the operations between `read`, or the stream, and `write`, or the addition, in order."""
         if self.norm_in is not None:
             yield Call(f"{self.name}_norm_in", self.norm_in)
         yield Call(self.name, self.config)
@@ -132,15 +170,15 @@ class Step:
             yield Call(f"{self.name}_norm_out", self.norm_out)
         if self.dropout:
             yield Dropout(self.dropout)
-        if self.residual.learned != "none":
-            yield Learned(f"{self.name}_residual_scale", self.residual.learned)
-        if self.residual.scale != 1:
-            yield Scale(self.residual.scale)
+        if self.addition.learned != "none":
+            yield Learned(f"{self.name}_residual_scale", self.addition.learned)
+        if self.addition.scale != 1:
+            yield Scale(self.addition.scale)
 
     @property
     def onto(self) -> Learned | None:
         """The learned factor of the value that its output is added to."""
-        learned = self.residual.learned_onto
+        learned = self.addition.learned_onto
         return None if learned == "none" else Learned(f"{self.name}_residual_scale_onto", learned)
 
     @property
@@ -150,7 +188,7 @@ class Step:
 
     def modules(self) -> Iterator[str]:
         """Yield the names of its modules in the layer."""
-        for part in (*self.branch(), self.onto, self.after):
+        for part in (self.read, *self.branch(), self.write, self.onto, self.after):
             if isinstance(part, Call | Learned):
                 yield part.name
 
@@ -228,6 +266,12 @@ class Layers:
         return indices
 
     @property
+    def streams(self) -> StreamConfig | None:
+        """The residual whose modules `enter` and `leave` surround the layers; None for a stream [b, t, d_model]."""
+        residuals = (step.residual for layer in self.layers for step in layer.steps)
+        return next((residual for residual in residuals if residual.enters), None)
+
+    @property
     def keeps_state(self) -> bool:
         """True if a sublayer carries a state from token to token."""
         return any(step.keeps_state for layer in self.layers for step in layer.steps)
@@ -235,6 +279,7 @@ class Layers:
     def modules(self) -> set[str]:
         """Return the paths of the modules in the block that the layers name."""
         paths = {f"layers.{number}.{name}" for number, layer in enumerate(self.layers) for name in layer.modules()}
+        paths |= {"enter", "leave"} if self.streams is not None else set()
         return paths | {"final_norm"} if self.final_norm is not None else paths
 
 

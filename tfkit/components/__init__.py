@@ -34,6 +34,7 @@ MODULES = (
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
     """Register every config of the modules above that has a kind."""
+    register(tfkit.ResidualConfig)
     for name in MODULES:
         for config in kinds_in(importlib.import_module(f"{__name__}.{name}")):
             register(config)

@@ -43,6 +43,7 @@ from tfkit.component import (
     Scale,
     Shared,
     Step,
+    StreamConfig,
     SublayerConfig,
     optional_slot,
     slot,
@@ -75,7 +76,7 @@ class StepConfig(Config):
     """Norm after the sublayer, before the addition."""
     norm_after: NormConfig | bool | None = None
     """Norm after the addition."""
-    residual: ResidualConfig | None = None
+    residual: StreamConfig | None = optional_slot("add")
     """Addition to the residual stream; the stack's unless given."""
     reads: Literal["previous", "input"] | None = None
     """Input of the sublayer: the sum so far, or the layer's input, after `input_norm`."""
@@ -100,7 +101,7 @@ class LayerConfig(Config):
     """The feed-forward network."""
     dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the output of each sublayer, before it is added to the residual stream."""
-    residual: ResidualConfig | None = None
+    residual: StreamConfig | None = optional_slot("add")
     """Addition of all sublayers to the residual stream, unless they have their own."""
     input_norm: NormConfig | bool | None = None
     """Norm of the layer's input for the sublayers that read it; the only norm of `placement: parallel`."""
@@ -163,13 +164,17 @@ class LayerConfig(Config):
                 )
 
     def _check_residuals(self, steps: list[Step]) -> None:
-        """Refuse to add to normalized values if there is no norm, or if the sum so far would be lost."""
+        """Refuse additions to normalized values without a norm, and residuals that would lose what came before."""
         bare: dict[str, bool] = {}
         for index, step in enumerate(steps):
-            if step.residual.onto == "previous":
-                continue
             explicit = self.sublayers is not None and self.sublayers[index].residual is not None
-            place = f"sublayers.{index}.residual.onto" if explicit else "residual.onto"
+            place = f"sublayers.{index}.residual" if explicit else "residual"
+            if step.read is not None and step.reads_input:
+                message = f"residual `{step.residual.kind_name()}` cannot be combined with `{step.role}` that reads the"
+                raise Invalid(place, f"{message} layer's input", help="write `reads: previous`, or `placement: pre`")
+            if step.addition.onto == "previous":
+                continue
+            place = f"{place}.onto"
             if step.reads_input:
                 message = f"`{step.role}` reads the layer's input: added to that, it would drop what came before"
                 raise Invalid(place, message)
@@ -251,9 +256,9 @@ def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None,
     contexts = [program.input("context", Context)]
     if d_memory is not None:
         contexts.append(program.input("cross_context", Context))
-    if layer.input_norm is not None:
-        layer_input = program.call("input_norm", make(layer.input_norm, d_model), x)
     writer = _StepWriter(program, make, d_model, d_memory, causal, contexts)
+    if layer.input_norm is not None:
+        layer_input = writer.norm(Call("input_norm", layer.input_norm), x)
     for step in layer.steps:
         x = writer.write(step, x, layer_input)
     return program.build(x, "Layer")
@@ -275,17 +280,22 @@ class _StepWriter:
 
     def write(self, step: Step, x: Value, layer_input: Value) -> Value:
         """Write the operations of a step; return the stream after it."""
-        y = layer_input if step.reads_input else x
+        y, kept = layer_input if step.reads_input else x, None
+        if step.read is not None:
+            y = self.program.call(step.read.name, self.make(step.residual, "read", self.d_model), x, self.contexts[0])
+            y, kept = self.program.unpack(y, "y", "kept")
         for part in step.branch():
-            if step.residual.onto == "normed" and isinstance(part, Call) and part.name == step.name:
+            if step.addition.onto == "normed" and isinstance(part, Call) and part.name == step.name:
                 x = y
             y = self._operation(step, part, y)
         if step.onto is not None:
             x = self._operation(step, step.onto, x)
-        if step.residual.scale == 1:
+        if step.write is not None:
+            x = self.program.call(step.write.name, self.make(step.residual, "write", self.d_model), x, y, kept)
+        elif step.addition.scale == 1:
             x = self.program.apply(f"after_{step.name}", operator.add, x, y)
         else:
-            x = self.program.apply(f"after_{step.name}", torch.add, x, y, alpha=step.residual.scale)
+            x = self.program.apply(f"after_{step.name}", torch.add, x, y, alpha=step.addition.scale)
         return x if step.after is None else self._operation(step, step.after, x)
 
     def _operation(self, step: Step, part: Call | Dropout | Learned | Scale, y: Value) -> Value:
@@ -296,8 +306,13 @@ class _StepWriter:
         if isinstance(part, Learned):
             return self.program.call(part.name, ResidualScale(self.d_model if part.shape == "vector" else 1), y)
         if part.name != step.name:
-            return self.program.call(part.name, self.make(part.config, self.d_model), y)
+            return self.norm(part, y)
         return self._sublayer(step, y)
+
+    def norm(self, norm: Call, x: Value) -> Value:
+        """Write the call of a norm, with the context if it takes the condition."""
+        context = self.contexts[:1] if norm.config.takes_condition else []
+        return self.program.call(norm.name, self.make(norm.config, self.d_model), x, *context)
 
     def _sublayer(self, step: Step, y: Value) -> Value:
         """Write the call of a sublayer; a mixer takes the tokens of each row first."""

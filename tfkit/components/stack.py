@@ -30,8 +30,10 @@ from tfkit.component import (
     Signal,
     Signals,
     State,
+    VectorWire,
     divisors,
     expect,
+    parts,
 )
 from tfkit.components.cached_keys import place
 from tfkit.components.context import AttentionContext, ContextKey, cross_context
@@ -49,6 +51,8 @@ class StackConfig(LayerConfig, BlockConfig):
     """The sequence to read."""
     memory: MemoryWire | None = None
     """The sequence that cross-attention reads."""
+    condition: VectorWire | None = None
+    """The vector for the components that depend on a condition, such as a time step, a class or a speaker."""
     n_layers: Count
     """Number of layers."""
     layers: LayersConfig | None = None
@@ -83,6 +87,17 @@ class StackConfig(LayerConfig, BlockConfig):
                     message = f"`{name}` keeps the width of its stack, {self.d_model}"
                     raise Invalid(f"{path}{name}.d_model", message)
         self._check_memory()
+        self._check_streams()
+
+    def _check_streams(self) -> None:
+        """Raise `Invalid` unless all sublayers of the stack share a residual whose stream is not [b, t, d_model]."""
+        memory, streams = self.memory is not None, None
+        for path, layer in self.distinct():
+            for step in layer.steps(memory=memory):
+                streams = streams or step.residual
+                if step.residual != streams and (step.residual.enters or streams.enters):
+                    name = (streams if streams.enters else step.residual).kind_name()
+                    raise Invalid(f"{path}residual", f"all sublayers of a stack must share its residual `{name}`")
 
     def _check_memory(self) -> None:
         """Refuse cross-attention without a memory, and a memory that no layer reads."""
@@ -143,6 +158,10 @@ class StackConfig(LayerConfig, BlockConfig):
         signal = expect(inputs, "input", "sequence", width=self.d_model)
         if "memory" in inputs:
             expect(inputs, "memory", "sequence")
+        if "condition" in inputs:
+            width = expect(inputs, "condition", "vector").width
+            for other in {getattr(part, "d_condition", width) for _, part in parts((), self)} - {width}:
+                raise Invalid("condition", f"`condition` must be a vector of width {other}; got width {width}")
         return signal
 
     def module(self, inputs: Signals) -> type[Stack]:
@@ -213,10 +232,11 @@ class StackConfig(LayerConfig, BlockConfig):
         shared: dict[str, AttentionContext] = {}
         contexts, layers = self._contexts(make.attention_backend), []
         stack, signal = self.stack(), inputs["input"]
-        for layer, (name, key) in zip(stack.layers, contexts, strict=True):
+        for make.layer, (layer, (name, key)) in enumerate(zip(stack.layers, contexts, strict=True)):
             if name not in shared:
                 shared[name] = key.build(make, gaps=signal.gaps)
             layers.append(build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag))
+        make.layer, streams = None, stack.streams
         order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
         return self.module(inputs)(
             shared={name: shared[name] for name in order},
@@ -227,7 +247,10 @@ class StackConfig(LayerConfig, BlockConfig):
             repeats=1 if stack.looped else stack.repeats,
             loops=stack.repeats if stack.looped else 1,
             recompute=make.recompute,
+            enter=None if streams is None else make(streams, "enter", self.d_model),
+            leave=None if streams is None else make(streams, "leave", self.d_model),
             final_norm=None if stack.final_norm is None else make(stack.final_norm, self.d_model),
+            conditioned=stack.final_norm is not None and stack.final_norm.takes_condition,
         )
 
 
@@ -258,6 +281,8 @@ class Stack(nn.Module):
     layers run, and `past` says how much was read before.
     """
 
+    __constants__ = ("conditioned",)  # TorchScript compiles only the branch that is taken
+
     def __init__(
         self,
         *,
@@ -269,7 +294,10 @@ class Stack(nn.Module):
         repeats: int,
         loops: int,
         recompute: bool,
+        enter: nn.Module | None,
+        leave: nn.Module | None,
         final_norm: nn.Module | None,
+        conditioned: bool,
     ) -> None:
         super().__init__()
         self.shared = nn.ModuleDict(shared)
@@ -283,7 +311,10 @@ class Stack(nn.Module):
         self.repeats = repeats
         self.loops = loops
         self.recompute = recompute
+        self.enter = enter
+        self.leave = leave
         self.final_norm = final_norm
+        self.conditioned = conditioned
 
     def forward(
         self,
@@ -292,8 +323,10 @@ class Stack(nn.Module):
         prefix: Tensor | None = None,
         caches: list[list[Tensor]] | None = None,
         past: Past | None = None,
+        condition: Tensor | None = None,
     ) -> Tensor:
-        contexts = self.contexts(x, mask, prefix, caches, past)
+        contexts = self.contexts(x, mask, prefix, caches, past, condition)
+        x = x if self.enter is None else self.enter(x)
         run = 0
         for _ in range(self.loops):
             for i, layer in enumerate(self.layers):
@@ -301,7 +334,10 @@ class Stack(nn.Module):
                     context = cache_of_layer(contexts[self.context_of[i]], caches, run)
                     x = layer(x, context) if is_scripting() or not self.recompute else recomputed(layer, x, context)
                     run += 1
-        return x if self.final_norm is None else self.final_norm(x)
+        x = x if self.leave is None else self.leave(x)
+        if self.final_norm is None:
+            return x
+        return self.final_norm(x, contexts[0]) if self.conditioned else self.final_norm(x)
 
     def contexts(
         self,
@@ -310,6 +346,7 @@ class Stack(nn.Module):
         prefix: Tensor | None,
         caches: list[list[Tensor]] | None,
         past: Past | None,
+        condition: Tensor | None = None,
     ) -> list[Context]:
         """Return the contexts that layers share."""
         if past is not None:
@@ -324,7 +361,7 @@ class Stack(nn.Module):
             if caches is not None and self.first_slots[i] >= 0:
                 n_slots = caches[self.first_run[i]][self.first_slots[i]].size(2) - 1
             cached = None if past is None else place(count_positions(x, mask, past), mask, past, n_slots)
-            contexts.append(shared(x, mask, prefix, cached, real, places))
+            contexts.append(shared(x, mask, prefix, cached, real, places, condition))
         return contexts
 
     def extra_repr(self) -> str:
@@ -348,9 +385,11 @@ class MemoryStack(Stack):
         caches: list[list[Tensor]] | None = None,
         memory_caches: list[list[Tensor]] | None = None,
         past: Past | None = None,
+        condition: Tensor | None = None,
     ) -> Tensor:
-        contexts = self.contexts(x, mask, None, caches, past)
+        contexts = self.contexts(x, mask, None, caches, past, condition)
         cross = cross_context(x, memory, memory_mask, memory_caches)
+        x = x if self.enter is None else self.enter(x)
         run = 0
         for _ in range(self.loops):
             for i, layer in enumerate(self.layers):
@@ -363,4 +402,7 @@ class MemoryStack(Stack):
                         else recomputed(layer, x, context, cross_layer)
                     )
                     run += 1
-        return x if self.final_norm is None else self.final_norm(x)
+        x = x if self.leave is None else self.leave(x)
+        if self.final_norm is None:
+            return x
+        return self.final_norm(x, contexts[0]) if self.conditioned else self.final_norm(x)

@@ -111,9 +111,9 @@ class CachedModel:
             with self._explained(inputs):
                 outputs = called(self.model, partial(self._reading, **arguments))
             values |= {n: value for n, value in zip(made_once(self._parts), outputs, strict=True) if value is not None}
-        lengths = [name for name in names if self._graph.inputs[name].type == "lengths"]
         self._batch, self.used, self._lengths = batch, 0, None
-        self._always = {n: x for n, x in values.items() if n in self._takes and (n.endswith("_mask") or n in lengths)}
+        always = {name for name in values if name.endswith("_mask")}.union(self._parts.always)
+        self._always = {n: x for n, x in values.items() if n in self._takes and n in always}
         self._first = {n: x for n, x in values.items() if n in self._takes and n not in self._always}
         self._make_caches(batch)
 

@@ -24,6 +24,8 @@ class DecodeSplit:
     """Inputs that are given step by step; the first is the one whose tokens are predicted."""
     read_once: tuple[str, ...]
     """Inputs and nodes of the first half that the second one reads."""
+    always: tuple[str, ...]
+    """The lengths and vectors among `read_once`: every step reads them, and the first step alone a sequence."""
 
     @property
     def cached(self) -> list[Cached | State]:
@@ -62,12 +64,14 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
     again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
     read = {source for node, _ in again.values() for source in as_list(node.wires.get("input", []))}
     given_again = [name for name in graph.inputs if name in flowing]
+    signals = {**graph.inputs, **{node.name: node.output for node in graph.nodes}}
     return DecodeSplit(
         once=tuple(node for node in graph.nodes if node.name in fixed),
         again=again,
         given_once=tuple(name for name in graph.inputs if name in fixed),
         given_again=tuple(sorted(given_again, key=lambda name: (graph.inputs[name].optional, name not in read))),
         read_once=tuple(read_once),
+        always=tuple(name for name in read_once if signals[name].type in ("lengths", "vector")),
     )
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
-from tfkit.component import OWN_MASK, BlockConfig, Component, Config, Layers, Signal, WireMarker, marker
+from tfkit.component import OWN_MASK, BlockConfig, Component, Config, Layers, Signal, WireMarker, marker, parts
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted, similar
 from tfkit.graph.node_names import SPELLING, is_identifier, taken
 from tfkit.plugin.manager import AnyPlugins, load_plugins
-from tfkit.spec.document import parts
 from tfkit.spec.extending import weights_beside
 from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
 from tfkit.spec.merge import as_changes

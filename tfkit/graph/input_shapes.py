@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tfkit.component import Config
+from tfkit.component import Config, parts
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import read_whole
 from tfkit.graph.expand import Graph, as_list
-from tfkit.spec.document import parts
 
 
 def max_len(graph: Graph) -> int | None:

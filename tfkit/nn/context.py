@@ -71,6 +71,7 @@ class Context(NamedTuple):
         padding: bool [b, t], True at tokens, in the order of `order_tokens`: the tokens of each row come first. None if
             there is no padding, and in a stack without mixers.
         places: the place of each position in that order, [b, t]; None with `padding`.
+        condition: the vector of the stack's `condition`, [b, width]; None without, and in cross-attention.
     """
 
     mask: Tensor | None
@@ -80,6 +81,7 @@ class Context(NamedTuple):
     temperature: Tensor | None = None
     padding: Tensor | None = None
     places: Tensor | None = None
+    condition: Tensor | None = None
 
 
 def token_order(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,8 +156,8 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
     if cache is None or caches is None:
         return context
     layer_cache = Cache(caches[layer], cache.slots, cache.before, cache.after)
-    mask, rotary, memory, _, temperature, padding, places = context
-    return Context(mask, rotary, memory, layer_cache, temperature, padding, places)
+    mask, rotary, memory, _, temperature, padding, places, condition = context
+    return Context(mask, rotary, memory, layer_cache, temperature, padding, places, condition)
 
 
 def cache_of_next(context: Context, before: int) -> Context:

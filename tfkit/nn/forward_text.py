@@ -144,6 +144,7 @@ class _Writer:
         """The value that each variable holds at this point."""
         self.variables: dict[Value, str] = {}
         self.operands = {value: list(_values((step.args, step.kwargs))) for value, step in steps.items()}
+        self.unpacked = _unpacked(steps) if style.stream else {}
         self.unread = Counter(chain.from_iterable(self.operands.values()))
         """The number of reads of each value that are still to come."""
         self.unread.update(self.held.values())
@@ -166,11 +167,16 @@ class _Writer:
         return "\n".join([*head, *(INDENT + line for line in self.lines)]) + "\n"
 
     def _write(self, value: Value, step: Step) -> None:
+        if value in self.variables:
+            return
         if not self.unread[value] and (step.op == "get_attr" or step.target is operator.getitem):
             self.unread.subtract(self.operands[value])
             return
         written = self._with_pending(value, partial(self._expression, step))
-        if self.unread[value] == 1:
+        if value in self.unpacked:
+            self._flush(len(self.pending))
+            self._unpack(self.unpacked[value], written)
+        elif self.unread[value] == 1:
             self.pending[value] = written
         else:
             self._flush(len(self.pending))
@@ -206,6 +212,13 @@ class _Writer:
             self.held[name] = value
             start = f"{name} = "
         self._line(start, written)
+
+    def _unpack(self, parts: Sequence[Value], written: _Expression) -> None:
+        self.unread.subtract(written.reads)
+        for part in parts:
+            self.variables[part] = name = self._variable(self.steps[part].name)
+            self.held[name] = part
+        self._line(f"{', '.join(self.variables[part] for part in parts)} = ", written)
 
     def _line(self, start: str, written: _Expression) -> None:
         (before, arguments), columns = written.broken, self.style.columns - len(INDENT)
@@ -377,6 +390,23 @@ def _values(parts: Any) -> Iterator[Value]:
             yield from _values(part)
     elif isinstance(parts, slice):
         yield from _values((parts.start, parts.stop, parts.step))
+
+
+def _unpacked(steps: Mapping[Value, Step]) -> dict[Value, list[Value]]:
+    """Return the values that are only taken apart, each with its items in order."""
+    readers: dict[Value, list[Value]] = {}
+    for value, step in steps.items():
+        for operand in _values((step.args, step.kwargs)):
+            readers.setdefault(operand, []).append(value)
+
+    def is_item(part: Value, value: Value, index: int) -> bool:
+        return steps[part].target is operator.getitem and steps[part].args == (value, index)
+
+    return {
+        value: parts
+        for value, parts in readers.items()
+        if len(parts) > 1 and all(is_item(part, value, index) for index, part in enumerate(parts))
+    }
 
 
 def _ends_with(waiting: Sequence[Value], used: Sequence[Value]) -> bool:

@@ -1,5 +1,6 @@
 """Modules whose `forward` is written as straight-line code: the model, its layers, its embeddings and heads."""
 
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -44,6 +45,10 @@ class Program:
     def apply(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
         """Call a function, for instance of torch or of `operator`."""
         return self._add(Step("call_function", name, function, args, kwargs))
+
+    def unpack(self, value: Value, *names: str) -> list[Value]:
+        """Take a tuple apart; `names` are the variables of its parts."""
+        return [self.apply(name, operator.getitem, value, index) for index, name in enumerate(names)]
 
     def weight(self, path: str) -> Value:
         """Add a parameter of a child, by its dotted path."""

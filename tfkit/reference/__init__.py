@@ -6,8 +6,12 @@ that `tfkit.build` makes, so that the two can check each other.
 A function takes its `Part` first: `part.config` has its fields, `part.weight(name)` its weights, and
 `part.at(name, config)` fills one of its slots. The remaining arguments are the slot's, for one sequence:
 
-    activation, norm, ffn    x                                                      -> its shape
+    activation, norm, ffn    x; of a norm that takes it, the condition [width]      -> its shape
     attention                x [t, d_model], a Scope                                -> [t, d_model]
+    residual                 "enter", x [t, d_model]                                -> the stream, [t, ...]
+                             "read", stream, condition [width] or None              -> [t, d_model], arrays for "write"
+                             "write", stream, y [t, d_model], these arrays          -> the stream
+                             "leave", stream                                        -> [t, d_model]
     mixer                    x [t, d_model], only tokens                            -> [t, d_model]
     mask_rule                positions of queries [q, 1] and of keys [1, k]         -> bool [q, k]
     position                 of an embedding: positions [t], width                  -> [t, width]

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,13 +27,28 @@ Scopes: TypeAlias = dict[str, tuple[Scope, ...]]
 """The scopes that a sublayer of each kind takes in addition to x: one, or none."""
 
 
+class Row(NamedTuple):
+    """A sequence: the positions of its tokens, [t], and the vector of its condition, [width]."""
+
+    tokens: Array
+    condition: Array | None
+
+
 def stack(
-    part: Part, *, input: Value, memory: Value | None = None, prefix: Value | None = None, causal: bool = False
+    part: Part,
+    *,
+    input: Value,
+    memory: Value | None = None,
+    prefix: Value | None = None,
+    condition: Value | None = None,
+    causal: bool = False,
 ) -> Value:
     """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
-    resolved = part.graph.node(part.path).stack
+    resolved, row = part.graph.node(part.path).stack, Row(input.tokens, condition.x if condition else None)
     assert resolved is not None
+    if resolved.streams is not None:
+        x = part.at("enter", resolved.streams)("enter", x)
     times = config.n_layers // len(names)
     looped = config.layers is not None and config.layers.order == "looped"  # https://arxiv.org/abs/1807.03819
     numbers = range(len(names))
@@ -45,8 +60,10 @@ def stack(
         position = part.at(f"{context}.position", attention and attention.position)
         rule = part.at(f"{context}.rule", attention and attention.mask and attention.mask.rule)
         scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal)
-        x = _layer(layer, x, scopes, input.tokens)
-    return Value(_normed(part, "final_norm", config.final_norm, x), input.pairs)
+        x = _layer(layer, x, scopes, row)
+    if resolved.streams is not None:
+        x = part.at("leave", resolved.streams)("leave", x)
+    return Value(_normed(part, "final_norm", config.final_norm, x, row), input.pairs)
 
 
 def _variants(config: Any) -> Iterator[str]:
@@ -89,34 +106,43 @@ def _scopes(
     return scopes if config.ffn is None else {**scopes, "ffn": ()}
 
 
-def _layer(part: Part, x: Array, scopes: Scopes, tokens: Array) -> Array:
+def _layer(part: Part, x: Array, scopes: Scopes, row: Row) -> Array:
     """Apply sublayers one after the other; further ones of a kind are numbered."""
     config, times = part.config, Counter[str]()
-    start = _normed(part, "input_norm", config.input_norm, x)
+    start = _normed(part, "input_norm", config.input_norm, x, row)
     for step in [{"sublayer": kind} for kind in scopes] if config.sublayers is None else map(dict, config.sublayers):
         kind = step["sublayer"]
         times[kind] += 1
         name = kind if times[kind] == 1 else f"{kind}_{times[kind]}"
         reads = step.get("reads") or ("input" if config.placement.startswith("parallel") else "previous")
-        x = _step(part, name, step, x, start if reads == "input" else x, tokens, *scopes[kind])
+        x = _step(part, name, step, x, start if reads == "input" else x, row, *scopes[kind])
     return part.record(x)
 
 
-def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, tokens: Array, *scope: Scope) -> Array:
-    """Compute norm_after(onto + scale * norm_out(sublayer(norm_in(read)))), onto x or onto the sublayer's input."""
+def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, row: Row, *scope: Scope) -> Array:
+    """Compute norm_after(onto + scale * norm_out(sublayer(norm_in(read)))), onto x or onto the sublayer's input.
+
+    Residuals other than `add` compute what the sublayer reads, and what becomes of its output.
+    """
     config = part.config
     component = dict(config)[step["sublayer"]] or config.attention  # which cross-attention may share
-    inside = _normed(part, "norm_in", step.get("norm_in"), read, name)
-    sublayer = part.at(name, component)
-    y = _of_tokens(sublayer, inside, tokens) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
-    y = _normed(part, "norm_out", step.get("norm_out"), y, name)
     residual = step.get("residual") or config.residual or ResidualConfig()
+    added, kept = isinstance(residual, ResidualConfig), None
+    if not added:
+        read, kept = part.at(f"{name}_residual_read", residual)("read", x, row.condition)
+    inside = _normed(part, "norm_in", step.get("norm_in"), read, row, name)
+    sublayer = part.at(name, component)
+    y = _of_tokens(sublayer, inside, row.tokens) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
+    y = _normed(part, "norm_out", step.get("norm_out"), y, row, name)
+    if not added:
+        x = part.at(f"{name}_residual_write", residual)("write", x, y, kept)
+        return _normed(part, "norm_after", step.get("norm_after"), x, row, name)
     onto = x if residual.onto == "previous" else inside
     if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
         y = y * part.weight(f"{name}_residual_scale.weight")
     if residual.learned_onto != "none":
         onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
-    return _normed(part, "norm_after", step.get("norm_after"), onto + residual.scale * y, name)
+    return _normed(part, "norm_after", step.get("norm_after"), onto + residual.scale * y, row, name)
 
 
 def _of_tokens(mixer: Part, x: Array, tokens: Array) -> Array:
@@ -126,8 +152,9 @@ def _of_tokens(mixer: Part, x: Array, tokens: Array) -> Array:
     return y
 
 
-def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, of: str = "") -> Array:
+def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, row: Row, of: str = "") -> Array:
     """Apply the norm of a place: a config, the stack's norm if true; None follows the placement."""
     norm = place in PLACES[part.config.placement] if norm is None else norm
     norm = norm if isinstance(norm, NormConfig) else part.config.norm if norm else None
-    return part.at(f"{of}_{place}".lstrip("_"), norm)(x)
+    condition = [row.condition] if norm is not None and norm.takes_condition else []
+    return part.at(f"{of}_{place}".lstrip("_"), norm)(x, *condition)

@@ -17,11 +17,10 @@ from typing import Any, TypeAlias
 
 from pydantic.fields import FieldInfo
 
-from tfkit.component import Component, Config, ContentMarker, marker
+from tfkit.component import Component, Config, ContentMarker, marker, parts
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.run_spec import ENDS, RunSpec
 from tfkit.spec.annotations import extra, shape_of
-from tfkit.spec.document import parts
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import model_folder
 from tfkit.spec.model_spec import ModelSpec

@@ -5,7 +5,6 @@ A type of document is a subclass of `Document`: the models of this package, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import field_validator
@@ -13,7 +12,6 @@ from pydantic import field_validator
 from tfkit.component import Config
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.spec.merge import MergeKeys
-from tfkit.spec.provenance import Path
 from tfkit.spec.tree import Mapping as Tree
 
 VERSION = 1
@@ -58,17 +56,3 @@ def check_sort(root: Tree, expected: type[Document]) -> None:
             raise SpecError(
                 Diagnostic(message, root.keys[first], first, help=f"read it with `tfkit {document.command}`")
             )
-
-
-def parts(path: Path, part: object) -> Iterator[tuple[Path, object]]:
-    """Yield a config and everything inside it, each with its path."""
-    yield path, part
-    inside: Mapping[str, object] = {}
-    if isinstance(part, Config):
-        inside = {name: getattr(part, name) for name in type(part).model_fields}
-    elif isinstance(part, Mapping):
-        inside = part
-    elif isinstance(part, tuple):
-        inside = {str(index): item for index, item in enumerate(part)}
-    for name, item in inside.items():
-        yield from parts((*path, name), item)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tfkit.component import Component
+from tfkit.component import Component, parts
 from tfkit.errors import Diagnostic, Span, SpecError, quoted
 from tfkit.plugin.discover import BUILT_IN, canonical
 from tfkit.plugin.known_specs import KnownSpecs
@@ -21,7 +21,6 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.missing import how_to_get
 from tfkit.spec import source
 from tfkit.spec.data import read_data
-from tfkit.spec.document import parts
 from tfkit.spec.extending import Language, Read, based, find_spec, plugin_folders, read_based, shortest
 from tfkit.spec.families import FamilyConfig, full_family, in_place
 from tfkit.spec.merge import assign, extended, is_null, left_out, without

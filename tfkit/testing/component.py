@@ -39,8 +39,8 @@ def check_component(
 
     Args:
         component: its kind, or its config class, which need not be installed.
-        slot: the slot that it fills; only with a kind. One of attention, mixer, mask_rule, ffn, norm, activation,
-            position, rope_scaling and init; a block is checked by `check_model` with a spec of your own.
+        slot: the slot that it fills; only with a kind. One of attention, mixer, mask_rule, ffn, norm, residual,
+            activation, position, rope_scaling and init; a block is checked by `check_model` with a spec of your own.
         fields: the other keys of a spec, besides `kind`. Required integers, and fields with a name that the
             built-in components use (`activation`, `factor`), have small defaults; d_model is 16.
         options: several values for each of some further keys, `{"gate": [None, "silu"], "softcap": [None, 5.0]}`: every

@@ -59,7 +59,7 @@ def test_its_own_tests_are_green(project: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slot", ["mixer", "mask_rule"])
+@pytest.mark.parametrize("slot", ["mixer", "mask_rule", "residual"])
 def test_a_new_plugin_of_another_slot_is_green(slot: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("new", "plugin", "smooth", "--slot", slot)
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path("tfkit-smooth").resolve()))
@@ -67,7 +67,7 @@ def test_a_new_plugin_of_another_slot_is_green(slot: str, run: Run, monkeypatch:
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd="tfkit-smooth", check=True, timeout=300)
 
 
-@pytest.mark.parametrize("slot", ["ffn", "mixer", "mask_rule"])
+@pytest.mark.parametrize("slot", ["ffn", "mixer", "mask_rule", "residual"])
 @pytest.mark.parametrize("name", NAMES)
 def test_its_code_is_clean(name: str, slot: str, run: Run) -> None:
     run("new", "plugin", name, "-o", "made", "--slot", slot)

@@ -24,7 +24,18 @@ from tfkit.tools.check.subject import Subject
 Layout = Literal["encoder", "decoder", "memory"]
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
 IN_WORDS: dict[Layout, str] = {"encoder": "an encoder", "decoder": "a decoder", "memory": "a decoder with a memory"}
-SLOTS = ("activation", "attention", "ffn", "init", "mask_rule", "mixer", "norm", "position", "rope_scaling")
+SLOTS = (
+    "activation",
+    "attention",
+    "ffn",
+    "init",
+    "mask_rule",
+    "mixer",
+    "norm",
+    "position",
+    "residual",
+    "rope_scaling",
+)
 """The slots of components that have a small model."""
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
 SMALL |= {"n_experts_per_token": 2}
@@ -99,7 +110,7 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
     embedding: dict[str, Any] = {"block": "embedding"}
     stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
     stack |= {"attention": attention, "ffn": {"kind": "gelu", "d_ff": 24, "dropout": 0.1}}
-    if config.slot in ("attention", "ffn", "mixer", "norm"):
+    if config.slot in ("attention", "ffn", "mixer", "norm", "residual"):
         stack[config.slot] = part
     elif config.slot == "activation":
         stack["ffn"] = {"kind": "mlp", "d_ff": 24, "activation": part}
@@ -120,6 +131,14 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         spec |= {"inputs": ["source", "target"]}
     else:
         graph = {"embedding": embedding}
+    if config.takes_condition:
+        spec["inputs"] = {
+            **dict.fromkeys(spec.get("inputs", ["tokens"]), "tokens"),
+            "time": {"type": "vector", "width": 8},
+        }
+        graph["embedding"] = {"input": "tokens", **graph["embedding"]}
+        spec |= {"d_condition": 8} if "d_condition" in config.model_fields else {}
+        stack["condition"] = "time"
     return {**spec, "graph": {**graph, "stack": stack, "logits": {"block": "lm_head"}}}
 
 

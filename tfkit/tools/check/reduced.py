@@ -27,11 +27,11 @@ from tfkit.component import (
     ScoreBiasConfig,
     Signal,
     TemperatureConfig,
+    parts,
 )
 from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph, Node, expand, sources
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.document import parts
 from tfkit.spec.load import take_spec
 from tfkit.spec.model_spec import InputConfig, ModelSpec
 from tfkit.spec.render import document

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
 from tfkit.building.initialize import generator_of
-from tfkit.component import AttentionConfig, Component, Config, Layer, MixerConfig, Step
+from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step
 from tfkit.errors import Invalid
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, as_list, expand
@@ -109,6 +109,7 @@ class Subject:
             for name in type(node.stack.layers[0].config).model_fields
             if name != "norm"  # the stack's own norm has it
         }
+        replaced |= {("graph", node.name, "norm") for node in self.stacks if node.stack and not _has_norms(node.stack)}
         return {path: value for path, value in leaves(self.graph.spec.model) if path[:3] not in replaced}
 
     @property
@@ -189,6 +190,13 @@ class Subject:
             for step in layer.steps
             if isinstance(step.config, AttentionConfig)
         )
+
+
+def _has_norms(stack: Layers) -> bool:
+    """Return True unless residuals read the stream in all layers, and no layer or stack has a norm."""
+    steps = [step for layer in stack.layers for step in layer.steps]
+    normed = any(step.norm_in or step.norm_out or step.norm_after for step in steps)
+    return normed or stack.final_norm is not None or any(step.read is None for step in steps)
 
 
 def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:

@@ -15,7 +15,7 @@ from tfkit.graph.expand import Node
 
 By = Literal["component", "node", "layer"]
 """The unit of a table's rows."""
-ORDER = ("embedding", "position", "mixer", "attention", "cross_attention", "ffn", "norm")
+ORDER = ("embedding", "position", "mixer", "attention", "cross_attention", "ffn", "residual", "norm")
 """The first rows of a table by component; the last row is the head."""
 LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
 HEAD = "head"

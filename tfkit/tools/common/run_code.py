@@ -19,12 +19,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tfkit.component import Component
+from tfkit.component import Component, parts
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, TrackerConfig
 from tfkit.run.reach import reached
-from tfkit.spec.document import parts
 from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.header import shown
 from tfkit.tools.common.run_facts import FACTS, Facts, read_facts

@@ -255,11 +255,16 @@ class LayerPlacer:
         if segment.stem is not None:
             y = place_above(canvas, segment.stem, cx, y)
         y, normed = self._branches(segment, y)
-        plus = y - STEP - RADIUS
-        canvas.way((cx, y), (cx, plus + RADIUS), arrow=True)
-        self._residual(segment, fork if segment.onto == "stream" else normed, plus)
-        canvas.lines.append(Disc(cx, plus, RADIUS, "plus", _key(segment)))
-        y = plus - RADIUS
+        if segment.write is not None:
+            top = place_above(canvas, segment.write, cx, y)
+            self._residual(segment, fork, (y - GAP + top) / 2, edge=WIDTH / 2)
+            y = top
+        else:
+            plus = y - STEP - RADIUS
+            canvas.way((cx, y), (cx, plus + RADIUS), arrow=True)
+            self._residual(segment, fork if segment.onto == "stream" else normed, plus, edge=RADIUS)
+            canvas.lines.append(Disc(cx, plus, RADIUS, "plus", _key(segment)))
+            y = plus - RADIUS
         return y if segment.after is None else place_above(canvas, segment.after, cx, y)
 
     def _branches(self, segment: Segment, y: float) -> tuple[float, float]:
@@ -286,18 +291,19 @@ class LayerPlacer:
             self.canvas.way((centre, top), (centre, meet), (self.cx, meet))
         return meet, normed
 
-    def _residual(self, segment: Segment, start: float, plus: float) -> None:
+    def _residual(self, segment: Segment, start: float, end: float, edge: float) -> None:
+        """Draw the line around the branches, from the height `start` to `end`, `edge` right of the middle."""
         cx, key = self.cx, _key(segment)
         x = cx + self.inner / 2 + RAIL
         if segment.factor is not None:
             width = natural_width(segment.factor)
             x += width / 2
-            middle = (start + plus) / 2
+            middle = (start + end) / 2
             content = Content.of(self.canvas, segment.factor, width)
             place_box(self.canvas, content, x, middle + content.height / 2)
         if segment.onto == "normed":
             self.canvas.lines.append(Disc(cx, start, 2.5, "dot"))
-        points = ((cx, start), (x, start), (x, plus), (cx + RADIUS, plus))
+        points = ((cx, start), (x, start), (x, end), (cx + edge, end))
         self.canvas.way(*points, look="line residual", arrow=True, start=f"{segment.onto} of {key}", end=key)
 
 

@@ -92,6 +92,7 @@ class Segment:
         reads_input: True if they read the layer's input, and not the sum so far.
         onto: the value that they are added to: the stream before the segment, or the output of the first box.
         factor: a learned factor of that value.
+        write: the module that puts the output into the stream; None if it is added.
         after: the norm after the sum.
     """
 
@@ -100,10 +101,11 @@ class Segment:
     reads_input: bool = False
     onto: Literal["stream", "normed"] = "stream"
     factor: Box | None = None
+    write: Box | None = None
     after: Box | None = None
 
     def boxes(self) -> Iterator[Box]:
-        yield from (box for box in (self.stem, self.factor, self.after) if box is not None)
+        yield from (box for box in (self.stem, self.factor, self.write, self.after) if box is not None)
         yield from (item for branch in self.branches for item in branch if isinstance(item, Box))
 
 

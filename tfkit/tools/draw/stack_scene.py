@@ -223,6 +223,8 @@ def _notes(node: Node, stack: Layers) -> Iterator[Note]:
         yield Note("shared", f"{sets} set{'s' if sets > 1 else ''} of weights{each}")
     if len(stack.variants) > 1 and stack.pattern is not None and len(text_of(stack.pattern)) <= LONGEST_LIST:
         yield Note("pattern", f"pattern {text_of(stack.pattern)}")
+    if stack.streams is not None:
+        yield Note("residual", f"residual {stack.streams.kind_name()}")
     if stack.prefix is not None:
         yield Note("prefix", f"{stack.prefix}: this many tokens are read in both directions")
 
@@ -285,12 +287,15 @@ class _Layers:
             branches=tuple(map(tuple, branches)),
             stem=stem if together else None,
             reads_input=together and not first,
-            onto="stream" if last.residual.onto == "previous" else "normed",
+            onto="stream" if last.addition.onto == "previous" else "normed",
             factor=self._learned(last.onto) if last.onto else None,
+            write=self._residual(last.write, last) if last.write else None,
             after=self._norm(last.norm_after, f"{last.name}_norm_after") if last.norm_after else None,
         )
 
     def _branch(self, step: Step) -> Iterator[Box | Mark]:
+        if step.read is not None:
+            yield self._residual(step.read, step)
         for part in step.branch():
             if isinstance(part, Call):
                 yield self._sublayer(step) if part.name == step.name else self._norm(part.config, part.name)
@@ -304,6 +309,12 @@ class _Layers:
         count = self._count(name) if fresh else 0
         box = norm_box(norm, f"{self.key}/{name}", label, count, len(self.indices))
         return box if fresh else replace(box, tied=True)
+
+    def _residual(self, part: Call, step: Step) -> Box:
+        title = f"{step.residual.kind_name()}, {part.name.rpartition('_')[2]}"
+        notes = notes_of(step.residual) if part == step.read else ()
+        key, times, tip = f"{self.key}/{part.name}", len(self.indices), tip_of(step.residual)
+        return Box(key, "step", title, tuple(notes), parameters=self._count(part.name), times=times, tip=tip)
 
     def _learned(self, factor: Learned) -> Box:
         title, count = f"× learned {factor.shape}", self._count(factor.name)
@@ -355,5 +366,5 @@ def _joins(step: Step, group: list[Step], *, first: bool) -> bool:
     """Return True if a sublayer is added together with the group, because it does not read the group's sum."""
     last = group[-1]
     reads_same = step.reads_input and (first or last.reads_input)
-    plain = step.residual.learned_onto == "none" and step.residual.onto == last.residual.onto == "previous"
+    plain = step.addition.learned_onto == "none" and step.addition.onto == last.addition.onto == "previous"
     return reads_same and plain and last.norm_after is None

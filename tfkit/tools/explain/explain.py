@@ -188,7 +188,7 @@ def explain_stack(node: Node, stack: Layers) -> Explanation:
         papers=papers_of(node.config),
         facts=(_size(node, stack), *_sharing(node.config, stack), *component.facts),
         steps=tuple(_programs(node.config, stack)),
-        parts=(*parts, *_norms(stack), *component.parts),
+        parts=(*parts, *_around(stack), *component.parts),
     )
 
 
@@ -260,17 +260,18 @@ def _explained(layer: Layer, role: str) -> Iterator[Explanation]:
             yield explain_component(role, step.config)
 
 
-def _norms(stack: Layers) -> Iterator[Explanation]:
-    """Describe the norms of the residual stream, each kind once."""
-    norms: dict[str, Component] = {}
+def _around(stack: Layers) -> Iterator[Explanation]:
+    """Describe the norms and residuals around the sublayers, but for additions; each kind once."""
+    components: dict[tuple[str, str], Component] = {}
     for layer in _firsts(stack):
         for step in layer.steps:
-            for norm in (step.norm_in, step.norm_out, step.norm_after, layer.input_norm):
-                if norm is not None:
-                    norms.setdefault(norm.kind_name(), norm)
+            residual = None if step.read is None else step.residual
+            for part in (residual, step.norm_in, step.norm_out, step.norm_after, layer.input_norm):
+                if part is not None:
+                    components.setdefault((part.slot, part.kind_name()), part)
     if stack.final_norm is not None:
-        norms.setdefault(stack.final_norm.kind_name(), stack.final_norm)
-    yield from (explain_component("norm", norm) for norm in norms.values())
+        components.setdefault(("norm", stack.final_norm.kind_name()), stack.final_norm)
+    yield from (explain_component(slot, part) for (slot, _), part in components.items())
 
 
 def _programs(config: Config, stack: Layers) -> Iterator[str]:

@@ -53,9 +53,7 @@ class Caches:
         self.parts = parts
         layers_by_node = {name: pieces.caches for name, (_, pieces) in parts.again.items()}
         self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.again.items() if pieces.memory_caches]
-        given_once = [name for name in self.parts.read_once if name in graph.inputs]
-        lengths = [name for name in given_once if graph.inputs[name].type == "lengths"]
-        self.first = tuple(name for name in self.parts.read_once if name not in lengths)
+        self.first = tuple(name for name in parts.read_once if name not in parts.always)
         self.limit = max_len(graph)
         places = [
             ((name, layer, i), cache)
@@ -238,6 +236,10 @@ def _without(cache: Cache, names: Collection[str]) -> Cache:
     return {name: layers for name, layers in cache.items() if name not in names}
 
 
+def _is_vector(x: Tensor) -> bool:
+    return x.dim() == 2 and x.is_floating_point()
+
+
 def exported(
     module: fx.GraphModule, arguments: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
 ) -> ExportedProgram:
@@ -247,7 +249,7 @@ def exported(
     """
     kwargs = {name: arguments[name] for name in inputs_of(module) if name in arguments}
     shapes: dict[str, Any] = {
-        name: {i: Dim.DYNAMIC for i in range(1 if name in fixed else min(x.dim(), 2)) if x.size(i) > 1}
+        name: {i: Dim.DYNAMIC for i in range(1 if name in fixed or _is_vector(x) else min(x.dim(), 2)) if x.size(i) > 1}
         for name, x in kwargs.items()
         if isinstance(x, Tensor)
     }

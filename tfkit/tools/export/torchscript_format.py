@@ -197,11 +197,11 @@ def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> A
 
 def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
     """Write the method that runs a step; `kept` comes from the state, masks and lengths in every step."""
-    inputs, parameters, main = graph_of(model).inputs, arguments(model, parts.given_again), parts.given_again[0]
+    parameters, main = arguments(model, parts.given_again), parts.given_again[0]
     parameters.setdefault(f"{main}_mask", OPTIONAL)
     words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
     for name in kept:
-        always = name.endswith("_mask") or (name in inputs and inputs[name].type == "lengths")
+        always = name.endswith("_mask") or name in parts.always
         words[name] = f"{'kept' if always else 'first'}_value(state, {name!r})"
     body = [
         f"result = self.piece({_passed(taken, words)})",

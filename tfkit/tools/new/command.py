@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "new",
     sets=False,
     notes="""
-    The plugin works immediately: its FFN, mixer or mask rule is a kind NAME, its
+    The plugin works immediately: its FFN, mixer, mask rule or residual is a kind NAME, its
     spec is NAME_tiny, and its tests prove what tfkit guarantees for a component.
     Its README describes what to change first, and where `make test` gets tfkit
     from.
@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 @click.argument("what", metavar="plugin", type=click.Choice(["plugin"]))
 @click.argument("name", metavar="NAME")
 @click.option(
-    "--slot", type=click.Choice(["ffn", "mixer", "mask_rule"]), default="ffn", help="The slot of its component."
+    "--slot",
+    type=click.Choice(["ffn", "mixer", "mask_rule", "residual"]),
+    default="ffn",
+    help="The slot of its component.",
 )
 @output_option("DIR", "The folder to write.  [default: tfkit-NAME]")
 def new(reader: Reader, what: str, name: str, slot: str, output: Path | None) -> None:
@@ -72,6 +75,11 @@ SLOTS = {
         "@KIND@": "mask rule",
         "@ABOUT@": "a dilated window (https://arxiv.org/abs/2004.05150)",
         "@FIELD@": "step: int > 0, default 2",
+    },
+    "residual": {
+        "@KIND@": "residual",
+        "@ABOUT@": "several streams with learned weights (https://arxiv.org/abs/2409.19606)",
+        "@FIELD@": "streams: int > 0, default 2",
     },
 }
 """The slots that a new plugin can fill, with the texts of its README; `template/slots` has the files that differ."""

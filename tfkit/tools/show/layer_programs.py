@@ -33,8 +33,9 @@ def _programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
         title += "" if name == "base" else f", {name}"
         title += f", each {stack.repetition}" if stack.repeats > 1 else ""
         yield LayerProgram(node, title, tuple(as_code(stack.layers[indices[0]])))
-    if stack.final_norm is not None:
-        yield LayerProgram(node, "after the last layer", (f"x = {stack.final_norm.kind_name()}(x)",))
+    x = "x" if stack.streams is None else f"{stack.streams.kind_name()}(streams)"
+    if stack.final_norm is not None or stack.streams is not None:
+        yield LayerProgram(node, "after the last layer", (f"x = {_normed(stack.final_norm, x)}",))
 
 
 def as_code(layer: Layer) -> Iterator[str]:
@@ -45,7 +46,12 @@ def as_code(layer: Layer) -> Iterator[str]:
         y = read = "input" if step.reads_input else "x"
         for part in step.branch():
             y = _code(part, y, step)
-        onto = _normed(step.norm_in, read) if step.residual.onto == "normed" else "x"
+        if step.write is not None:
+            stream = "streams" if step.residual.enters else "x"
+            written = f"{step.residual.kind_name()}({stream}, {y})"
+            yield f"{stream} = {_normed(step.norm_after, written)}"
+            continue
+        onto = _normed(step.norm_in, read) if step.addition.onto == "normed" else "x"
         onto = onto if step.onto is None else _code(step.onto, onto, step)
         yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}"
 
@@ -75,8 +81,12 @@ def as_sentences(layer: Layer) -> Iterator[str]:
         branch = list(step.branch())
         words = [_words(part, step, layer) for part in branch if isinstance(part, Call | Dropout)]
         factors = [_factor(part) for part in reversed(branch) if isinstance(part, Learned | Scale)]
-        onto = "the normalized value" if step.residual.onto == "normed" else "the stream"
-        words.append(f"add {''.join(f'{factor} times ' for factor in factors)}{'it ' if factors else ''}to {onto}")
+        onto = "the normalized value" if step.addition.onto == "normed" else "the stream"
+        added = f"add {''.join(f'{factor} times ' for factor in factors)}{'it ' if factors else ''}to {onto}"
+        residual = f"the residual {step.residual.kind_name()}"
+        if step.read is not None:
+            words.insert(0, f"read the stream{'s' * step.residual.enters} by {residual}")
+        words.append(added if step.write is None else f"write it back by {residual}")
         words += [f"normalize ({step.norm_after.kind_name()})"] if step.norm_after is not None else []
         yield ", ".join(words)
 

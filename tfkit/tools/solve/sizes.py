@@ -15,11 +15,10 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import Self
 
-from tfkit.component import AttentionConfig
+from tfkit.component import AttentionConfig, parts
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.document import parts
 from tfkit.spec.extending import find_spec
 from tfkit.spec.load import read_tree, resolve_spec
 from tfkit.spec.merge import assign, without

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import name_of
 from tfkit.building.builder import build, inputs_of
-from tfkit.component import Layer, Learned, RopeScalingConfig, Scale
+from tfkit.component import Layer, Layers, Learned, RopeScalingConfig, Scale
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, Node
 from tfkit.reference import Result, UnknownKind
@@ -99,7 +99,9 @@ def _where(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
 def silent(subject: Subject) -> Iterator[Deviation]:
     """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
     require(subject.stacks, "the spec has no stack")
-    model, names, inputs = subject.model, [node.name for node in subject.stacks], subject.inputs()
+    stacks = [node for node in subject.stacks if node.stack is not None and _adds(node.stack)]
+    require(stacks, "no stack consists of additions and unconditioned norms")
+    model, names, inputs = subject.model, [node.name for node in stacks], subject.inputs()
     sublayers = [f"{path}.{step.name}" for path, layer in subject.layers.items() for step in layer.steps]
     handles = [
         model.get_submodule(path).register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))
@@ -108,8 +110,16 @@ def silent(subject: Subject) -> Iterator[Deviation]:
     with hooked(handles), torch.no_grad():
         stack_inputs = arguments_of(model, names, inputs)
         outputs = outputs_of(model, partial(call, model, inputs), [*subject.layers, *names])
-        for node in subject.stacks:
+        for node in stacks:
             yield from _silent_stack(model, node, stack_inputs[node.name][0], outputs)
+
+
+def _adds(stack: Layers) -> bool:
+    """Return True if all outputs are added to the stream, and no norm takes a condition."""
+    steps = [step for layer in stack.layers for step in layer.steps]
+    norms = [stack.final_norm, *(norm for step in steps for norm in (step.norm_in, step.norm_out, step.norm_after))]
+    norms += [layer.input_norm for layer in stack.layers]
+    return not any(step.read for step in steps) and not any(norm is not None and norm.takes_condition for norm in norms)
 
 
 def _silent_stack(model: fx.GraphModule, node: Node, x: Tensor, outputs: Mapping[str, Tensor]) -> Iterator[Deviation]:
@@ -131,7 +141,7 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
     """Return the stream after a layer whose sublayers return zeros."""
     for step in layer.steps:
         base, y = x, torch.zeros_like(x)
-        if step.residual.onto == "normed" and step.norm_in is not None:
+        if step.addition.onto == "normed" and step.norm_in is not None:
             base = module.get_submodule(f"{step.name}_norm_in")(x)
         if step.onto is not None:
             base = base * module.get_parameter(f"{step.onto.name}.weight")

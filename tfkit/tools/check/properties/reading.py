@@ -48,7 +48,9 @@ def alone(subject: Subject) -> Iterator[Deviation]:
 def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
     """Find activations, norms and FFNs that mix positions or rows, or depend on their number."""
     components: dict[str, Component] = model.meta["components"]
-    paths = [path for path, component in components.items() if component.slot in ALONE]
+    paths = [
+        path for path, component in components.items() if component.slot in ALONE and not component.takes_condition
+    ]
     with evaluating(model), torch.no_grad():
         for path, (x, *_) in arguments_of(model, paths, inputs).items():
             if x.dim() == 3:
@@ -260,6 +262,7 @@ def token_order(subject: Subject) -> Iterator[Deviation]:
     if any(node.output.type == "logits" and node.output.width is None for node in subject.graph.nodes):
         raise DoesNotApplyError("logits without an axis of classes look like vectors")
     inputs = subject.inputs()
-    turned = {name: x.flip(1) if x.dim() > 1 else x for name, x in inputs.items()}
+    vectors = [name for name, signal in subject.graph.inputs.items() if signal.type == "vector"]
+    turned = {name: x.flip(1) if x.dim() > 1 and name not in vectors else x for name, x in inputs.items()}
     detail = "tokens in reverse order change their outputs by {}"
     yield from compared(subject.model, inputs, turned, detail, lambda a, b: (a, b.flip(1) if b.dim() > 2 else b))

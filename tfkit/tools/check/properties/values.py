@@ -20,10 +20,9 @@ from tfkit.building.builder import allocate, assemble
 from tfkit.building.initialize import initialize
 from tfkit.building.placement import forked_generator
 from tfkit.checkpoint.weight_map import places
-from tfkit.component import AttentionConfig, Component, Config, PositionConfig, RopeScalingConfig
+from tfkit.component import AttentionConfig, Component, Config, PositionConfig, RopeScalingConfig, parts
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.spec.document import parts
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, property_of, require
 from tfkit.tools.check.runs import call, example_inputs

@@ -1,0 +1,22 @@
+"""Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and a norm.
+
+`manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
+changes, and `precision.py` the type of their sums.
+"""
+
+from __future__ import annotations
+
+import tfkit
+from tfkit_streams.depth import DepthConfig
+from tfkit_streams.gated import GatedConfig
+from tfkit_streams.manifold import ManifoldConfig
+from tfkit_streams.modulated import AdaptiveNormConfig, ModulatedConfig
+
+__all__ = ["AdaptiveNormConfig", "DepthConfig", "GatedConfig", "ManifoldConfig", "ModulatedConfig"]
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    """Hand the configs to tfkit."""
+    for config in (ManifoldConfig, GatedConfig, DepthConfig, ModulatedConfig, AdaptiveNormConfig):
+        register(config)

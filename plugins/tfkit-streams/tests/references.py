@@ -1,0 +1,97 @@
+"""The kinds once more, in NumPy and without a line of the plugin: functions for `tfkit.reference`."""
+
+import numpy as np
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def softmax(x):
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def rms(x, eps):
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
+
+
+def manifold(part, place, stream, *further):
+    """Compute a module of the streams, [t, n, m], one token after the other."""
+    config = part.config
+    n = config.streams
+    if place == "enter":
+        return np.stack([stream] * n, axis=1)
+    if place == "write":
+        y, (post, comb) = further
+        # Stream k gets what every stream i hands to it, comb[i, k].
+        return np.array([[post[t, k] * y[t] + comb[t, :, k] @ stream[t] for k in range(n)] for t in range(len(y))])
+    names = ["pre"] if place == "leave" else ["pre", "post", "comb"]
+    logits = rms(stream.reshape(len(stream), -1), config.norm_eps) @ part.weight("project.weight").T
+    scale, base, ends = part.weight("scale"), part.weight("base"), np.cumsum([n, n, n * n])
+    logits = np.split(logits, ends[: len(names) - 1], axis=1)
+    base = np.split(base, ends[: len(names) - 1])
+    pre, *others = [x * s + b for x, s, b in zip(logits, scale, base, strict=True)]
+    x = np.einsum("tn,tnm->tm", sigmoid(pre) + config.eps, stream)
+    if place == "leave":
+        return x
+    post, comb = others
+    comb = softmax(comb.reshape(-1, n, n)) + config.eps
+    for number in range(2 * config.iterations - 1):
+        comb = comb / (comb.sum(axis=2 if number % 2 else 1, keepdims=True) + config.eps)
+    return x, (2 * sigmoid(post), comb)
+
+
+def gated(part, place, stream, *further):
+    """Compute a module of the streams, [t, n, m]."""
+    config = part.config
+    if place == "enter":
+        return np.stack([stream] * config.streams, axis=1)
+    if place == "write":
+        y, weights = further
+        return stream + np.einsum("tn,tm->tnm", weights, y)
+    normed = rms(stream, config.eps) * (1 + part.weight())
+    flat = normed.reshape(len(stream), -1)
+    gate = sigmoid(silu(flat @ part.weight("down.weight").T / config.streams) @ part.weight("up.weight").T)
+    x = (gate.reshape(normed.shape) * normed).mean(axis=1)
+    if place == "leave":
+        return x
+    return x, 2 * sigmoid(flat @ part.weight("inject.weight").T / config.streams)
+
+
+def depth(part, place, stream, *further):
+    """Compute a module; the stream is the next input and the outputs so far."""
+    if place == "enter":
+        return stream, [stream]
+    if place == "leave":
+        return stream[0]
+    if place == "read":
+        return stream[0], None
+    outputs = [*stream[1], further[0]]
+    scores = np.stack([rms(output, part.config.eps) @ part.weight("query") for output in outputs], axis=1)
+    return np.einsum("tk,ktm->tm", softmax(scores), np.array(outputs)), outputs
+
+
+def modulated(part, place, stream, *further):
+    """Compute an addition with a gate that depends on the condition."""
+    if place == "read":
+        return stream, part.weight("gate.weight") @ silu(further[0]) + part.weight("gate.bias")
+    y, gate = further
+    return stream + gate * y
+
+
+def adaptive(part, x, condition):
+    """Compute a layernorm whose scale and shift depend on the condition."""
+    shift, scale = np.split(part.weight("modulation.weight") @ silu(condition) + part.weight("modulation.bias"), 2)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + part.config.eps) * (1 + scale) + shift
+
+
+KINDS = {
+    "residual": {"manifold": manifold, "gated": gated, "depth": depth, "modulated": modulated},
+    "norm": {"adaptive": adaptive},
+}

@@ -1,0 +1,31 @@
+"""The residual keeps every promise of tfkit, and is its formula; the spec builds."""
+
+import numpy as np
+import tfkit
+from tfkit.testing import check_component
+
+from tfkit_template import TemplateConfig
+
+
+def reference(part, place, stream, *further):
+    """Compute a module in the slowest way, for one sequence: one stream after the other, each [t, d_model]."""
+    if place == "enter":
+        return np.stack([stream] * part.config.streams, axis=1)
+    if place == "leave":
+        return sum(stream[:, n] for n in range(part.config.streams)) / part.config.streams
+    weight = part.weight()
+    if place == "read":
+        return sum(weight[n] * stream[:, n] for n in range(part.config.streams)), None
+    y, _ = further
+    return np.stack([stream[:, n] + weight[n] * y for n in range(part.config.streams)], axis=1)
+
+
+def test_it_keeps_every_promise() -> None:
+    """Check it in a decoder, in an encoder and with a memory: at once, incrementally and with padding."""
+    check_component(TemplateConfig, reference=reference)
+
+
+def test_the_spec_generates() -> None:
+    model = tfkit.build("template_tiny").eval()
+    result = tfkit.generate(model, [[1, 2, 3]], max_new_tokens=4)
+    assert len(result.tokens[0]) == 4
