@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Ids: TypeAlias = "NDArray[np.int64]"
 """Tokens, or numbers of examples."""
+Reals: TypeAlias = "NDArray[np.float32]"
+"""Real numbers, such as the pixels of images."""
 IGNORED = -100
 """The target of a position that does not count."""
 Order = Literal["sampled", "shuffled", "sequential"]
@@ -46,10 +48,10 @@ class Batch:
     A model with one input gets the only one, whatever its name.
     """
 
-    inputs: Mapping[str, Ids]
-    """[b, t] each."""
+    inputs: Mapping[str, Ids | Reals]
+    """Ids [b, t], or real numbers [b, ...] such as images."""
     targets: Ids
-    """[b, t]; `IGNORED` where nothing counts."""
+    """[b, t], or [b] for a model that returns one vector of logits for each example; `IGNORED` where nothing counts."""
     documents: Ids | None = None
     """Document number of each position, [b, t], for rows that hold several documents. The model then treats each
     document as if it were alone in its row."""

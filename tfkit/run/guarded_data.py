@@ -55,9 +55,13 @@ class GuardedData:
         with guarded(self._fault, "`batch`"):
             if not isinstance(batch, Batch):
                 raise TypeError(f"it must return a Batch; got {type(batch).__name__}")
-            for name, ids in {**batch.inputs, "targets": batch.targets}.items():
-                _check_array(name, ids, count)
-                _check_range(name, ids[ids != IGNORED] if name == "targets" else ids, self.vocab_size)
+            for name, values in batch.inputs.items():
+                if not _is_real(values):
+                    _check_range(name, _checked_ids(name, values, count), self.vocab_size)
+                elif len(values) != count:
+                    raise TypeError(f"`{name}` must have {count} rows; got {len(values)}")
+            targets = _checked_ids("targets", batch.targets, count, axes=(1, 2))
+            _check_range("targets", targets[targets != IGNORED], self.vocab_size)
         return batch
 
 
@@ -78,10 +82,15 @@ class _GuardedExamples:
         return self._data.check(batch, len(indices))
 
 
-def _check_array(name: str, ids: object, count: int) -> None:
-    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim != 2 or len(ids) != count:
+def _is_real(array: object) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim > 1
+
+
+def _checked_ids(name: str, ids: object, count: int, axes: tuple[int, ...] = (2,)) -> Ids:
+    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim not in axes or len(ids) != count:
         value = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, np.ndarray) else type(ids).__name__
         raise TypeError(f"`{name}` must be an array of integers with {count} rows and two axes; got {value}")
+    return ids
 
 
 def _check_range(name: str, ids: Ids, size: int) -> None:
