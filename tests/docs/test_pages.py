@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()))
 README = ROOT / "README.md"
-ELSEWHERE = {"around.md", "attention.md", "hybrids.md"}  # have tests of their own
+ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have tests of their own
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG = {"components", "decoding", "export", "families", "inspect", "training", "sweeps", "weights"}
 WRITTEN = [

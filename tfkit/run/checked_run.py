@@ -19,7 +19,7 @@ from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import carries_state, deaf_to_pairs
 from tfkit.plugin.manager import Plugins
-from tfkit.run.contract import Data
+from tfkit.run.contract import Array, Data
 from tfkit.run.guarded_data import guarded
 from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
@@ -207,6 +207,11 @@ def padding_mask_of(graph: Graph, name: str) -> str:
     return mask
 
 
+def _sizes(values: Array) -> tuple[int, ...] | None:
+    """Return the sizes of real numbers, without their batch and positions; None for ids."""
+    return values.shape[2 if values.ndim == 3 else 1 :] if values.dtype == np.float32 else None
+
+
 def _check_model(run: Run) -> None:
     """Raise SpecError if the model cannot read the data."""
     data, graph = run.data, run.graph
@@ -220,9 +225,10 @@ def _check_model(run: Run) -> None:
     except Invalid as error:
         raise run.refused(error, "data") from error
     for name, values in first.inputs.items():
-        signal, width = graph.inputs[inputs[name]], values.shape[2] if values.ndim == 3 else None
-        if (signal.type == "sequence") != (width is not None) or width not in (None, signal.width):
-            got = "ids" if width is None else f"features of width {width}"
+        signal, sizes = graph.inputs[inputs[name]], _sizes(values)
+        taken = (signal.channels, signal.rows, signal.width) if signal.type == "image" else (signal.width,)
+        if sizes != (taken if signal.type in ("sequence", "vector", "image") else None):
+            got = "ids" if sizes is None else f"features of width {' x '.join(map(str, sizes))}"
             raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")
     for name in inputs.values():
         rows = rows_of(graph, name)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Ids: TypeAlias = "NDArray[np.int64]"
 """Tokens, or numbers of examples."""
 Array: TypeAlias = "NDArray[Any]"
-"""Tokens or features of examples."""
+"""Tokens or real numbers of examples."""
 IGNORED = -100
 """The target of a position that does not count."""
 Order = Literal["sampled", "shuffled", "sequential"]
@@ -49,7 +49,8 @@ class Batch:
     """
 
     inputs: Mapping[str, Array]
-    """Tokens [b, t], or features [b, t, width] in float32. Inputs may differ in their number of positions."""
+    """Tokens [b, t]; or real numbers in float32: features [b, t, width], images or vectors. Sequences may differ in their
+    number of positions."""
     targets: Ids
     """[b, t]; or [b] for a model that returns logits once for each example. `IGNORED` where nothing counts."""
     documents: Ids | None = None

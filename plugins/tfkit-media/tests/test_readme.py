@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from tfkit_media.shapes import draw
 
 from tfkit.cli import main
 
@@ -20,7 +23,9 @@ COMMANDS = [
     pair
     for block in re.findall(r"^```console\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     for pair in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+    if "shapes" not in pair[0]
 ]
+(RUN,) = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_tables_have_all_blocks_and_specs() -> None:
@@ -47,3 +52,19 @@ def test_commands_print_what_is_shown(
     pattern = re.escape(output.rstrip("\n")).replace(r"\.\.\.", "(?:.*)")
     printed = "\n".join(line.rstrip() for line in (captured.out + captured.err).splitlines())
     assert re.fullmatch(f"{pattern}\n*", printed, re.DOTALL), printed
+
+
+@pytest.mark.slow
+def test_the_run_learns_to_name_shapes(tmp_path: Path) -> None:
+    Path(tmp_path / "shapes.yaml").write_text(RUN, encoding="utf-8")
+    (tmp_path / "shapes").mkdir()
+    for name, array in draw(4000).items():
+        np.save(tmp_path / f"shapes/{name}.npy", array)
+    status = main(
+        ["train", str(tmp_path / "shapes.yaml"), "-o", str(tmp_path / "run"), "--plugin-dir", str(ROOT), "--no-plugins"]
+    )
+    assert status == 0
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    accuracy = [line["val.accuracy"] for line in lines if "val.accuracy" in line]
+    assert accuracy[0] < 0.3
+    assert accuracy[-1] > 0.9

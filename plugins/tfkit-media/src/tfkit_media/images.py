@@ -1,0 +1,199 @@
+"""Images on disk as the data of a run: with a class for each image, or with the tokens of a caption.
+
+b examples, c channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tfkit
+from tfkit import Batch, Invalid
+from tfkit.run.contract import Examples, Ids, Order
+
+Array = NDArray[Any]
+
+
+class PixelsConfig(tfkit.DataConfig):
+    """Fields of data with images; the examples have a fixed random order, in which the splits follow each other."""
+
+    images: str
+    """A file `.npy` with images [n, height, width] or [n, channels, height, width]."""
+    mean: float | tuple[float, ...] = 0.5
+    """Number to subtract from pixels, or a number for each channel. Integers from 0 to 255 become 0 to 1 first."""
+    std: tfkit.PositiveFloat | tuple[tfkit.PositiveFloat, ...] = 0.5
+    """Number to divide the result by, or a number for each channel."""
+
+    def located(self, folder: Path) -> Self:
+        return self.model_copy(update={name: str((folder / getattr(self, name)).absolute()) for name in self.paths})
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Names of the fields that are paths."""
+        return ("images",)
+
+    def read_pixels(self) -> Array:
+        """Read the images as [n, c, height, width]."""
+        return self.checked_pixels(_array("images", Path(self.images)))
+
+    def checked_pixels(self, pixels: Array) -> Array:
+        """Return images with an axis for channels; raise `Invalid` for other arrays, and for other channels."""
+        if pixels.ndim not in (3, 4) or pixels.dtype.kind not in "uf":
+            message = "images must be [n, height, width] or [n, channels, height, width], real or unsigned"
+            raise Invalid("images", f"{message}; got {pixels.dtype} {list(pixels.shape)}")
+        pixels = pixels[:, None] if pixels.ndim == 3 else pixels
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != pixels.shape[1]:
+                message = f"`{name}` must have a number for each of {pixels.shape[1]} channels; got {len(value)}"
+                raise Invalid(name, message)
+        return pixels
+
+    def data(self, pixels: Array, arrays: Mapping[str, Array], vocab_size: int) -> ImageData:
+        """Put images and further arrays of equal length into the splits."""
+        order = np.random.default_rng(0).permutation(len(pixels))
+        ends = self.ends(len(pixels))
+        if empty := next((name for name, (start, end) in ends.items() if start == end), None):
+            raise Invalid("split", f"split `{empty}` must have an image; there are {len(pixels)} images")
+        parts = {name: ImageExamples(self, pixels, arrays, order[start:end]) for name, (start, end) in ends.items()}
+        digest = hashlib.sha256()
+        for array in (pixels, *arrays.values()):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return ImageData(parts, vocab_size, digest.hexdigest())
+
+
+class ImagesConfig(PixelsConfig):
+    """Images and the number of the class of each."""
+
+    kind: Literal["images"] = "images"
+    images: str
+    """A file `.npy` with images [n, height, width] or [n, channels, height, width]; or a folder that has a folder of
+    images for each class, in alphabetical order."""
+    labels: str | None = None
+    """A file `.npy` with the number of the class of each image, [n]."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return ("images",) if self.labels is None else ("images", "labels")
+
+    def build(self, length: int | None) -> ImageData:
+        if Path(self.images).is_dir():
+            if self.labels is not None:
+                raise Invalid("labels", "`labels` has no effect: the folders of `images` are the classes")
+            pixels, labels = _folders(Path(self.images))
+            pixels = self.checked_pixels(pixels)
+        elif self.labels is None:
+            raise Invalid("labels", "`labels` is missing", help="name a file `.npy` with the class of each image")
+        else:
+            pixels, labels = self.read_pixels(), _array("labels", Path(self.labels))
+            if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
+                message = f"`labels` must have a number from 0 for each of {len(pixels)} images"
+                raise Invalid("labels", f"{message}; got {labels.dtype} {list(labels.shape)}")
+        return self.data(pixels, {"targets": labels.astype(np.int64)}, int(labels.max(initial=0)) + 1)
+
+
+class ImagePairsConfig(PixelsConfig):
+    """Images and the tokens of a caption for each; the target of an example is its number in the batch."""
+
+    kind: Literal["image_pairs"] = "image_pairs"
+    tokens: str
+    """A file `.npy` with the tokens of each caption, [n, t]."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return ("images", "tokens")
+
+    def build(self, length: int | None) -> ImageData:
+        pixels, tokens = self.read_pixels(), _array("tokens", Path(self.tokens))
+        if tokens.ndim != 2 or len(tokens) != len(pixels) or tokens.dtype.kind not in "iu":
+            message = f"`tokens` must be ids [n, t] for {len(pixels)} images"
+            raise Invalid("tokens", f"{message}; got {tokens.dtype} {list(tokens.shape)}")
+        size = max(int(tokens.max(initial=0)) + 1, len(pixels))
+        return self.data(pixels, {"tokens": tokens.astype(np.int64)}, size)
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """The examples of each split."""
+
+    parts: Mapping[str, ImageExamples]
+    vocab_size: int
+    fingerprint: str
+    length: int = 1
+    tokenizer: None = None
+
+    @property
+    def splits(self) -> list[str]:
+        """Their names."""
+        return list(self.parts)
+
+    def examples(self, split: str, order: Order) -> Examples:
+        return self.parts[split]
+
+
+@dataclass(frozen=True)
+class ImageExamples:
+    """The examples with these numbers."""
+
+    config: PixelsConfig
+    pixels: Array
+    arrays: Mapping[str, Array]
+    numbers: Ids
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batch(self, indices: Ids) -> Batch:
+        """Return images in float32, and what belongs to them."""
+        numbers = self.numbers[indices]
+        pixels = self.pixels[numbers]
+        image = pixels.astype(np.float32) / (255 if pixels.dtype.kind == "u" else 1)
+        mean, std = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (self.config.mean, self.config.std))
+        inputs = {name: array[numbers] for name, array in self.arrays.items() if name != "targets"}
+        targets = self.arrays["targets"][numbers] if "targets" in self.arrays else np.arange(len(numbers))
+        return Batch({"image": ((image - mean) / std).astype(np.float32), **inputs}, targets)
+
+
+def _array(field: str, path: Path) -> Array:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise Invalid(field, f"`{field}` cannot be read: {error}", help="name a file that `np.save` wrote") from error
+    if not isinstance(array, np.ndarray) or not len(array):
+        raise Invalid(field, f"`{field}` must be an array with at least one row; got {path.name}")
+    return array
+
+
+def _folders(folder: Path) -> tuple[Array, Array]:
+    """Read a folder of images for each class with Pillow."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        help = 'pip install "tfkit-media[folders]", or name a file `.npy`'
+        raise Invalid("images", "Pillow must be installed to read a folder of images", help=help) from error
+    images, labels = [], []
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    for number, path in enumerate(classes):
+        for file in sorted(path.iterdir()):
+            try:
+                with Image.open(file) as image:
+                    pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+            except OSError as error:
+                raise Invalid("images", f"`{path.name}/{file.name}` must be an image: {error}") from error
+            images.append(pixels if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0))
+            labels.append(number)
+    if not images:
+        message = f"the folder must have a folder of images for each class; got {folder.name}"
+        raise Invalid("images", message)
+    if len(sizes := {image.shape for image in images}) > 1:
+        shown = " and ".join(str(list(size)) for size in sorted(sizes, key=str)[:2])
+        raise Invalid("images", f"all images must have the same size and channels; got {shown}", help="resize them")
+    return np.stack(images), np.array(labels)

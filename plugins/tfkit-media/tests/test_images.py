@@ -1,0 +1,94 @@
+"""Data with images: what is read from files, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tfkit_media import ImagePairsConfig, ImagesConfig
+
+from tfkit import Batch, Invalid
+from tfkit.run.guarded_data import GuardedData
+
+N = 20
+PIXELS = np.random.default_rng(0).integers(0, 256, (N, 3, 4, 5)).astype(np.uint8)
+LABELS = np.arange(N) % 4
+
+
+def saved(folder: Path, **arrays: Any) -> dict[str, str]:
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return {name: str(folder / f"{name}.npy") for name in arrays}
+
+
+def test_every_image_has_its_label(tmp_path: Path) -> None:
+    data = ImagesConfig(**saved(tmp_path, images=PIXELS, labels=LABELS), mean=0.25, std=2.0).build(None)
+    numbers = []
+    for split, count in {"train": 18, "val": 2}.items():
+        examples = data.examples(split, "sequential")
+        batch = examples.batch(np.arange(len(examples)))
+        assert len(examples) == count
+        images = (batch.inputs["image"] * 2 + 0.25) * 255
+        numbers += [int(np.abs(PIXELS - image).sum((1, 2, 3)).argmin()) for image in images]
+        assert batch.targets.tolist() == [LABELS[number] for number in numbers[-count:]]
+    assert sorted(numbers) == list(range(N))
+    assert data.vocab_size == 4
+
+
+def test_other_files_have_another_fingerprint(tmp_path: Path) -> None:
+    first = ImagesConfig(**saved(tmp_path, images=PIXELS, labels=LABELS)).build(None)
+    again = ImagesConfig(**saved(tmp_path, images=PIXELS, labels=LABELS)).build(None)
+    other = ImagesConfig(**saved(tmp_path, images=PIXELS, labels=LABELS[::-1].copy())).build(None)
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_a_folder_for_each_class(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for number, name in enumerate(["b", "a"]):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for file in range(5):
+            pixels = np.full((4, 5), 50 * number + file, np.uint8)
+            image.fromarray(pixels).save(tmp_path / "images" / name / f"{file}.png")
+    data = ImagesConfig(images=str(tmp_path / "images"), mean=0.0, std=1.0).build(None)
+    batch = data.examples("train", "shuffled").batch(np.arange(9))
+    assert batch.inputs["image"].shape == (9, 1, 4, 5)
+    assert ((batch.inputs["image"][:, 0, 0, 0] > 0.1) == (batch.targets == 0)).all()
+
+
+def test_pairs_have_the_number_of_their_place(tmp_path: Path) -> None:
+    tokens = np.arange(2 * N).reshape(N, 2)
+    data = ImagePairsConfig(**saved(tmp_path, images=PIXELS, tokens=tokens)).build(None)
+    batch = data.examples("train", "shuffled").batch(np.array([3, 1]))
+    assert batch.inputs["tokens"].shape == (2, 2)
+    assert batch.targets.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"labels": None}, "`labels` is missing"),
+        ({"labels": LABELS[:-1]}, "a number from 0 for each of 20 images"),
+        ({"labels": LABELS - 1}, "a number from 0 for each of 20 images"),
+        ({"images": PIXELS[0, 0]}, r"got uint8 \[4, 5\]"),
+        ({"images": PIXELS.astype(np.int64)}, "real or unsigned; got int64"),
+        ({"mean": (0.5, 0.5)}, "`mean` must have a number for each of 3 channels; got 2"),
+        ({"images": PIXELS[:1], "labels": LABELS[:1]}, "split `train` must have an image"),
+    ],
+)
+def test_files_that_cannot_be(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    values = {"images": PIXELS, "labels": LABELS} | fields
+    arrays = {name: values.pop(name) for name in ("images", "labels") if values.get(name) is not None}
+    values.pop("labels", None)
+    with pytest.raises(Invalid, match=message):
+        ImagesConfig(**saved(tmp_path, **arrays), **values).build(None)
+
+
+def test_a_batch_of_another_number_of_images_is_an_error() -> None:
+    class Data:
+        vocab_size, length, splits, fingerprint, tokenizer = 4, 1, ("train",), "", None
+
+    guarded = GuardedData(Data(), lambda method, error: error)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="`image` must have 3 rows; got 2"):
+        guarded.check(Batch({"image": np.zeros((2, 1, 4, 4), np.float32)}, np.zeros(3, np.int64)), 3)
