@@ -58,6 +58,8 @@ class GuardedData:
             for name, ids in {**batch.inputs, "targets": batch.targets}.items():
                 _check_array(name, ids, count)
                 _check_range(name, ids[ids != IGNORED] if name == "targets" else ids, self.vocab_size)
+            for name, ids in batch.further_targets.items():
+                _check_array(name, ids, count, axes=(1, 2))
         return batch
 
 
@@ -78,8 +80,8 @@ class _GuardedExamples:
         return self._data.check(batch, len(indices))
 
 
-def _check_array(name: str, ids: object, count: int) -> None:
-    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim != 2 or len(ids) != count:
+def _check_array(name: str, ids: object, count: int, axes: tuple[int, ...] = (2,)) -> None:
+    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim not in axes or len(ids) != count:
         value = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, np.ndarray) else type(ids).__name__
         raise TypeError(f"`{name}` must be an array of integers with {count} rows and two axes; got {value}")
 

@@ -154,6 +154,7 @@ def _examples(run: Run) -> dict[str, str]:
 def _digest(batch: Batch) -> str:
     digest = hashlib.blake2b(digest_size=8)
     arrays: dict[str, Any] = {**batch.inputs, "targets": batch.targets, "documents": batch.documents}
+    arrays |= {f"targets of {name}": ids for name, ids in batch.further_targets.items()}
     for name, array in sorted(arrays.items()):
         if array is not None:
             digest.update(f"{name} {array.shape} ".encode() + array.astype("<i8").tobytes())
