@@ -22,7 +22,7 @@ from tfkit.building.model import BuiltModel, called, is_sharded, name_layer, sha
 from tfkit.component import Cached, State
 from tfkit.decoding.modules import cache_sizes, made_once, reading_module, stepping_module
 from tfkit.errors import listing
-from tfkit.graph.decode_split import split_for_decoding
+from tfkit.graph.decode_split import returning, split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import beyond, fixed_lengths, max_len
 from tfkit.nn import Past, is_token, of_length
@@ -47,25 +47,36 @@ class CachedModel:
         model: the result of `tfkit.build`, in eval mode; wrapped or sharded as `docs/around.md` says.
         length: the most tokens that a sequence may have, padding included; the model's `max_len` unless given. Rotary
             scalings that depend on the length of the sequence take this one.
+        output: the output to compute, if the model has several; all of them unless given.
         compile: if true, compile the step of one token with `torch.compile`. It reads all of the caches, so that its
             shapes stay the same and it is compiled once. A text is a mode of `torch.compile`: with `reduce-overhead`, a
             CUDA graph runs the step without any Python code.
 
     Raises:
         SpecError: the model needs whole sequences, as an encoder does.
-        ValueError: it is in train mode; `length` is missing, or beyond the model's `max_len`.
+        ValueError: it is in train mode, or has no such output; `length` is missing, or beyond the model's `max_len`.
     """
 
+    output: str | None = None
+    """The output that it computes; None for all of them."""
+
     @checked
-    def __init__(self, model: BuiltModel, *, length: Positive | None = None, compile: bool | str = False) -> None:
-        model = unwrapped(model)
-        graph, mode = graph_of(model), _checked_mode(compile)
+    def __init__(
+        self,
+        model: BuiltModel,
+        *,
+        length: Positive | None = None,
+        output: str | None = None,
+        compile: bool | str = False,
+    ) -> None:
+        model, mode = unwrapped(model), _checked_mode(compile)
+        graph = graph_of(model) if output is None else returning(graph_of(model), output)
         if compile and is_sharded(model):
             raise ValueError("compile cannot be combined with `fully_shard`, which gathers parameters at each step")
         if any(module.training for module in model.modules()):
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
         self.length = _checked_length(length, graph)
-        self.used = 0
+        self.used, self.output = 0, output
         self._parts = split_for_decoding(graph)
         self._graph = graph
         self.model = model

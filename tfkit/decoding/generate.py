@@ -17,7 +17,8 @@ from tfkit.building.model import BuiltModel, check_values, unwrapped, wrong_inpu
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.foreign import no_argument
 from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
-from tfkit.graph.decode_split import split_for_decoding
+from tfkit.errors import listing
+from tfkit.graph.decode_split import returning, split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.nn import is_token
@@ -68,6 +69,7 @@ def generate(
     pad: Id = 0,
     on_token: OnToken | None = None,
     length: Positive | None = None,
+    output: str | None = None,
     compile: bool | str = False,
     **inputs: Any,
 ) -> Generated:
@@ -93,6 +95,7 @@ def generate(
         on_token: called after each step with a token id for every row, None for rows that have ended before. It may
             return numbers of rows that end with this token.
         length: the most tokens that prompt and answer may have together, see `CachedModel`.
+        output: the output whose logits choose the tokens; by default the first.
         compile: if true, compile the step of one token, see `CachedModel`.
         inputs: further inputs of the model by name, such as `source` and `source_mask` of an encoder-decoder; tokens as
             lists of lists get their mask from this function.
@@ -109,14 +112,22 @@ def generate(
     built = model.model if isinstance(model, CachedModel) else unwrapped(model)
     check_values(built)
     graph = graph_of(built)
-    main, *_ = split_for_decoding(graph).given_again
+    if isinstance(model, CachedModel):
+        if output is not None or (model.output is None and len(graph.outputs) > 1):
+            raise ValueError("a CachedModel must be created with the output: `CachedModel(model, output=...)`")
+        output = model.output
+    graph = returning(graph, output or graph.outputs[0])
+    main, *further = split_for_decoding(graph).given_again
+    if missing := [name for name in further if not graph.inputs[name].optional]:
+        reason = "which generation cannot make: choose a different output"
+        raise ValueError(f"the output `{graph.outputs[0]}` takes {listing(missing)} at every step, {reason}")
     _check_names(graph, main, inputs)
-    if (output := graph.node(graph.outputs[0]).output).type != "logits":
-        raise ValueError(f"`{graph.name}` returns {output.in_words()}, but tokens are chosen from logits")
+    if (signal := graph.node(graph.outputs[0]).output).type != "logits":
+        raise ValueError(f"`{graph.name}` returns {signal.in_words()}, but tokens are chosen from logits")
     ends = _Ends(_stops(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
     with evaluating(built):
-        cached = _cached(model, prompt.size(1), max_new_tokens, length, compile)
+        cached = _cached(model, graph, prompt.size(1), max_new_tokens, length, compile)
         device = next(cached.model.parameters()).device
         arguments = _padded_inputs(inputs, pad)
         for error in wrong_inputs(graph, {main: prompt, **arguments}):
@@ -136,13 +147,13 @@ def generate(
 
 
 def _cached(
-    model: fx.GraphModule | CachedModel, prompt: int, new: int, length: int | None, compile: bool | str
+    model: fx.GraphModule | CachedModel, graph: Graph, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
     """Return a `CachedModel` with room for all tokens; raise ValueError if the model holds fewer."""
     if not isinstance(model, CachedModel):
-        limits = [limit for limit in (length, max_len(graph_of(model))) if limit is not None]
+        limits = [limit for limit in (length, max_len(graph)) if limit is not None]
         _check_room(prompt, new, min(limits, default=prompt + new))
-        return CachedModel(model, length=length or prompt + new, compile=compile)
+        return CachedModel(model, length=length or prompt + new, output=graph.outputs[0], compile=compile)
     if length is not None or compile:
         raise ValueError("length and compile have no effect on a CachedModel: they are set when it is made")
     _check_room(prompt, new, model.length)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfkit.component import Cached, Pieces, State, WireMarker, marker
-from tfkit.errors import Diagnostic, Invalid, SpecError
+from tfkit.errors import Diagnostic, Invalid, SpecError, listing
 from tfkit.graph.expand import Graph, Node, as_list
 from tfkit.spec.messages import refused
 
@@ -73,6 +73,15 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
         read_once=tuple(read_once),
         always=tuple(name for name in read_once if signals[name].type in ("lengths", "vector")),
     )
+
+
+def returning(graph: Graph, output: str) -> Graph:
+    """Return the graph with a single output, and the inputs that it needs; raise ValueError for an unknown output."""
+    if output not in graph.outputs:
+        raise ValueError(f"`{output}` is not an output of `{graph.name}`, which returns {listing(graph.outputs)}")
+    needed = _reached([output], {node.name: node for node in graph.nodes}, whole=True)
+    inputs = {name: signal for name, signal in graph.inputs.items() if name in needed}
+    return replace(graph, inputs=inputs, outputs=(output,))
 
 
 def split_if_decodable(graph: Graph) -> DecodeSplit | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,12 +14,12 @@ from typing import TypeAlias
 import numpy as np
 
 from tfkit.component import Component
-from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import carries_state, deaf_to_pairs
 from tfkit.plugin.manager import Plugins
-from tfkit.run.contract import Array, Data
+from tfkit.run.contract import Array, Batch, Data
 from tfkit.run.guarded_data import guarded
 from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
@@ -170,9 +170,12 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
     return run
 
 
-def inputs_for(graph: Graph, names: Iterable[str]) -> dict[str, str]:
-    """Return the input of the model for each input of the data. Raise `Invalid` if they do not fit."""
-    required = [name for name, signal in graph.inputs.items() if not signal.optional]
+def inputs_for(graph: Graph, names: Iterable[str], ahead: Collection[str] = ()) -> dict[str, str]:
+    """Return the input of the model for each input of the data. Raise `Invalid` if they do not fit.
+
+    The loss computes the inputs `ahead`.
+    """
+    required = [name for name, signal in graph.inputs.items() if not signal.optional and name not in ahead]
     data_inputs = list(names)
     if len(data_inputs) == len(required) == 1:
         return {data_inputs[0]: required[0]}
@@ -217,7 +220,11 @@ def _check_model(run: Run) -> None:
     data, graph = run.data, run.graph
     first = data.examples("train", run.config.data.order).batch(np.zeros(1, np.int64))
     try:
-        inputs = inputs_for(graph, first.inputs)
+        _check_loss(run, first)
+    except Invalid as error:
+        raise run.refused(error, "loss") from error
+    try:
+        inputs = inputs_for(graph, first.inputs, run.config.loss.inputs_ahead)
         if first.documents is not None:
             mask_of(graph, inputs.values())
         for name in first.masks:
@@ -244,3 +251,23 @@ def _check_model(run: Run) -> None:
         message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
         path = ("batch", "length") if run.config.data.takes_length else ("data",)
         raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
+
+
+def _check_loss(run: Run, batch: Batch) -> None:
+    """Raise `Invalid` if the loss names what the model does not have, or if its targets do not fit the data."""
+    loss, inputs, length = run.config.loss, run.graph.inputs, run.data.length
+    tokens = [name for name, signal in inputs.items() if signal.type == "tokens" and name not in batch.inputs]
+    for field, names, allowed in (("outputs", loss.terms, run.graph.outputs), ("ahead", loss.inputs_ahead, tokens)):
+        if unknown := [name for name in names if name not in allowed]:
+            what = "an output of the model" if field == "outputs" else "an input of tokens that the data lacks"
+            message, near = f"`{unknown[0]}` is not {what}", similar("a name", unknown[0], allowed)
+            raise Invalid(f"{field}.{unknown[0]}", message, notes=[f"names: {listing(allowed) or 'none'}"], help=near)
+    for name, term in loss.terms.items():
+        longest = 1 if name in batch.further_targets else length
+        if term.shift > longest:
+            message = f"`shift` must be at most {longest:,} for these targets; got {term.shift:,}"
+            raise Invalid(f"outputs.{name}.shift", message)
+    if unused := [name for name in batch.further_targets if name not in loss.terms]:
+        raise Invalid(
+            "", f"the data has targets of `{unused[0]}`, which is not in the loss", help="add it to `outputs`"
+        )

@@ -7,18 +7,18 @@ and its data read, before any tensor exists.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
+import numpy as np
 from pydantic import Field
 
 from tfkit.component.config import Component, Config, PositiveFloat
 from tfkit.errors import Invalid
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from numpy.typing import NDArray
     from torch import Tensor, fx, nn
@@ -49,8 +49,8 @@ class Batch:
     """
 
     inputs: Mapping[str, Array]
-    """Tokens [b, t]; or real numbers in float32: features [b, t, width], images or vectors. Sequences may differ in their
-    number of positions."""
+    """Tokens [b, t]; or real numbers in float32: features [b, t, width], images or vectors. Sequences may differ in
+    their number of positions."""
     targets: Ids
     """[b, t]; or [b] for a model that returns logits once for each example. `IGNORED` where nothing counts."""
     documents: Ids | None = None
@@ -61,18 +61,33 @@ class Batch:
     alternatives: tuple[Batch, ...] = ()
     """Rows to compare with, for a `ChoiceMetric`: the same questions, each with a different continuation. They count in
     no loss. A row without a further alternative has no target there."""
+    further_targets: Mapping[str, Ids] = field(default_factory=dict)
+    """Other targets of some outputs, by the name of the output: [b, t], or [b] for an output of a single vector."""
 
     @property
     def count(self) -> int:
         """The number of positions that count."""
         return int((self.targets != IGNORED).sum())
 
+    def targets_of(self, terms: Mapping[str, OutputConfig]) -> dict[str, Ids]:
+        """Return the targets of each term of a loss; without terms, `targets` under an empty name."""
+        targets = {name: self.further_targets.get(name, self.targets) for name in terms} or {"": self.targets}
+        for name, term in terms.items():
+            if further := term.shift - 1:
+                moved = np.full_like(targets[name], IGNORED)
+                moved[:, :-further] = targets[name][:, further:]
+                if self.documents is not None:
+                    moved[:, :-further][self.documents[:, further:] != self.documents[:, :-further]] = IGNORED
+                targets[name] = moved
+        return targets
+
     def rows(self, start: int, end: int) -> Batch:
         """Return the examples from `start` to `end`."""
         inputs, masks = ({name: ids[start:end] for name, ids in part.items()} for part in (self.inputs, self.masks))
         documents = None if self.documents is None else self.documents[start:end]
         alternatives = tuple(batch.rows(start, end) for batch in self.alternatives)
-        return Batch(inputs, self.targets[start:end], documents, masks, alternatives)
+        further = {name: ids[start:end] for name, ids in self.further_targets.items()}
+        return Batch(inputs, self.targets[start:end], documents, masks, alternatives, further)
 
 
 class Tokenizer(Protocol):
@@ -212,16 +227,38 @@ class TokenizerConfig(Component):
 # ---- the step ----
 
 
+class OutputConfig(Config):
+    """An output of the model as a term of the loss."""
+
+    word_key = "weight"
+
+    weight: PositiveFloat = 1.0
+    """Factor of its loss."""
+    shift: PositiveCount = 1
+    """Distance of its targets if they are tokens: 1 predicts the next token, 2 the token after it."""
+
+
 class LossConfig(Component):
     """Slot `loss`: the function that training makes small."""
 
     slot = "loss"
 
+    @property
+    def terms(self) -> Mapping[str, OutputConfig]:
+        """The outputs in the loss, the main output first; empty if it takes the only output of the model."""
+        return {}
+
+    @property
+    def inputs_ahead(self) -> Mapping[str, int]:
+        """The inputs of the model that are its tokens, this many positions ahead, and that no data has."""
+        return {}
+
     @abstractmethod
     def build(self, model: fx.GraphModule) -> nn.Module:
         """Build a module that takes inputs and targets, and returns the sum over the positions that count.
 
-        The loop divides it by the number of these positions in the whole step.
+        The loop divides it by the number of these positions in the whole step. A loss with `terms` takes the targets of
+        each by name, and returns the sum of each, [n]; the loop divides each sum by its count, then weighs it.
         """
 
 
@@ -384,6 +421,13 @@ class MetricConfig(Component):
     """Slot `metric`: a number of an evaluation."""
 
     slot = "metric"
+    each_output: ClassVar[bool] = False
+    """True if it is computed for each output in the loss; False if it is for the main output alone."""
+
+    def names(self, split: str, terms: Iterable[str]) -> dict[str, str | None]:
+        """Return the names of its numbers, each with the output that it is about; None for the main output."""
+        kind, further = self.kind_name(), [*terms][1:] if self.each_output else []
+        return {f"{split}.{kind}": None, **{f"{split}.{output}.{kind}": output for output in further}}
 
     @abstractmethod
     def build(self, data: Data) -> Metric:

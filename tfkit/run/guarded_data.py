@@ -64,6 +64,8 @@ class GuardedData:
                     _check_range(name, values, self.vocab_size)
             _check_array("targets", targets := batch.targets, count, "integers", 1 if np.ndim(targets) == 1 else 2)
             _check_range("targets", targets[targets != IGNORED], self.n_classes or self.vocab_size)
+            for name, ids in batch.further_targets.items():
+                _check_array(name, ids, count, "integers", 1 if np.ndim(ids) == 1 else 2)
             _check_masks(batch)
             for alternative in batch.alternatives:
                 self.check(alternative, count)

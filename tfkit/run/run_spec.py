@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -59,6 +60,10 @@ class EvalConfig(Config):
     """The splits to read."""
     metrics: tuple[MetricConfig, ...] = slot("loss")
     """The numbers to compute."""
+
+    def names(self, terms: Iterable[str]) -> list[str]:
+        """Return the names of its numbers, such as `val.loss`, for a loss with these terms."""
+        return [name for split in self.splits for metric in self.metrics for name in metric.names(split, terms)]
 
     def check(self) -> None:
         """Refuse an evaluation of nothing, and two numbers of one name."""

@@ -125,7 +125,7 @@ def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Pa
     loss = trainer._gradients(batch, 1)
     found = {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
     trainer.model.zero_grad()
-    inputs, targets = tensors(batch, trainer.model, trainer.device)
+    inputs, targets = tensors(batch, trainer.model, trainer.device, trainer.config.loss)
     logits = trainer.model(**inputs)
     total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / int((targets >= 0).sum())
     total.backward()

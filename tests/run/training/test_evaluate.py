@@ -162,7 +162,7 @@ def test_a_micro_batch_is_that_of_the_run(tmp_path: Path) -> None:
 def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path: Path) -> None:
     run = evaluated(tmp_path, *TEXT, "precision=bfloat16", metrics="[loss]")
     model, examples = tfkit.build(run.graph, seed=1), run.data.examples("val", "sequential")
-    inputs, targets = tensors(examples.batch(np.arange(len(examples))), model, torch.device("cpu"))
+    inputs, targets = tensors(examples.batch(np.arange(len(examples))), model, torch.device("cpu"), run.config.loss)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model.eval()(**inputs).float()
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED).item()

@@ -243,7 +243,7 @@ def test_models_without_one_head() -> None:
     graph = (
         f"graph: {{embedding: {{block: embedding}}, decoder: {{block: decoder, {STACK}}}, logits: {{block: lm_head}}}}"
     )
-    with pytest.raises(ValueError, match="`test` returns logits, decoder, but a loss requires a single output"):
+    with pytest.raises(ValueError, match="`test` returns logits, decoder: the loss must name its outputs"):
         Loss(loaded("outputs: [logits, decoder]\n" + graph))
     with pytest.raises(
         ValueError, match="`test` returns a sequence of width 16, but a loss must be computed from logits"

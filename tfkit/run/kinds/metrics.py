@@ -25,6 +25,8 @@ from tfkit.run.contract import (
     Metric,
     MetricConfig,
     NonNegative,
+    OutputConfig,
+    PositiveCount,
     Ratio,
 )
 from tfkit.run.kinds.text import id_of
@@ -39,14 +41,35 @@ class CrossEntropyConfig(LossConfig):
     """The share of every target that is spread evenly over the vocabulary."""
     z_loss: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The weight of log(Z)^2, Z the sum of the exponentials of a position's logits (https://arxiv.org/abs/2204.02311)."""
+    outputs: dict[str, OutputConfig] = Field(default_factory=dict)
+    """The outputs in the loss, the main output first, each with its weight or `{weight: 0.3, shift: 2}`: a shift of 2
+    predicts the token after the next (https://arxiv.org/abs/2404.19737). By default the only output."""
+
+    ahead: dict[str, PositiveCount] = Field(default_factory=dict)
+    """Inputs of the model that are the tokens of the data, this many positions ahead: `{after: 1}`."""
+
+    @property
+    def terms(self) -> Mapping[str, OutputConfig]:
+        return self.outputs
+
+    @property
+    def inputs_ahead(self) -> Mapping[str, int]:
+        return self.ahead
 
     def build(self, model: fx.GraphModule) -> nn.Module:
-        return tfkit.Loss(model, label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction="sum")
+        return tfkit.Loss(
+            model,
+            outputs=self.outputs or None,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            reduction="sum",
+        )
 
 
 class LossMetricConfig(MetricConfig):
     """Cross-entropy in nats for each position that counts."""
 
+    each_output = True
     kind: Literal["loss"] = "loss"
 
     def build(self, data: Data) -> Metric:
@@ -72,6 +95,7 @@ class BitsPerByteConfig(MetricConfig):
 class AccuracyConfig(MetricConfig):
     """The share of positions whose likeliest token is the target."""
 
+    each_output = True
     kind: Literal["accuracy"] = "accuracy"
 
     def build(self, data: Data) -> Metric:
@@ -84,6 +108,7 @@ class ExactMatchConfig(MetricConfig):
     These are the examples whose counted part a model writes without an error when it always takes the likeliest token.
     """
 
+    each_output = True
     kind: Literal["exact_match"] = "exact_match"
 
     def build(self, data: Data) -> Metric:
@@ -202,7 +227,8 @@ class DecodedAccuracy(DecodedMetric):
         start, stop = _start(targets, least=0 if sources else 1), self._stop
         further: dict[str, Any] = dict(sources)
         try:
-            self._cached = self._cached or tfkit.CachedModel(model, length=targets.size(1) + 1)
+            output = model.meta["graph"].outputs[0]
+            self._cached = self._cached or tfkit.CachedModel(model, length=targets.size(1) + 1, output=output)
             generated = tfkit.generate(
                 self._cached,
                 tokens[:, : start + 1],

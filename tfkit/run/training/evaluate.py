@@ -15,12 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from tfkit.building.builder import evaluating
 from tfkit.building.model import called
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
-from tfkit.run.contract import IGNORED, Batch, ChoiceMetric, DecodedMetric, LogitMetric, Metric, MetricConfig
+from tfkit.run.contract import (
+    IGNORED,
+    Batch,
+    ChoiceMetric,
+    DecodedMetric,
+    Ids,
+    LogitMetric,
+    LossConfig,
+    Metric,
+    MetricConfig,
+)
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.guarded import guarded
 from tfkit.run.training.loss import Loss
@@ -57,11 +68,15 @@ def evaluate(
     numbers: dict[str, float] = {}
     with evaluating(model), torch.no_grad():
         for split, part in splits.items():
-            built = [_BuiltMetric.of(model, run, metrics, index) for index in range(len(metrics))]
+            built = [
+                _BuiltMetric.of(model, run, metrics, index, name, output)
+                for index, config in enumerate(metrics)
+                for name, output in config.names(split, run.config.loss.terms).items()
+            ]
             totals = _Evaluation(model, run, built, processes).totals(split, part, micro_batch, between)
             for measure, total in zip(built, processes.total(totals), strict=True):
                 with measure.guarded("compute"):
-                    numbers[f"{split}.{measure.config.kind_name()}"] = float(measure.metric.compute(total))
+                    numbers[measure.name] = float(measure.metric.compute(total))
     return numbers
 
 
@@ -79,14 +94,25 @@ class _BuiltMetric:
     config: MetricConfig
     path: tuple[str, ...]
     metric: Metric
+    name: str
+    output: str | None
+    """The output that it is about; None for the main output."""
 
     @classmethod
-    def of(cls, model: fx.GraphModule, run: Run, metrics: Sequence[MetricConfig], index: int) -> _BuiltMetric:
+    def of(
+        cls,
+        model: fx.GraphModule,
+        run: Run,
+        metrics: Sequence[MetricConfig],
+        index: int,
+        name: str,
+        output: str | None,
+    ) -> _BuiltMetric:
         """Build a metric; metrics that the run does not list have no path."""
         listed = run.config.eval is not None and metrics is run.config.eval.metrics
         config, path = metrics[index], ("eval", "metrics", str(index)) if listed else ()
         with guarded(run, model, config, "`build`", *path):
-            return cls(model, run, config, path, config.build(run.data))
+            return cls(model, run, config, path, config.build(run.data), name, output)
 
     def guarded(self, method: str) -> AbstractContextManager[None]:
         """Turn an exception in a method of the metric into its error."""
@@ -112,7 +138,7 @@ class _Evaluation:
         self._device = next(model.parameters()).device
         self._of_logits = [(built, built.metric) for built in metrics if isinstance(built.metric, LogitMetric)]
         try:
-            self._loss = Loss(model) if self._of_logits else None
+            self._loss = Loss(model, outputs=run.config.loss.terms or None) if self._of_logits else None
         except ValueError:  # the head needs all positions together
             self._loss = None
 
@@ -135,7 +161,6 @@ class _Evaluation:
         share = -(-len(batch.targets) // self._processes.count)
         first = share * self._processes.rank
         rows = batch.rows(first, first + share)
-        targets = torch.from_numpy(rows.targets)
         with computing(self._run, self._device):
             choices = [(rows, batch)]
             if any(isinstance(built.metric, ChoiceMetric) for built in self._metrics):
@@ -143,7 +168,7 @@ class _Evaluation:
             of_logits = [iter(self._all_from_logits(*choice, size, share)) for choice in choices]
             sums = []
             for built in self._metrics:
-                values = targets
+                values = targets = torch.from_numpy(self._targets(rows, built.output))
                 if isinstance(built.metric, LogitMetric):
                     values, *further = map(next, of_logits)
                     if isinstance(built.metric, ChoiceMetric):
@@ -155,6 +180,11 @@ class _Evaluation:
                 sums.append(built.sums(values, targets))
             return sums
 
+    def _targets(self, batch: Batch, output: str | None) -> Ids:
+        """Return the targets of an output, by default of the main output."""
+        targets = batch.targets_of(self._run.config.loss.terms)
+        return next(iter(targets.values())) if output is None else targets[output]
+
     def _all_from_logits(self, rows: Batch, batch: Batch, size: int, share: int) -> list[Tensor]:
         """Return the values of each metric of logits, from micro-batches; see `_from_logits`."""
         parts = [self._from_logits(rows.rows(i, i + size), batch) for i in range(0, share, size)]
@@ -164,33 +194,42 @@ class _Evaluation:
         """Return the values of each metric of logits, [b, t]. Without rows, run the model on one row of the batch."""
         if not self._of_logits:
             return []
-        inputs, targets = tensors(rows if len(rows.targets) else batch.rows(0, 1), self._model, self._device)
-        loss, flat = self._loss, targets.flatten()
+        present = rows if len(rows.targets) else batch.rows(0, 1)
+        inputs, loss = tensors(present, self._model, self._device, self._run.config.loss)[0], self._loss
         if loss is None:
-            chunks = self._of_chunks([self._model(**inputs).flatten(0, -2)], flat)
+            values = self._of_outputs({"": [self._model(**inputs).flatten(0, -2)]}, present)
         else:
-            chunks = called(self._model, lambda: self._of_chunks(loss.logits(loss.read(inputs)), flat))
-        values = (torch.cat(parts).view(targets.shape) for parts in zip(*chunks, strict=True))
-        return [value[: len(rows.targets)] for value in values]
+            values = called(
+                self._model,
+                lambda: self._of_outputs(
+                    {name: loss.logits(name, read) for name, read in loss.read(inputs).items()}, present
+                ),
+            )
+        return [values[built.name][: len(rows.targets)] for built, _ in self._of_logits]
 
-    def _of_chunks(self, chunks: Iterable[Tensor], targets: Tensor) -> list[list[Tensor]]:
-        """Return the values of each metric of logits, [n], for each chunk of logits."""
-        values: list[list[Tensor]] = []
-        start = 0
-        for logits in chunks:
-            end = start + len(logits)
-            values.append([])
-            for built, metric in self._of_logits:
-                with built.guarded("values"):
-                    values[-1].append(metric.values(logits, targets[start:end]))
-            start = end
-        return values
+    def _of_outputs(self, logits: Mapping[str, Iterable[Tensor]], batch: Batch) -> dict[str, Tensor]:
+        """Return the values of each metric of logits, [b, t], from the chunks of logits of each output, [n, v]."""
+        values: dict[str, list[Tensor]] = {built.name: [] for built, _ in self._of_logits}
+        for output, chunks in zip([None, *[*logits][1:]], logits.values(), strict=True):
+            measures = [(built, metric) for built, metric in self._of_logits if built.output == output]
+            targets, start = torch.from_numpy(self._targets(batch, output)).to(self._device).flatten(), 0
+            for chunk in chunks:
+                end = start + len(chunk)
+                for built, metric in measures:
+                    with built.guarded("values"):
+                        values[built.name].append(metric.values(chunk, targets[start:end]))
+                start = end
+        shapes = {built.name: self._targets(batch, built.output).shape for built, _ in self._of_logits}
+        return {name: torch.cat(parts).view(shapes[name]) for name, parts in values.items()}
 
     def _decoded(self, metric: DecodedMetric, batch: Batch, number: int, size: int) -> Tensor:
         """Return the values of a metric for all rows of a batch: processes must generate equally many tokens."""
         values = []
         for start in range(0, len(batch.targets), size):
-            inputs, targets = tensors(batch.rows(start, start + size), self._model, self._device)
+            rows = batch.rows(start, start + size)
+            inputs, _ = tensors(rows, self._model, self._device, self._run.config.loss)
+            inputs = {name: tensor for name, tensor in inputs.items() if name not in self._run.config.loss.inputs_ahead}
+            targets = torch.from_numpy(self._targets(rows, None)).to(self._device)
             values.append(metric.values(self._model, inputs, targets, seed=number, first=start))
         return torch.cat(values)
 
@@ -202,10 +241,12 @@ def _by_choice(choices: Sequence[Batch], values: Sequence[Tensor]) -> tuple[Tens
     return torch.stack(sums, dim=-1), torch.stack([mask.sum(-1) for mask in counted], dim=-1)
 
 
-def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the batch as arguments of the model, and its targets."""
+def tensors(
+    batch: Batch, model: fx.GraphModule, device: torch.device, loss: LossConfig
+) -> tuple[dict[str, Tensor], Any]:
+    """Return the batch as arguments of the model, and its targets: a tensor, or one by the name of each term."""
     graph = model.meta["graph"]
-    names = inputs_for(graph, batch.inputs)
+    names = inputs_for(graph, batch.inputs, loss.inputs_ahead)
     inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
     of_pairs = None if batch.documents is None else mask_of(graph, inputs)
     for name, mask in batch.masks.items():
@@ -215,7 +256,10 @@ def tensors(batch: Batch, model: fx.GraphModule, device: torch.device) -> tuple[
         if of_pairs in inputs:  # padding counts as a separate document
             numbers = numbers.masked_fill(~inputs[of_pairs], -1)
         inputs[of_pairs] = numbers[:, :, None] == numbers[:, None, :]
-    return inputs, torch.from_numpy(batch.targets).to(device)
+    for name, distance in loss.inputs_ahead.items():
+        inputs[name] = F.pad(inputs[next(iter(names.values()))][:, distance:], (0, distance))
+    targets = {name: torch.from_numpy(ids).to(device) for name, ids in batch.targets_of(loss.terms).items()}
+    return inputs, targets if loss.terms else targets[""]
 
 
 def _batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:

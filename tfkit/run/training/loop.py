@@ -23,7 +23,7 @@ from tfkit.building.placement import GLOBAL_GENERATORS, threads
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import Batch, Callback, Data
+from tfkit.run.contract import IGNORED, Batch, Callback, Data
 from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Record, optimizer_tensors, restore
 from tfkit.run.training.evaluate import computing, evaluate, tensors
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
@@ -74,6 +74,7 @@ class Trainer:
         self.run, self.record, self.config = run, record, run.config
         self.seed, self.steps, self.step = run.config.seed, run.steps, 0
         self.data: Data = run.data
+        self._terms = run.config.loss.terms
         self.skipped = 0
         """Steps without an update, since their loss or gradient was not finite."""
         self.micro_batch = MicroBatch(run, lambda text: self.text("micro_batch", text))
@@ -167,13 +168,15 @@ class Trainer:
         factor = self.run.factor(step)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        loss = self._gradients(self.batch(step), step)
+        losses = self._gradients(self.batch(step), step)
+        loss = self._weighted(losses)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         norm = whole(norm)
         if not is_finite(loss, norm):
             self._leave_out(step)
             return
-        numbers = {"loss": loss.item(), "lr": self._rates[0] * factor, "grad_norm": norm.item()}
+        of_outputs = dict(zip((f"{name}.loss" for name in self._terms), losses.tolist(), strict=False))
+        numbers = {"loss": loss.item(), **of_outputs, "lr": self._rates[0] * factor, "grad_norm": norm.item()}
         rejected = self._rejected(numbers)
         if not rejected:
             self.optimizer.step()
@@ -201,22 +204,29 @@ class Trainer:
         return self.micro_batch.fit(partial(self._summed, batch, step))
 
     def _summed(self, batch: Batch, step: int, size: int) -> Tensor:
-        """Return the loss of a step, and add up its gradients, from micro-batches of `size` sequences.
+        """Return the loss of each output, and add up their gradients, from micro-batches of `size` sequences.
 
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
         self.optimizer.zero_grad()
-        count = self._processes.sum(torch.tensor(batch.count, device="cpu")).clamp(min=1).item()
-        total = torch.zeros((), device=self.device)
+        counts = [int((targets != IGNORED).sum()) for targets in batch.targets_of(self._terms).values()]
+        totals = self._processes.sum(torch.tensor(counts, device="cpu")).clamp(min=1).tolist()
+        total = torch.zeros(len(counts), device=self.device)
         with GLOBAL_GENERATORS:
             seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
             for start in range(0, len(batch.targets), size):
-                inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device)
+                inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device, self.config.loss)
                 with computing(self.run, self.device):
-                    part = self.loss(inputs, targets) / count
-                part.backward()
-                total += part.detach()
+                    sums = self.loss(inputs, targets).reshape(-1)
+                    losses = torch.stack([of_output / count for of_output, count in zip(sums, totals, strict=True)])
+                self._weighted(losses).backward()
+                total += losses.detach()
         return self._processes.sum(total)
+
+    def _weighted(self, losses: Tensor) -> Tensor:
+        """Return the loss from the losses of all outputs."""
+        terms = self._terms.values()
+        return (losses * losses.new_tensor([term.weight for term in terms])).sum() if terms else losses[0]
 
     def _leave_out(self, step: int) -> None:
         """Pass over a step that must not change the weights, or raise SpecError."""
@@ -330,10 +340,8 @@ class Trainer:
     def _reserved(self) -> set[str]:
         """Return the names of numbers that the loop itself writes."""
         config = self.config.eval
-        metrics = (
-            {f"{split}.{metric.kind_name()}" for split in config.splits for metric in config.metrics} if config else ()
-        )
-        return {"step", "loss", "lr", "grad_norm", *metrics}
+        metrics = config.names(self._terms) if config else ()
+        return {"step", "loss", *(f"{name}.loss" for name in self._terms), "lr", "grad_norm", *metrics}
 
     def text(self, name: str, text: str) -> None:
         """Note a text in the record; see `tfkit.run.contract.Training`."""

@@ -7,7 +7,7 @@ names. Here the shorter one stays, and loading accepts either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.building.model import BuiltModel, called, explained, is_sharded
 from tfkit.errors import listing
+from tfkit.run.contract import OutputConfig
 from tfkit.run.training.chunked_loss import PiecewiseLoss, count_pieces
 from tfkit.run.training.without_head import find_ends, trained, write_trunk
 from tfkit.torch_private.sharding import local_part
@@ -84,6 +85,8 @@ def _forgive_places(model: nn.Module, _incompatible: Any) -> None:
 
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor | None]
+Targets: TypeAlias = Tensor | Mapping[str, Tensor]
+Outputs: TypeAlias = Annotated[Mapping[str, Any], "a mapping of outputs to weights, or to `weight` and `shift`"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Ignored: TypeAlias = Annotated[int, INT64]
 Pieces: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
@@ -117,6 +120,10 @@ class Loss(nn.Module):
         loss({"source": source, "target": target}).backward() # the next token of `target`
         loss({"source": source, "target": target}, labels)    # or targets of your own, [b, t]
 
+        loss = tfkit.Loss(model, outputs={"logits": 1.0, "later": {"weight": 0.3, "shift": 2}})  # several outputs
+        loss(tokens).backward()                               # the next token, and the token after it
+        loss(tokens, {"logits": labels, "later": classes})    # or targets by name
+
     It equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. It
     computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which it
     keeps until `backward`. It is float32 if the model is narrower. `torch.compile(loss)` has no graph break; with
@@ -128,11 +135,14 @@ class Loss(nn.Module):
 
     Args:
         model: the result of `tfkit.build`; it returns logits, from a head that computes each position independently.
+        outputs: the outputs in the loss, each with its weight, or with `weight` and `shift`, the distance of the tokens
+            that it predicts. The loss is the weighted sum of their means. By default the only output.
         ignore_index: the target of positions that do not count.
         label_smoothing: the share of every target that is spread evenly over the vocabulary.
         z_loss: the weight of log(Z)^2, added for each position that counts, where Z is the sum of the exponentials of
             its logits (https://arxiv.org/abs/2204.02311): it keeps logits from drifting.
-        reduction: the mean over the positions that count; or their sum, if batches of unequal size form one step.
+        reduction: the mean over the positions that count; or their sum, if batches of unequal size form one step: with
+            `outputs`, the sum of each without its weight, [n].
         pieces: the number of chunks; unless given, enough that the logits take little memory. More take less memory and
             more time.
 
@@ -147,6 +157,7 @@ class Loss(nn.Module):
         self,
         model: BuiltModel,
         *,
+        outputs: Outputs | None = None,
         ignore_index: Ignored = -100,
         label_smoothing: Smoothing = 0.0,
         z_loss: Weight = 0.0,
@@ -161,19 +172,26 @@ class Loss(nn.Module):
         self.reduction = reduction
         self.pieces = pieces
         self.in_pieces: Callable[..., PiecewiseLoss] = PiecewiseLoss
-        self._ends = find_ends(model)
-        self._trunk = write_trunk(model, self._ends)
+        self.ends = find_ends(model, outputs)
+        self.terms = {name: _term(name, outputs[name] if outputs else 1.0) for name in self.ends}
+        main = next(iter(self.ends.values()), None)
+        for name, end in self.ends.items():
+            if end.tokens is None and self.terms[name].shift > 1 and main is not None:  # it may read the next token
+                self.ends[name] = replace(end, tokens=main.tokens)
+        self._named = outputs is not None
+        self._trunk = write_trunk(model, list(self.ends.values()))
         self._names = inputs_of(model)
         self._required = [name for name, signal in graph_of(model).inputs.items() if not signal.optional]
         keep_once(model)
 
-    def forward(self, inputs: Inputs, targets: Tensor | None = None) -> Tensor:
-        """Return the loss, a scalar.
+    def forward(self, inputs: Inputs, targets: Targets | None = None) -> Tensor:
+        """Return the loss, a scalar, or the sums of several outputs.
 
         Args:
             inputs: tokens [b, t]; or all inputs of the model, by name, such as `source`, `target` and `target_mask`.
-            targets: the ids to predict at each position, [b, t], or [b] if the head reads one vector per sequence. The
-                next token unless given. Padding does not count, neither as a position nor as a next token.
+            targets: the ids to predict at each position, [b, t], or [b] if the head reads one vector per sequence; with
+                `outputs`, by their names. The next token unless given. Padding does not count, neither as a position
+                nor as a next token.
 
         Raises:
             TypeError: an input is missing, unknown, or not a tensor.
@@ -185,42 +203,57 @@ class Loss(nn.Module):
             raise ValueError("torch.func cannot follow this loss: use `F.cross_entropy` of the model's logits")
         return called(self.model, lambda: self.of(self.read(inputs), targets))
 
-    def read(self, inputs: Inputs) -> Read:
-        """Run the model up to its head."""
+    def read(self, inputs: Inputs) -> dict[str, Read]:
+        """Run the model up to its heads, and return the state at each by the name of the output."""
         args, named = self._as_call(inputs)
         try:
-            return Read(*self._trunk(self.model, *args, **named))
+            states = self._trunk(self.model, *args, **named)
+            return {name: Read(*state) for name, state in zip(self.ends, states, strict=True)}
         except Exception as error:
             raise explained(error, self.model, args, named)  # noqa: B904  it has its cause
 
-    def of(self, read: Read, targets: Tensor | None = None) -> Tensor:
-        """Return the loss of a `Read`; targets and errors as in `forward`."""
-        hidden, mask, tokens, extra = read
-        targets = self._targets(tokens, mask) if targets is None else _checked_targets(targets)
+    def of(self, reads: Mapping[str, Read], targets: Targets | None = None) -> Tensor:
+        """Return the loss of what `read` returned; targets and errors as in `forward`."""
+        by_output = targets if isinstance(targets, Mapping) else dict.fromkeys(reads, targets)
+        if unknown := [name for name in by_output if name not in reads]:
+            raise ValueError(f"`{unknown[0]}` is not an output in the loss, which has {listing(reads)}")
+        if self._named and isinstance(targets, Tensor):
+            raise TypeError(f"the targets of several outputs must be a mapping, by {listing(reads)}; got a tensor")
+        losses = [self._of_output(name, read, by_output.get(name)) for name, read in reads.items()]
+        if not self._named:
+            return losses[0]
+        if self.reduction == "sum":
+            return torch.stack(losses)
+        return torch.stack([self.terms[name].weight * loss for name, loss in zip(reads, losses, strict=True)]).sum()
+
+    def _of_output(self, name: str, read: Read, targets: Tensor | None) -> Tensor:
+        """Return the loss of an output, without its weight."""
+        (hidden, mask, tokens, extra), shift = read, self.terms[name].shift
+        targets = self._targets(tokens, mask, shift) if targets is None else _checked_targets(targets)
         if targets.shape != hidden.shape[:-1]:
             positions, shape = tuple(hidden.shape[:-1]), tuple(targets.shape)
             raise ValueError(f"targets must have the shape {positions}, one for each position of the head; got {shape}")
         if mask is not None:
             targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-        head = self.in_pieces(self._head(), extra, options, self.z_loss)
+        head = self.in_pieces(self._head(name), extra, options, self.z_loss)
         rows = hidden.flatten(0, -2)
         try:
-            total = head(rows, targets.flatten().long(), self._count_chunks(rows))
+            total = head(rows, targets.flatten().long(), self._count_chunks(rows, name))
         except IndexError as error:
-            message = f"targets must be ids of the vocabulary, from 0 to {self._ends.vocab_size - 1}"
+            message = f"targets must be ids of the vocabulary, from 0 to {self.ends[name].vocab_size - 1}"
             raise ValueError(f"{message}, or {self.ignore_index} for none") from error
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
 
-    def logits(self, read: Read) -> Iterator[Tensor]:
-        """Yield the logits of a `Read` in the chunks in which the loss computes them, [n, v], for all positions."""
+    def logits(self, name: str, read: Read) -> Iterator[Tensor]:
+        """Yield the logits of an output in the chunks in which the loss computes them, [n, v], for all positions."""
         rows = read.hidden.flatten(0, -2)
-        chunks = rows.tensor_split(self._count_chunks(rows))
-        head = self._head()
+        chunks = rows.tensor_split(self._count_chunks(rows, name))
+        head = self._head(name)
         return (head(chunk, **read.extra) for chunk in chunks)
 
-    def _count_chunks(self, rows: Tensor) -> int:
-        return self.pieces or count_pieces(rows.size(0), self._ends.vocab_size)
+    def _count_chunks(self, rows: Tensor, name: str) -> int:
+        return self.pieces or count_pieces(rows.size(0), self.ends[name].vocab_size)
 
     def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
         """Return the inputs as arguments of the model, by position and by name; raise TypeError if they do not fit."""
@@ -242,25 +275,35 @@ class Loss(nn.Module):
             return f"`{unknown}` is not an input: targets come after the inputs, `{call[:-1]}, {unknown})`"
         return unknown_argument("the model", unknown, self._names)
 
-    def _head(self) -> nn.Module:
-        head = self.model.get_submodule(self._ends.head)
+    def _head(self, name: str) -> nn.Module:
+        head = self.model.get_submodule(name)
         if not torch.compiler.is_compiling() and is_sharded(head):
-            raise ValueError(
-                f"`{self._ends.head}` must not be sharded separately: shard it with the root, `fully_shard(model)`"
-            )
+            raise ValueError(f"`{name}` must not be sharded separately: shard it with the root, `fully_shard(model)`")
         return head
 
-    def _targets(self, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Return the next token of each position that may attend to it; the last position has no target."""
+    def _targets(self, tokens: Tensor | None, mask: Tensor | None, shift: int) -> Tensor:
+        """Return the token `shift` after each position, if it may attend to it; the last positions have no target."""
         if tokens is None:
             raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
-        if tokens.size(1) < 2:
-            raise ValueError("there is nothing to predict: a sequence must have at least two tokens")
-        following = tokens[:, 1:]
+        if tokens.size(1) <= shift:
+            least = "two tokens" if shift == 1 else f"{shift + 1} tokens"
+            raise ValueError(f"there is nothing to predict: a sequence must have at least {least}")
+        following = tokens[:, shift:]
         if mask is not None:
-            read = mask[:, 1:] if mask.dim() == 2 else mask.diagonal(-1, dim1=1, dim2=2)
+            read = mask[:, shift:] if mask.dim() == 2 else mask.diagonal(-shift, dim1=1, dim2=2)
             following = following.masked_fill(~read, self.ignore_index)
-        return F.pad(following, (0, 1), value=self.ignore_index)
+        return F.pad(following, (0, shift), value=self.ignore_index)
+
+
+def _term(name: str, value: float | OutputConfig | Mapping[str, Any]) -> OutputConfig:
+    """Return the term of an output; raise ValueError for a weight or a shift that it cannot have."""
+    if isinstance(value, OutputConfig):
+        return value
+    try:
+        return OutputConfig(**(value if isinstance(value, Mapping) else {"weight": value}))
+    except (ValueError, TypeError) as error:
+        message = f"`{name}` must have a weight above 0 and a shift of at least 1; got {value}"
+        raise ValueError(message) from error
 
 
 def _tokens(mask: Tensor) -> Tensor:
@@ -280,8 +323,9 @@ def _checked_targets(targets: object) -> Tensor:
 def loss(
     model: BuiltModel,
     inputs: Inputs,
-    targets: Tensor | None = None,
+    targets: Targets | None = None,
     *,
+    outputs: Outputs | None = None,
     ignore_index: Ignored = -100,
     label_smoothing: Smoothing = 0.0,
     z_loss: Weight = 0.0,
@@ -291,6 +335,7 @@ def loss(
     """Compute `Loss(model, ...)(inputs, targets)` for a single step. Make a `Loss` to compile or distribute it."""
     module = Loss(
         model,
+        outputs=outputs,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         z_loss=z_loss,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -11,18 +11,18 @@ from torch import Tensor, fx, nn
 from tfkit.building.builder import graph_of
 from tfkit.building.model import unwrapped
 from tfkit.errors import SpecError, listing
-from tfkit.graph.decode_split import computes_alone, split_for_decoding, wire_of
+from tfkit.graph.decode_split import computes_alone, returning, split_for_decoding, wire_of
 from tfkit.graph.expand import Graph, Node
 from tfkit.nn import variable_of, written_forward
 
-Trunk: TypeAlias = Callable[..., tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]
-"""(model, *inputs) -> input of the head, its padding mask, the tokens to predict, the weights of other modules that the
-head uses."""
+Trunk: TypeAlias = Callable[..., list[tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]]
+"""(model, *inputs) -> for each head its input, its padding mask, the tokens to predict, and the weights that it uses of
+other modules."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The start and end of a model's path through its head."""
+    """The start and end of a model's path through a head."""
 
     head: str
     """The node that computes the logits."""
@@ -47,14 +47,19 @@ def trained(model: nn.Module) -> fx.GraphModule:
     return unwrapped(model)
 
 
-def find_ends(model: fx.GraphModule) -> Ends:
-    """Return the ends of a model's graph; raise ValueError if the loss of single rows cannot be computed."""
+def find_ends(model: fx.GraphModule, outputs: Iterable[str] | None = None) -> dict[str, Ends]:
+    """Return the ends of each output in a loss; raise ValueError if the loss of single rows cannot be computed."""
     graph = graph_of(model)
-    if len(graph.outputs) > 1:
+    if not outputs and len(graph.outputs) > 1:
         raise ValueError(
-            f"`{graph.name}` returns {listing(graph.outputs)}, but a loss requires a single output: "
-            "name one in `outputs` of the spec"
+            f"`{graph.name}` returns {listing(graph.outputs)}: the loss must name its outputs, each with a weight, as "
+            f"`outputs: {{{graph.outputs[0]}: 1.0}}`"
         )
+    return {name: _ends(returning(graph, name)) for name in outputs or graph.outputs}
+
+
+def _ends(graph: Graph) -> Ends:
+    """Return the ends of a graph with a single output."""
     head = graph.node(graph.outputs[0])
     if head.output.type != "logits":
         raise ValueError(f"`{graph.name}` returns {head.output.in_words()}, but a loss must be computed from logits")
@@ -87,13 +92,20 @@ def _predicted(graph: Graph) -> str | None:
     return None if prefix or len(tokens) != 1 else tokens[0]
 
 
-def write_trunk(model: fx.GraphModule, ends: Ends) -> Trunk:
-    """Write the forward of a model up to its head, as a function of the model; raise ValueError if there is no head."""
+def write_trunk(model: fx.GraphModule, all_ends: Iterable[Ends]) -> Trunk:
+    """Write the forward of a model up to its heads, as a function of the model; raise ValueError if one is missing."""
     graph, copies = fx.Graph(), cast(dict[fx.Node, fx.Node], {})
-    head = graph.graph_copy(model.graph, copies)
-    if not isinstance(head, fx.Node) or (head.op, head.target) != ("call_module", ends.head):
-        raise ValueError(f"the model's graph was edited: it no longer ends in `{ends.head}`")
+    output = graph.graph_copy(model.graph, copies)
+    returned = [node for node in (output if isinstance(output, tuple) else [output]) if isinstance(node, fx.Node)]
     values = {variable_of(node): copy for node, copy in copies.items()}  # of a mask what is checked
-    graph.output((head.args[0], values.get(ends.mask or ""), values.get(ends.tokens or ""), dict(head.kwargs)))
-    graph.erase_node(head)
+    states = []
+    for ends in all_ends:
+        head = next((node for node in returned if (node.op, node.target) == ("call_module", ends.head)), None)
+        if head is None:
+            raise ValueError(f"the model's graph was edited: it no longer ends in `{ends.head}`")
+        states.append((head.args[0], values.get(ends.mask or ""), values.get(ends.tokens or ""), dict(head.kwargs)))
+    graph.output(states)
+    for node in reversed(graph.nodes):  # the heads, and what only outputs outside the loss need
+        if node.op == "call_module" and not node.users:
+            graph.erase_node(node)
     return written_forward(graph, "trunk")[0]

@@ -107,15 +107,17 @@ class _CachedStep:
 def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
     """Forward, the loss of all positions, in chunks as in `tfkit.Loss`, and backward."""
     try:
-        loss = Loss(model)
+        loss = Loss(model, outputs=dict.fromkeys(graph_of(model).outputs, 1.0))
     except ValueError:  # it has none: the sum of all outputs stands for it
         return lambda _: _total(model(**inputs)).backward()
 
     def step(watch: Observer) -> None:
         loss.in_pieces = partial(_RepeatedPieces, watch)
-        read = loss.read(inputs)
-        targets = torch.empty(read.hidden.shape[:-1], dtype=torch.long, device="meta")
-        loss.of(read, targets).backward()
+        reads = loss.read(inputs)
+        shapes = {name: read.hidden.shape[:-1] for name, read in reads.items()}
+        loss.of(
+            reads, {name: torch.empty(shape, dtype=torch.long, device="meta") for name, shape in shapes.items()}
+        ).backward()
 
     return step
 

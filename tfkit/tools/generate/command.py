@@ -58,6 +58,7 @@ TITLE = 40
     "--tokens", multiple=True, metavar="IDS", help="A prompt as token ids; the output is also printed as ids."
 )
 @click.option("--start", metavar="TOKEN", help="The decoder's first token, for a model with an encoder.")
+@click.option("--output", metavar="NAME", help="The output to choose tokens from.  [default: the first]")
 @options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
 @click.option(
     "--temperature",
@@ -170,6 +171,7 @@ def _run(model: fx.GraphModule, job: Job, request: Request, live: Live | None) -
             n_samples=request.samples,
             seed=request.seed,
             on_token=texts,
+            output=request.output,
             **job.inputs,
         )
     except KeyboardInterrupt:

@@ -32,6 +32,7 @@ class Request:
     prompt_file: tuple[Path, ...]
     tokens: tuple[str, ...]
     start: str | None
+    output: str | None
     max_new_tokens: int | None
     temperature: float
     top_k: int | None
@@ -59,14 +60,21 @@ class Job:
 
 def job_of(request: Request, graph: Graph) -> Job:
     """Resolve a request into a job. All errors are raised here, before the model takes memory and time."""
-    from tfkit.graph.decode_split import split_for_decoding
+    from tfkit.graph.decode_split import returning, split_for_decoding
     from tfkit.graph.input_shapes import max_len, rows_of
 
+    try:
+        full, graph = graph, returning(graph, request.output or graph.outputs[0])
+    except ValueError as error:
+        raise SpecError(Diagnostic(str(error))) from error
     parts = split_for_decoding(graph)
     main, once = parts.given_again[0], parts.given_once
     for name in (*parts.given_again[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
         if not graph.inputs[name].optional:
-            raise SpecError(Diagnostic(f"`{graph.name}` also reads `{name}`, which a prompt does not have"))
+            message = f"`{graph.name}` also reads `{name}`, which a prompt does not have"
+            outputs = [output for output in full.outputs if output != graph.outputs[0]]
+            help = f"choose an output that does not need it: --output {outputs[0]}" if outputs else None
+            raise SpecError(Diagnostic(message, help=help))
     tokenizer = _tokenizer(request)
     _check_vocabulary(tokenizer, rows_of(graph, main))
     prompts = _prompts(request)

@@ -18,7 +18,6 @@ from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
 from tfkit.run.training.loss import Loss
 from tfkit.run.training.optimizer import adamw
-from tfkit.run.training.without_head import find_ends
 from tfkit.tools.common.memory_needs import size_of
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.common.modes import Mode
@@ -211,16 +210,16 @@ def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Pi
 def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
     """Return a loss: cross-entropy for logits, with the next or a random token as target; else mean squares."""
     try:
-        ends = find_ends(model)
+        loss = Loss(model, outputs=dict.fromkeys(graph_of(model).outputs, 1.0))
     except ValueError:
         return lambda values: _squares(model(**values))
-    loss = Loss(model)
-    if ends.tokens is not None:
-        return loss
     with torch.no_grad():
-        rows = loss.read(inputs).hidden.shape[:-1]
-    targets = torch.randint(ends.vocab_size, rows, generator=torch.Generator().manual_seed(0), device="cpu")
-    targets = targets.to(next(iter(inputs.values())).device)
+        reads = loss.read(inputs)
+    device, targets = next(iter(inputs.values())).device, {}
+    for name, ends in loss.ends.items():
+        if ends.tokens is None:
+            generator, shape = torch.Generator().manual_seed(0), reads[name].hidden.shape[:-1]
+            targets[name] = torch.randint(ends.vocab_size, shape, generator=generator, device="cpu").to(device)
     return lambda values: loss(values, targets)
 
 

@@ -198,8 +198,7 @@ def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
 def numbers_of(run: Run) -> list[str]:
     """Return the names of the metrics that the evaluations of a run report: `val.loss`."""
     evaluations = run.config.eval
-    splits, metrics = (evaluations.splits, evaluations.metrics) if evaluations else ({}, ())
-    return [f"{split}.{metric.kind_name()}" for split in splits for metric in metrics]
+    return evaluations.names(run.config.loss.terms) if evaluations else []
 
 
 def check_number(name: str, run: Run, on: str) -> None:
