@@ -21,6 +21,7 @@ COMMAND = re.compile(r"^tfkit ((?:sweep|runs) .*docs/experiments.*)$", re.MULTIL
 COMMANDS = [(page, command) for page, text in TEXTS.items() for command in COMMAND.findall(text)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), some(COMMANDS, 1))
 def test_tables_are_those_of_the_runs(
     page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

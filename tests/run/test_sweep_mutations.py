@@ -152,7 +152,7 @@ def test_the_originals_are_right(text: str, folder: Path) -> None:
     assert check(text, folder)
 
 
-@settings(SETTINGS, max_examples=30, derandomize=True)
+@settings(SETTINGS, max_examples=15, derandomize=True)
 @given(MUTANTS)
 def test_mutants_of_sweeps(folder: Path, text: str) -> None:
     check(text, folder)

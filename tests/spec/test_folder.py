@@ -268,6 +268,12 @@ def test_weights_of_another_model_are_refused(folder: Path, run: Run, golden: Ca
     changed = ["--set", "decoder.norm.eps=0.1", "--set", "decoder.attention.position=alibi"]
     golden("folder/other_weights", run("build", "out/spec.yaml", "--weights", "out", *changed, status=1, stderr=True))
     run("build", "out/spec.yaml", "--weights", "out", *changed, "--allow-change")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_every_command_that_runs_a_folder_refuses_weights_of_another_model(run: Run) -> None:
+    changed = ["--set", "decoder.norm.eps=0.1", "--set", "decoder.attention.position=alibi"]
     for command in (
         ["generate", "out", "--prompt", "a"],
         ["save", "out", "--layout", "tfkit", "-o", "new"],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tfkit
 
+from ...sampling import some
 from .models import LLAMA, publish
 
 Run = Callable[..., str]
@@ -71,20 +72,23 @@ def transpose(name: str) -> Callable[[Weights], None]:
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [
-        (
-            exchange("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight"),
-            "`decoder.layers.1.ffn.gate.weight` and `decoder.layers.1.ffn.up.weight` are exchanged",
-        ),
-        (
-            exchange("model.layers.0.mlp.down_proj.weight", "model.layers.3.mlp.down_proj.weight"),
-            "`decoder.layers.0.ffn.down.weight` and `decoder.layers.3.ffn.down.weight` are exchanged",
-        ),
-        (
-            transpose("model.layers.2.self_attn.o_proj.weight"),
-            "`decoder.layers.2.attention.output.weight` is transposed",
-        ),
-    ],
+    some(
+        [
+            (
+                exchange("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight"),
+                "`decoder.layers.1.ffn.gate.weight` and `decoder.layers.1.ffn.up.weight` are exchanged",
+            ),
+            (
+                exchange("model.layers.0.mlp.down_proj.weight", "model.layers.3.mlp.down_proj.weight"),
+                "`decoder.layers.0.ffn.down.weight` and `decoder.layers.3.ffn.down.weight` are exchanged",
+            ),
+            (
+                transpose("model.layers.2.self_attn.o_proj.weight"),
+                "`decoder.layers.2.attention.output.weight` is transposed",
+            ),
+        ],
+        1,
+    ),
 )
 def test_it_is_named(run: Run, published: Path, fault: Callable[[Weights], None], said: str) -> None:
     arguments = "check", str(published), "--only", "places"
@@ -99,6 +103,7 @@ def test_random_weights_say_nothing(run: Run, tmp_path: Path) -> None:
     assert "does not apply: no 4 identical layers show effects of training" in text
 
 
+@pytest.mark.slow
 def test_other_values_of_a_published_model_have_its_weights(run: Run, published: Path) -> None:
     only = [f"--only={name}" for name in ("values", "neutral", "train-mode")]
     assert "3 ok" in run("check", str(published), *only)

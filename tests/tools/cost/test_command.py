@@ -14,17 +14,22 @@ from tfkit.cli import main
 from tfkit.tools.cost.cost import cost
 from tfkit.tools.cost.devices import device_of_driver, devices, read_device
 
+from ...sampling import some
+
 SPEC = ("vaswani_base", "--set", "encoder.n_layers=2", "--set", "decoder.n_layers=2")
 
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [
-        ("train", ["gpt2", "--batch", "8", "--device", "h200"]),
-        ("train_recompute", ["gpt2", "--recompute", "--optimizer", "sgd", "--dtype", "float32"]),
-        ("prefill", [*SPEC, "--mode", "prefill", "--length", "64", "--memory-length", "32", "--by", "node"]),
-        ("decode_by_layer", ["mistral_7b", "--mode", "decode", "--device", "rtx4090", "--by", "layer"]),
-    ],
+    some(
+        [
+            ("train", ["gpt2", "--batch", "8", "--device", "h200"]),
+            ("train_recompute", ["gpt2", "--recompute", "--optimizer", "sgd", "--dtype", "float32"]),
+            ("prefill", [*SPEC, "--mode", "prefill", "--length", "64", "--memory-length", "32", "--by", "node"]),
+            ("decode_by_layer", ["mistral_7b", "--mode", "decode", "--device", "rtx4090", "--by", "layer"]),
+        ],
+        2,
+    ),
 )
 def test_tables(run: Callable[..., str], golden: Any, name: str, arguments: list[str]) -> None:
     golden(f"cli/cost_{name}", run("cost", *arguments))

@@ -50,6 +50,7 @@ def test_an_svg_asks_for_nothing() -> None:
         assert "prefers-color-scheme:dark" in style
 
 
+@pytest.mark.slow
 def test_every_class_has_its_rule() -> None:
     root = ET.fromstring(to_svg(draw(tfkit.load("trinity_mini"), tfkit.load("t5_small"))))
     style = root.findtext(f"{{{SVG}}}style") or ""

@@ -76,6 +76,7 @@ def test_all_that_there_is(name: str) -> None:
     assert graph.spec.model.source is None or graph.spec.model.source in text
 
 
+@pytest.mark.slow
 def test_costs_stand_where_they_belong() -> None:
     """Dense and routed layers apart, T5's table below the attention that has it."""
     found = {(part.name, part.kind): part for part in parts(explain(tfkit.load("deepseek_v3")))}

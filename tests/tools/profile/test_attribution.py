@@ -144,6 +144,7 @@ def test_what_is_no_part_of_the_model(profile: Run) -> None:
     assert [parts[name].calls for name in ("loss", "optimizer", "zero_grad")] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_memory_belongs_to_the_part_that_asked_for_it(profile: Run, plant: Plant) -> None:
     path = "decoder.layers.1.ffn"
     before = profile("small")

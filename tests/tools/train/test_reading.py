@@ -65,6 +65,7 @@ def test_generate(capsys: pytest.CaptureFixture[str]) -> None:
     assert newest == found(capsys, "generate", f"{LAST}/spec.yaml", *weights, *words)["texts"]
 
 
+@pytest.mark.slow
 def test_export(capsys: pytest.CaptureFixture[str]) -> None:
     found(capsys, "export", "out", "--format", "torchscript", "-o", "model.pt")
     torch.testing.assert_close(torch.jit.load("model.pt")(TOKENS), logits())
