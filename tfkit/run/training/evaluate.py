@@ -73,6 +73,8 @@ def evaluate(
                 for index, config in enumerate(metrics)
                 for name, output in config.names(split, run.config.loss.terms).items()
             ]
+            if any(isinstance(measure.metric, ChoiceMetric) for measure in built):
+                built = [measure for measure in built if measure.applies(split, splits)]
             totals = _Evaluation(model, run, built, processes).totals(split, part, micro_batch, between)
             for measure, total in zip(built, processes.total(totals), strict=True):
                 with measure.guarded("compute"):
@@ -113,6 +115,12 @@ class _BuiltMetric:
         config, path = metrics[index], ("eval", "metrics", str(index)) if listed else ()
         with guarded(run, model, config, "`build`", *path):
             return cls(model, run, config, path, config.build(run.data), name, output)
+
+    def applies(self, split: str, splits: Iterable[str]) -> bool:
+        """Return False for a metric of choices on a split without any, if one of the other splits has choices."""
+        first = np.zeros(1, np.int64)
+        compared = {name for name in splits if self.run.data.examples(name, "sequential").batch(first).alternatives}
+        return not isinstance(self.metric, ChoiceMetric) or split in compared or not compared
 
     def guarded(self, method: str) -> AbstractContextManager[None]:
         """Turn an exception in a method of the metric into its error."""
