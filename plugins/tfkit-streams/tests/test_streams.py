@@ -147,7 +147,7 @@ SMALL: dict[str, dict[str, Any]] = {"manifold": {"streams": 3, "iterations": 4},
 @pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, kinds in KINDS.items() for kind in kinds])
 def test_a_kind_is_its_formula(slot: str, kind: str) -> None:
     options: dict[str, Any] = {"fields": SMALL.get(kind), "reference": KINDS[slot][kind], "plugins": PLUGINS}
-    check_component(kind, slot=slot, within=["decoder"], only=["meaning", "cached", "neighbours"], **options)
+    check_component(kind, slot=slot, within=["decoder"], only=["meaning", "cached"], **options)
 
 
 @pytest.mark.slow
