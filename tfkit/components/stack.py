@@ -202,12 +202,9 @@ class StackConfig(LayerConfig, BlockConfig):
             caches.append(layer_caches)
             memory_caches += [_cached(described, memory=True)] if self.memory else []
         runs = self.stack().runs
-        memory_runs = runs if self.memory else []
-        return Pieces(
-            past=True,
-            caches=tuple(caches[layer] for layer in runs),
-            memory_caches=tuple(memory_caches[layer] for layer in memory_runs),
-        )
+        caches = [caches[layer] for layer in runs]
+        memory_caches = [memory_caches[layer] for layer in runs if self.memory]
+        return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
 
     def stack(self) -> Layers:
         memory, mask = self.memory is not None, self.default_mask()

@@ -22,6 +22,7 @@ from tfkit.run.training import chunked_loss
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
+from tfkit.testing import check_model
 
 from .runs import PLUGINS, TEXT, Memory, trained
 
@@ -261,3 +262,8 @@ def test_two_tasks_have_targets_of_their_own(tmp_path: Path) -> None:
         run_of(tmp_path, "loss.outputs={token: 1.0}", plugins=plugins, text=TASKS)
     with pytest.raises(SpecError, match="`shift` must be at most 1 for these targets"):
         run_of(tmp_path, "loss.outputs.row={shift: 2}", plugins=plugins, text=TASKS)
+
+
+@pytest.mark.slow
+def test_a_model_of_several_outputs_keeps_all_guarantees(tmp_path: Path) -> None:
+    check_model(run_of(tmp_path).graph)

@@ -69,9 +69,9 @@ def evaluate(
     with evaluating(model), torch.no_grad():
         for split, part in splits.items():
             built = [
-                _BuiltMetric.of(model, run, metrics, index, name, output)
+                _BuiltMetric.of(model, run, metrics, index, named)
                 for index, config in enumerate(metrics)
-                for name, output in config.names(split, run.config.loss.terms).items()
+                for named in config.names(split, run.config.loss.terms).items()
             ]
             if any(isinstance(measure.metric, ChoiceMetric) for measure in built):
                 built = [measure for measure in built if measure.applies(split, splits)]
@@ -102,19 +102,13 @@ class _BuiltMetric:
 
     @classmethod
     def of(
-        cls,
-        model: fx.GraphModule,
-        run: Run,
-        metrics: Sequence[MetricConfig],
-        index: int,
-        name: str,
-        output: str | None,
+        cls, model: fx.GraphModule, run: Run, metrics: Sequence[MetricConfig], index: int, named: tuple[str, str | None]
     ) -> _BuiltMetric:
-        """Build a metric; metrics that the run does not list have no path."""
+        """Build a metric with its name and its output; metrics that the run does not list have no path."""
         listed = run.config.eval is not None and metrics is run.config.eval.metrics
         config, path = metrics[index], ("eval", "metrics", str(index)) if listed else ()
         with guarded(run, model, config, "`build`", *path):
-            return cls(model, run, config, path, config.build(run.data), name, output)
+            return cls(model, run, config, path, config.build(run.data), *named)
 
     def applies(self, split: str, splits: Iterable[str]) -> bool:
         """Return False for a metric of choices on a split without any, if one of the other splits has choices."""
@@ -207,12 +201,7 @@ class _Evaluation:
         if loss is None:
             values = self._of_outputs({"": [self._model(**inputs).flatten(0, -2)]}, present)
         else:
-            values = called(
-                self._model,
-                lambda: self._of_outputs(
-                    {name: loss.logits(name, read) for name, read in loss.read(inputs).items()}, present
-                ),
-            )
+            values = called(self._model, lambda: self._of_outputs(loss.logits(loss.read(inputs)), present))
         return [values[built.name][: len(rows.targets)] for built, _ in self._of_logits]
 
     def _of_outputs(self, logits: Mapping[str, Iterable[Tensor]], batch: Batch) -> dict[str, Tensor]:
@@ -221,7 +210,7 @@ class _Evaluation:
         for output, chunks in zip([None, *[*logits][1:]], logits.values(), strict=True):
             measures = [(built, metric) for built, metric in self._of_logits if built.output == output]
             targets, start = torch.from_numpy(self._targets(batch, output)).to(self._device).flatten(), 0
-            for chunk in chunks:
+            for chunk in chunks if measures else ():
                 end = start + len(chunk)
                 for built, metric in measures:
                     with built.guarded("values"):

@@ -245,12 +245,14 @@ class Loss(nn.Module):
             raise ValueError(f"{message}, or {self.ignore_index} for none") from error
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
 
-    def logits(self, name: str, read: Read) -> Iterator[Tensor]:
-        """Yield the logits of an output in the chunks in which the loss computes them, [n, v], for all positions."""
-        rows = read.hidden.flatten(0, -2)
-        chunks = rows.tensor_split(self._count_chunks(rows, name))
-        head = self._head(name)
-        return (head(chunk, **read.extra) for chunk in chunks)
+    def logits(self, reads: Mapping[str, Read]) -> dict[str, Iterator[Tensor]]:
+        """Return the logits of each output in the chunks in which the loss computes them, [n, v], for all positions."""
+        return {name: self._chunks(name, read) for name, read in reads.items()}
+
+    def _chunks(self, name: str, read: Read) -> Iterator[Tensor]:
+        rows, head = read.hidden.flatten(0, -2), self._head(name)
+        for chunk in rows.tensor_split(self._count_chunks(rows, name)):
+            yield head(chunk, **read.extra)
 
     def _count_chunks(self, rows: Tensor, name: str) -> int:
         return self.pieces or count_pieces(rows.size(0), self.ends[name].vocab_size)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import evaluating, graph_of, inputs_of
 from tfkit.component import Component, InputPositionConfig, MaskConfig
-from tfkit.graph.decode_split import computes_alone
+from tfkit.graph.decode_split import computes_alone, returning
 from tfkit.graph.input_shapes import fixed_length
 from tfkit.graph.wiring import carries_state, deaf_to_pairs
 from tfkit.nn import StackedLinear
@@ -119,7 +120,8 @@ def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterato
             leaves.append(x.detach().requires_grad_())
             inputs = {**inputs, name: leaves[0]}
         outputs = call(model, inputs)
-    for output in outputs:
+    needed = [name in returning(graph_of(model), output).inputs for output in graph_of(model).outputs]
+    for output in compress(outputs, needed):
         weights = torch.randn(output.shape[2:], generator=torch.Generator().manual_seed(0))  # norms hide plain sums
         for t in range(x.size(1)):
             total = (output[:, t] * weights).sum()
