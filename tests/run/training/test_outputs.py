@@ -198,16 +198,16 @@ import numpy as np
 import tfkit
 
 
-class PairsConfig(tfkit.DataConfig):
+class TwoTasksConfig(tfkit.DataConfig):
     """Rows of symbols, each symbol with its class, and each row with a class."""
 
-    kind: Literal["pairs"] = "pairs"
+    kind: Literal["two_tasks"] = "two_tasks"
 
     def build(self, length):
-        return Pairs()
+        return TwoTasks()
 
 
-class Pairs:
+class TwoTasks:
     vocab_size, length, splits, fingerprint, tokenizer = 12, 6, ("train", "val"), "", None
 
     def examples(self, split, order):
@@ -223,7 +223,7 @@ class Pairs:
 
 @tfkit.hookimpl
 def tfkit_register(register):
-    register(PairsConfig)
+    register(TwoTasksConfig)
 '''
 TASKS = """
 tfkit: 1
@@ -239,7 +239,7 @@ model:
     pooled: {block: pooler, input: encoder, select: mean}
     row: {block: classifier, n_classes: 2}
   outputs: [token, row]
-data: {kind: pairs}
+data: {kind: two_tasks}
 batch: {sequences: 5}
 loss: {kind: cross_entropy, outputs: {token: 1.0, row: 2.0}}
 steps: 40
