@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     "new",
     sets=False,
     notes="""
-    The plugin works immediately: its FFN, mixer, mask rule or residual is a kind NAME, its
-    spec is NAME_tiny, and its tests prove what tfkit guarantees for a component.
-    Its README describes what to change first, and where `make test` gets tfkit
-    from.
+    The plugin works immediately: its FFN, mixer, mask rule or residual is a
+    kind NAME, its spec is NAME_tiny, and its tests prove what tfkit guarantees
+    for a component. Its README describes what to change first, and where
+    `make test` gets tfkit from.
     """,
     examples="""
     tfkit new plugin shift
