@@ -42,6 +42,7 @@ def test_list_says_which_specs_need_a_plugin_that_is_not_there(run: Callable[...
         "tfkit-mla",
         "tfkit-moe",
         "tfkit-recurrent",
+        "tfkit-streams",
     }
     assert all(entry["missing"] == entry["requires"] for entry in needing)
     text = " ".join(run("list", "mixtral", "--no-plugins").split())
