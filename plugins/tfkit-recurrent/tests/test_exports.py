@@ -12,11 +12,13 @@ from tfkit.testing import check_model
 from .mixers import PLUGINS
 from .test_mixers import SMALL, model_of
 
-QUICK = {"gated_delta"}
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
+
+def test_a_chunked_mixer_is_scripted() -> None:
+    check_model(model_of("gated_delta").meta["graph"], plugins=PLUGINS, only=["script"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_scripted_model_decodes(name: str, tmp_path: Path) -> None:
     exported = tfkit.export(model_of(name), tmp_path / "model.ts", plugins=PLUGINS)
     assert exported.difference <= 1e-5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import pytest
@@ -173,6 +175,20 @@ class Undecided(Settings):
         return first
 
 
+@cache
+def is_installed(library: str) -> bool:
+    return find_spec(library) is not None
+
+
+class Installed(Settings):
+    """Whether a library can be imported is no matter of the machine that writes the file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if is_installed("torch") or is_installed("fla"):
+            x = x + 1
+        return x
+
+
 class Unpacked(Settings):
     """A tuple, or what a function returns: each part may be None."""
 
@@ -205,6 +221,7 @@ LEFT = {
     Loops: "for layer in self.layers:\n    x = layer(x)\nreturn x",
     Effects: "double(x)\nreturn x",
     Plus: "return x[:x.size(0)]",
+    Installed: "if is_installed('torch') or is_installed('fla'):\n    x = x + 1\nreturn x",
     Unpacked: (
         "a, b = (x, None) if x.size(0) > 2 else x.chunk(2)\nc, _ = [None, x]\n"
         "if b is None or c is None:\n    return a\nreturn b"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import _lru_cache_wrapper
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
@@ -105,6 +106,8 @@ class Expressions:
             raise NotImplementedError(f"nothing says what `{node.id}` is")
         value = self.code.names[node.id]
         value = F.linear if value is tfkit.nn.linear else value  # which computes the same
+        if isinstance(value, _lru_cache_wrapper):  # a file that is read once needs no cache
+            value = value.__wrapped__
         return Known(value), self.use(node.id, value)
 
     def use(self, name: str, value: Any) -> ast.expr:

@@ -422,7 +422,9 @@ class Function(Expressions):
 
 
 def _library_result(function: Any, values: list[Value]) -> Value:
-    """Return the result of a function of Python or of torch, as far as it is known."""
+    """Return the result of a function of Python or of torch, as far as it is known. Only torch's are never None."""
+    if isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch"):
+        return ANY
     if function is zip:
         return Items(Record(None, tuple(map(item_of, values))))
     if len(values) != 1:

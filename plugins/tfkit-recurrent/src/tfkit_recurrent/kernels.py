@@ -6,6 +6,7 @@ arguments and results like the code in torch that it replaces. `attend` chooses 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -21,8 +22,9 @@ def has_kernel(library: str, x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and not torch.compiler.is_compiling() and is_installed(library)
 
 
+@cache
 def is_installed(library: str) -> bool:
-    """Return True if a library can be imported."""
+    """Return True if a library can be imported. The search through all folders takes as long as a small kernel."""
     return find_spec(library) is not None
 
 
