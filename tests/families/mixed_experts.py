@@ -18,7 +18,38 @@ AFMOE = {
     "rms_norm_eps": 1e-4,
 }
 
+LLAMA4 = {
+    **LLAMA,
+    "num_hidden_layers": 6,
+    "head_dim": 12,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 44,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_layers": [1, 3, 4],
+    "no_rope_layers": [1, 1, 1, 0, 1, 0],
+    "attention_chunk_size": 4,
+    "floor_scale": 3,
+    "attn_scale": 0.4,
+    "rms_norm_eps": 1e-4,
+}
+
 MIXED_EXPERTS: dict[str, Case] = {
+    # Its class counts chunks, and the steps of the temperature, with padding.
+    "llama4_text": Case("llama4_text", LLAMA4, alone=True),
+    "llama4_text_mixed": Case(
+        "llama4_text",
+        {
+            **LLAMA4,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "moe_layers": [0, 1, 2, 3, 5],
+            "no_rope_layers": [1, 0, 1, 0, 1, 0],
+            "layer_types": [*["chunked_attention"] * 2, *["full_attention"] * 3, "chunked_attention"],
+        },
+        alone=True,
+    ),
     "gpt_oss": Case(
         "gpt_oss",
         {
