@@ -37,7 +37,8 @@ def test_list_ends_with_runs_and_sweeps(run: Callable[..., str], golden: Callabl
 def test_list_says_which_specs_need_a_plugin_that_is_not_there(run: Callable[..., str]) -> None:
     entries = json.loads(run("list", "--json", "--no-plugins"))
     needing = [entry for entry in entries if entry.get("requires")]
-    assert {name for entry in needing for name in entry["requires"]} == {"tfkit-mla", "tfkit-moe", "tfkit-recurrent"}
+    required = {name for entry in needing for name in entry["requires"]}
+    assert required == {"tfkit-mla", "tfkit-moe", "tfkit-recurrent", "tfkit-streams"}
     assert all(entry["missing"] == entry["requires"] for entry in needing)
     text = " ".join(run("list", "mixtral", "--no-plugins").split())
     assert "needs tfkit-moe" in text
