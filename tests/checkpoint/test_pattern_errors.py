@@ -14,8 +14,8 @@ from tfkit.checkpoint.pattern import Pattern, PatternError
     ("text", "blamed", "message"),
     [
         ("", "", "found the end where a name, `1`, `(` or `[` is expected"),
-        ("-> a", "->", "found `->` where a name, `1`, `(` or `[` is expected"),
-        ("a, -> a", "->", "found `->` where a name, `1`, `(` or `[` is expected"),
+        ("-> a", "->", "the block `1` is on the left side only"),
+        ("a, -> a", "->", "the block `1` is on the left side only"),
         ("a () -> a", ")", "found `)` where a name, `1`, `(` or `[` is expected"),
         ("a b ", "", "found the end where a name, `1`, `(`, `[`, `,` or `->` is expected"),
         ("(a b] -> a", "]", "found `]` where a name, `1`, `(`, `[` or `)` is expected"),

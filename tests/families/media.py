@@ -78,6 +78,33 @@ WHISPER = {
     "activation_dropout": 0.3,
     "scale_embedding": True,
 }
+SIGLIP = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "image_size": 16,
+    "num_channels": 2,
+    "intermediate_size": 48,
+    "hidden_act": "relu",
+    "layer_norm_eps": 1e-3,
+    "attention_dropout": 0.2,
+}
+DINO3 = {**SIGLIP, "num_register_tokens": 3, "image_size": [14, 19], "rope_theta": 50.0, "initializer_range": 0.03}
+TEXT = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-4,
+    "attention_dropout": 0.1,
+    "max_position_embeddings": 12,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+}
+TOWERS = {"text_config": TEXT, "vision_config": SIGLIP}
 SOUND = {"input_features": normal(10, 24), "decoder_input_ids": ids(9)}
 WIDE_IMAGE, IMAGE = {"pixel_values": normal(2, 14, 19)}, {"pixel_values": normal(2, 16, 16)}
 MEDIA: dict[str, MediaCase] = {
@@ -99,6 +126,29 @@ MEDIA: dict[str, MediaCase] = {
         "Dinov2WithRegistersForImageClassification",
         {**DINO, "num_register_tokens": 2, "use_swiglu_ffn": True},
         IMAGE,
+        left_out=("*.mask_token",),
+    ),
+    "siglip": MediaCase(
+        "SiglipModel",
+        {**TOWERS, "text_config": {**TEXT, "projection_size": 32, "eos_token_id": 2}},
+        {"input_ids": ids(9), **IMAGE},
+    ),
+    "clip": MediaCase(
+        "CLIPModel",
+        {**TOWERS, "text_config": {**TEXT, "eos_token_id": 60}, "projection_dim": 20, "logit_scale_init_value": 1.5},
+        {"input_ids": ids(9).index_fill(1, torch.tensor([4, 7]), 60), **IMAGE},
+    ),
+    "clip_older": MediaCase(
+        "CLIPModel",
+        {**TOWERS, "text_config": {**TEXT, "eos_token_id": 2}, "projection_dim": 20},
+        {"input_ids": ids(9), **IMAGE},
+    ),
+    "siglip_vision": MediaCase("SiglipVisionModel", SIGLIP, IMAGE),
+    "dinov3": MediaCase("DINOv3ViTModel", {**DINO3, "key_bias": True}, WIDE_IMAGE, left_out=("*.mask_token",)),
+    "dinov3_gated": MediaCase(
+        "DINOv3ViTModel",
+        {**DINO3, "use_gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "query_bias": False},
+        WIDE_IMAGE,
         left_out=("*.mask_token",),
     ),
     "whisper": MediaCase("WhisperForConditionalGeneration", WHISPER, SOUND, std=0.15, reopened={"pad_token_id": 0}),

@@ -32,6 +32,10 @@ _NAMED = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in known.NAMES if (PUBLISHED / f"{name}.json").exists()]
 AUTO = {
+    "CLIPModel": transformers.AutoModel,
+    "DINOv3ViTModel": transformers.AutoModel,
+    "SiglipModel": transformers.AutoModel,
+    "SiglipVisionModel": transformers.AutoModel,
     "ForImageClassification": transformers.AutoModelForImageClassification,
     "WhisperForConditionalGeneration": transformers.AutoModelForSpeechSeq2Seq,
     "ForMaskedLM": transformers.AutoModelForMaskedLM,

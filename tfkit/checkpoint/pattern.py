@@ -229,13 +229,14 @@ def _parsed(text: str) -> list[tuple[Axis, ...]]:
             open_.append((token, columns[0], []))
         elif token == "1" or _NAME.fullmatch(token):
             items.append(Axis(columns, ((),)) if token == "1" else Axis(columns, ((token,),), kind="name"))
-        elif not items or token not in ends:
+        elif token not in ends or not (items or token == "->"):  # a tensor of a single number has no axes
             raise _unexpected(token, text, columns, ends if items else [])
         elif opener:
             open_.pop()
             open_[-1][2].append(_axis(text, (begin, columns[1]), items, _KINDS[opener]))
         else:
-            sides[-1].append(_axis(text, (items[0].columns[0], items[-1].columns[1]), items))
+            place = (items[0].columns[0], items[-1].columns[1]) if items else columns
+            sides[-1].append(_axis(text, place, items))
             open_ = [("", 0, [])]
             sides += [[]] if token == "->" else []
     return [tuple(side) for side in sides]

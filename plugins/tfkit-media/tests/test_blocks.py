@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from diffusers.models.embeddings import get_2d_sincos_pos_embed
+from tfkit_media import EndPool
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -62,6 +64,22 @@ def test_the_same_weights_serve_images_of_several_sizes() -> None:
     large = sequence_of("patches", {"size": 4, "learned_height": 12, "learned_width": 12}, height=16, width=20)
     large.load_state_dict(small.state_dict())
     assert large(torch.randn(1, 2, 16, 20)).shape == (1, 21, 8)
+
+
+@torch.no_grad()
+def test_sinusoidal_positions_are_those_of_diffusers() -> None:
+    model = sequence_of("patches", {"size": 4, "position": "sinusoidal"}, height=12, width=12)
+    front, image = model.front, torch.randn(2, 2, 12, 12)
+    table = get_2d_sincos_pos_embed(8, 3, cls_token=True, extra_tokens=1, base_size=3, output_type="pt")
+    added = model(image) - torch.cat((front.class_token(image), front.project(front.split(image))), dim=1)
+    torch.testing.assert_close(added, table.float().expand(2, -1, -1), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_end_of_a_text() -> None:
+    x, tokens = torch.randn(2, 4, 3), torch.tensor([[5, 9, 2, 9], [9, 1, 12, 9]])
+    torch.testing.assert_close(EndPool(9)(x, tokens), torch.stack((x[0, 1], x[1, 0])))
+    torch.testing.assert_close(EndPool(None)(x, tokens), torch.stack((x[0, 1], x[1, 2])))
 
 
 @torch.no_grad()

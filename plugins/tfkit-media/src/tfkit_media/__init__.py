@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import tfkit
+from tfkit_media.contrast import Contrast, ContrastConfig, ContrastiveConfig, ContrastiveLoss, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
-from tfkit_media.fields import MultiplesConfig, RatioConfig, SidesConfig
+from tfkit_media.fields import MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
 from tfkit_media.images import ImagePairsConfig, ImagesConfig
 from tfkit_media.patches import Patches, PatchesConfig
-from tfkit_media.pooling import TokenPool, TokenPoolConfig
+from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
+from tfkit_media.rope import GridRope, GridRopeConfig
 
 __all__ = [
+    "AttentionPool",
+    "AttentionPoolConfig",
+    "Contrast",
+    "ContrastConfig",
+    "ContrastiveConfig",
+    "ContrastiveLoss",
     "ConvStem",
     "ConvStemConfig",
+    "EndPool",
+    "EndPoolConfig",
+    "GridRope",
+    "GridRopeConfig",
     "ImagePairsConfig",
     "ImagesConfig",
     "Patches",
@@ -28,10 +40,17 @@ def tfkit_register(register: tfkit.Register) -> None:
         PatchesConfig,
         ConvStemConfig,
         TokenPoolConfig,
+        EndPoolConfig,
+        AttentionPoolConfig,
+        ContrastConfig,
+        GridRopeConfig,
+        ContrastiveConfig,
+        MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,
         SidesConfig,
         MultiplesConfig,
         RatioConfig,
+        WidthOrConfig,
     ):
         register(config)

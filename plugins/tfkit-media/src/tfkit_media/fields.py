@@ -14,6 +14,10 @@ class SidesConfig(FieldConfig):
     kind: Literal["sides"] = "sides"
     sides: tuple[str, str]
     """The paths of rows and columns; equal paths if both must be equal."""
+    grid: str | None = None
+    """The path of rotary positions, with rows and columns of patches."""
+    patch: str | None = None
+    """The field with the size of these patches."""
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -28,6 +32,10 @@ class SidesConfig(FieldConfig):
             raise tfkit.Invalid("", f"`{name}` must have equal sides; got {value}")
         for path, side in zip(self.sides, sides, strict=True):
             file.put(path, side)
+        if self.grid is not None and self.patch is not None:
+            size = file.value(self.patch)
+            for axis, side in zip(("rows", "columns"), sides, strict=True):
+                file.put(f"{self.grid}.{axis}", side // (size[0] if isinstance(size, list) else size))
 
     def write(self, name: str, file: Writing) -> None:
         rows, columns = (file.value(path) for path in self.sides)
@@ -62,6 +70,26 @@ class MultiplesConfig(FieldConfig):
                 message = f"`{path}` must be {self.multiples[path]} times `{name}`, {number}; got {value}"
                 raise tfkit.Invalid("", message)
         file.put(name, number)
+
+
+class WidthOrConfig(FieldConfig):
+    """A width, by default the value of another field: `{width_or: text_vector.d_model, field: hidden_size}`."""
+
+    kind: Literal["width_or"] = "width_or"
+    width_or: str
+    """The path of the width."""
+    field: str
+    """The field whose value is the default."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.width_or,)
+
+    def read(self, name: str, file: Reading) -> None:
+        file.put(self.width_or, file.given(name).get("", file.value(self.field)))
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.value(self.width_or))
 
 
 class RatioConfig(FieldConfig):

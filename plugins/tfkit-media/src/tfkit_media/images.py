@@ -101,7 +101,7 @@ class ImagesConfig(PixelsConfig):
 
 
 class ImagePairsConfig(PixelsConfig):
-    """Images and the tokens of a caption for each; the target of an example is its number in the batch."""
+    """Images and the tokens of a caption for each; the targets of a batch are 0, 1, 1, ... to recognize its parts."""
 
     kind: Literal["image_pairs"] = "image_pairs"
     tokens: str
@@ -116,7 +116,7 @@ class ImagePairsConfig(PixelsConfig):
         if tokens.ndim != 2 or len(tokens) != len(pixels) or tokens.dtype.kind not in "iu":
             message = f"`tokens` must be ids [n, t] for {len(pixels)} images"
             raise Invalid("tokens", f"{message}; got {tokens.dtype} {list(tokens.shape)}")
-        size = max(int(tokens.max(initial=0)) + 1, len(pixels))
+        size = max(int(tokens.max(initial=0)) + 1, 2)
         return self.data(pixels, {"tokens": tokens.astype(np.int64)}, size)
 
 
@@ -158,7 +158,9 @@ class ImageExamples:
         image = pixels.astype(np.float32) / (255 if pixels.dtype.kind == "u" else 1)
         mean, std = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (self.config.mean, self.config.std))
         inputs = {name: array[numbers] for name, array in self.arrays.items() if name != "targets"}
-        targets = self.arrays["targets"][numbers] if "targets" in self.arrays else np.arange(len(numbers))
+        targets = (
+            self.arrays["targets"][numbers] if "targets" in self.arrays else np.minimum(np.arange(len(numbers)), 1)
+        )
         return Batch({"image": ((image - mean) / std).astype(np.float32), **inputs}, targets)
 
 

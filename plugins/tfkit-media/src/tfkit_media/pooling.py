@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit import Invalid
+from tfkit.nn import Context
+from tfkit_media.patches import Tokens
 
 
 class TokenPoolConfig(tfkit.BlockConfig):
@@ -29,6 +31,8 @@ class TokenPoolConfig(tfkit.BlockConfig):
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
         sequence = tfkit.expect(inputs, "input", "sequence")
+        if sequence.mask is not None:
+            raise Invalid("input", "`input` cannot have padding, as the mean would include it; read an image")
         if sequence.length is not None and sequence.length <= 1 + self.registers:
             message = f"`registers` must leave patches among {sequence.length} positions; got {self.registers}"
             raise Invalid("registers", message)
@@ -51,3 +55,82 @@ class TokenPool(nn.Module):
         if self.joins:
             return torch.cat((x[:, 0], mean), dim=1)
         return mean
+
+
+class EndPoolConfig(tfkit.BlockConfig):
+    """The vector at the first end of a text: at a token, or at the token with the largest id."""
+
+    block: Literal["end_pool"] = "end_pool"
+    input: tfkit.Wire | None = None
+    """The sequence to read."""
+    tokens: tfkit.Wire
+    """The tokens of this sequence."""
+    end: tfkit.Extent | None = None
+    """The id of the token at the end; by default, the largest id of each text."""
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        sequence = tfkit.expect(inputs, "input", "sequence")
+        tfkit.expect(inputs, "tokens", "tokens")
+        return tfkit.Signal("vector", sequence.width)
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        return EndPool(self.end)
+
+
+class EndPool(nn.Module):
+    """[b, t, m] and tokens [b, t] -> [b, m]."""
+
+    def __init__(self, end: int | None) -> None:
+        super().__init__()
+        self.end = end
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        places = tokens.argmax(dim=1) if self.end is None else (tokens == self.end).int().argmax(dim=1)
+        return x[torch.arange(x.size(0), device=x.device), places]
+
+
+class AttentionPoolConfig(tfkit.BlockConfig):
+    """A learned query attends to a sequence; an FFN with a residual follows, as in SigLIP."""
+
+    block: Literal["attention_pool"] = "attention_pool"
+    input: tfkit.MaskedWire | None = None
+    """The sequence to read."""
+    d_model: tfkit.Shared[tfkit.Dim]
+    """Width of the sequence."""
+    attention: tfkit.AttentionConfig
+    """Attention of the query to the sequence."""
+    ffn: tfkit.FFNConfig
+    """The feed-forward network."""
+    norm: tfkit.Shared[tfkit.NormConfig] = tfkit.slot("layernorm")
+    """Norm before the feed-forward network."""
+
+    def check(self) -> None:
+        """Refuse positions and masks, which a single query cannot have."""
+        super().check()
+        for name, reason in self.attention.self_attention_only.items():
+            if getattr(self.attention, name) is not None:
+                raise Invalid(f"attention.{name}", reason)
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        tfkit.expect(inputs, "input", "sequence", width=self.d_model)
+        return tfkit.Signal("vector", self.d_model)
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        attention = make(self.attention, d_memory=self.d_model, causal=False)
+        return AttentionPool(self.d_model, attention, make(self.norm, self.d_model), make(self.ffn))
+
+
+class AttentionPool(nn.Module):
+    """[b, t, m] -> [b, m]."""
+
+    def __init__(self, width: int, attention: nn.Module, norm: nn.Module, ffn: nn.Module) -> None:
+        super().__init__()
+        self.query = Tokens(1, width)
+        self.attention = attention
+        self.norm = norm
+        self.ffn = ffn
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        visible = None if mask is None else mask[:, None, None].to(torch.bool)
+        y = self.attention(self.query(x), Context(visible, None, x))
+        return (y + self.ffn(self.norm(y)))[:, 0]
