@@ -153,7 +153,7 @@ def test_text(text: str) -> None:
         round_trip(spec)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.text(max_size=20))
 def test_any_text(text: str) -> None:
     model = parse_spec(stack("n_layers: 1", FFN), PLUGINS).model
@@ -161,7 +161,7 @@ def test_any_text(text: str) -> None:
     assert parse_spec(render(model), PLUGINS).model == model
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.floats(min_value=5e-324, allow_infinity=False, allow_nan=False))
 def test_any_number(number: float) -> None:
     round_trip(stack("n_layers: 1", FFN, f"norm: {{kind: rmsnorm, eps: {number!r}}}"))

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tfkit.run.contract import Examples
 
-from ...sampling import some
 from .small import small_run
 
 CALCULATOR = "{kind: calculator, problems: 60, test: 20}"
@@ -22,27 +21,24 @@ SPLIT = "{train: 0.8, val: 0.2}"
 
 @pytest.mark.parametrize(
     ("data", "length", "field", "change"),
-    some(
-        [
-            (CALCULATOR, 50, "problems", "problems=90"),
-            (CALCULATOR, 50, "split", f"split={SPLIT}"),
-            (CALCULATOR, 50, "test", "test=10"),
-            (CALCULATOR, 50, "reverse", "reverse=false"),
-            (CALCULATOR, 50, "order", "order=sampled"),
-            (CALCULATOR, 50, "length", "batch.length=40"),
-            (ROWS, None, "loss_on", "loss_on=answer"),
-            (ROWS, None, "problems", "problems=90"),
-            (TEXT, 64, "order", "order=sampled"),
-            (TEXT, 64, "split", f"split={SPLIT}"),
-            (MASKED, 64, "choices", "choices=3"),
-            (MASKED, 64, "share", "share=0.3"),
-            (f"{{kind: masked, of: {CALCULATOR}}}", 50, "of.problems", "of.problems=90"),
-            (f"{{kind: masked, of: {CALCULATOR}}}", 50, "split", f"split={SPLIT}"),
-            (f"{{kind: masked, of: {CALCULATOR}}}", 50, "length", "batch.length=40"),
-            (f"{{kind: masked, of: {MASKED}}}", 64, "of.choices", "of.choices=3"),
-        ],
-        8,
-    ),
+    [
+        (CALCULATOR, 50, "problems", "problems=90"),
+        (CALCULATOR, 50, "split", f"split={SPLIT}"),
+        (CALCULATOR, 50, "test", "test=10"),
+        (CALCULATOR, 50, "reverse", "reverse=false"),
+        (CALCULATOR, 50, "order", "order=sampled"),
+        (CALCULATOR, 50, "length", "batch.length=40"),
+        (ROWS, None, "loss_on", "loss_on=answer"),
+        (ROWS, None, "problems", "problems=90"),
+        (TEXT, 64, "order", "order=sampled"),
+        (TEXT, 64, "split", f"split={SPLIT}"),
+        (MASKED, 64, "choices", "choices=3"),
+        (MASKED, 64, "share", "share=0.3"),
+        (f"{{kind: masked, of: {CALCULATOR}}}", 50, "of.problems", "of.problems=90"),
+        (f"{{kind: masked, of: {CALCULATOR}}}", 50, "split", f"split={SPLIT}"),
+        (f"{{kind: masked, of: {CALCULATOR}}}", 50, "length", "batch.length=40"),
+        (f"{{kind: masked, of: {MASKED}}}", 64, "of.choices", "of.choices=3"),
+    ],
 )
 def test_idle_fields_change_no_example(data: str, length: int | None, field: str, change: str, tmp_path: Path) -> None:
     path = change if change.startswith("batch.") else f"data.{change}"
