@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+import transformers
 from torch.nn import functional as F
 
+from tests.run.training.launches import forked, numbers, options
 from tests.run.training.runs import Memory, same, trained
+from tests.tools.common.moments import moments, restored
+from tests.tools.train.test_folder import contents
+from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORED
@@ -239,6 +246,28 @@ def test_choices_need_continuations(tmp_path: Path) -> None:
         Trainer(run, Memory()).train()
 
 
+# ---- tokenizers ----
+
+
+@pytest.mark.slow
+def test_a_folder_has_the_ids_of_its_tokenizer(tmp_path: Path) -> None:
+    """A source has the special tokens around it that transformers puts there; a target has none."""
+    letters = {letter: number for number, letter in enumerate(("<pad>", "<s>", "</s>", *map(chr, range(32, 127))))}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
+    template = tokenizers.processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    library.post_processor = template
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library, bos_token="<s>", eos_token="</s>")
+    theirs.save_pretrained(tmp_path / "tokenizer")
+    write_lines(tmp_path / "rows.jsonl")
+    data = '{kind: pairs, files: rows.jsonl, start: "<s>", end: "</s>", tokenizer: {kind: pretrained, path: tokenizer}}'
+    run = columns_run(tmp_path, "pair", data)
+    batch = run.data.examples("train", "sequential").batch(np.arange(1))
+    assert run.data.vocab_size == len(letters)
+    assert batch.inputs["source"][0].tolist() == theirs(ROWS[0]["source"]).input_ids
+    assert [*batch.inputs["target"][0].tolist(), 2] == theirs(ROWS[0]["target"]).input_ids
+    assert batch.targets[0].tolist() == theirs(ROWS[0]["target"]).input_ids[1:]
+
+
 # ---- mixtures ----
 
 PARTS = {
@@ -297,3 +326,43 @@ def test_a_run_continues_to_the_bit(model: str, data: str, tmp_path: Path) -> No
     rest, continued = trained(columns_run(tmp_path, model, data, "batch.length=20"), Memory(half.saved))
     assert memory.losses == half.losses + rest.losses
     assert same(weights, continued)
+
+
+CASES = {
+    "pairs": ("pair", "{kind: pairs, files: rows.jsonl}", "[loss, exact_match]", "val"),
+    "labelled": ("classes", "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes}", "[accuracy]", "val"),
+    "choices": ("sequence", "{kind: choices, files: quiz.jsonl, tokenizer: bytes}", "[loss, choice_accuracy]", "val"),
+    "mixture": ("sequence", mixture(), "[loss]", "pairs_val"),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments of a run on one of the kinds, in the current folder."""
+    model, data, metrics, split = CASES[request.param]
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "rows.jsonl")
+    write_lines(tmp_path / "quiz.jsonl", QUESTIONS)
+    columns_run(tmp_path, model, data, "batch.length=20")
+    sets = [f"eval={{every: 3, splits: {{{split}: all}}, metrics: {metrics}}}", "checkpoint={every: 2}"]
+    return ["run.yaml", *options("batch.length=20", "batch.sequences=4", *sets)]
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_same_bytes(case: list[str]) -> None:
+    with moments(Path("whole")) as states:
+        assert main(["train", *case, "-o", "whole"]) == 0
+    for number, state in enumerate(random.Random(0).sample(states, 12)):
+        folder = restored(state, Path(f"again-{number}"))
+        assert main(["train", *case, "-o", str(folder)]) == 0
+        assert contents(str(folder)) == contents("whole")
+
+
+@pytest.mark.slow
+def test_processes_change_only_the_last_digits(case: list[str]) -> None:
+    for count in (1, 2):
+        forked(Path(), count, *case, "-o", f"out-{count}")
+    single, double = numbers(Path("out-1")), numbers(Path("out-2"))
+    assert len(single) == len(double) == 6 + 3
+    for line, other in zip(single, double, strict=True):
+        assert line == pytest.approx(other, abs=1e-5)

@@ -6,13 +6,13 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from pydantic import Field
 
 from tfkit.component import Immaterial, slot
-from tfkit.errors import Invalid
+from tfkit.errors import Invalid, quoted
 from tfkit.run.contract import Data, DataConfig, Ids, Tokenizer, TokenizerConfig
 from tfkit.run.kinds.examples import StreamData, divided
 from tfkit.run.kinds.text import bare, files_of, id_of, tokenizer_for
@@ -25,7 +25,6 @@ Names = str | tuple[str, ...]
 Token = str | Annotated[int, Field(ge=0)]
 """A token: its text, or its id."""
 Long = Literal["error", "skip", "cut"]
-T = TypeVar("T")
 
 
 class ColumnsConfig(DataConfig):
@@ -55,17 +54,23 @@ class ColumnsConfig(DataConfig):
 
         files = self.files
         located = {name: absolute(part) for name, part in files.items()} if isinstance(files, dict) else absolute(files)
-        return self.model_copy(update={"files": located})
+        tokenizer: TokenizerConfig | None = getattr(self, "tokenizer", None)
+        update = {} if tokenizer is None else {"tokenizer": tokenizer.located(folder)}
+        return self.model_copy(update={"files": located, **update})
 
-    def read(self, convert: Callable[[Row], T]) -> dict[str, list[T]]:
-        """Return all rows by split, converted. Raise `Invalid` for a row that cannot be read, or an empty split."""
+    @property
+    def takes_length(self) -> bool:
+        return True
+
+    def read(self) -> dict[str, list[Row]]:
+        """Return all rows by split. Raise `Invalid` for a row that cannot be read, or an empty split."""
         if isinstance(self.files, dict):
-            parts = {name: list(map(convert, _rows(files))) for name, files in self.files.items()}
+            parts = {name: list(_rows(files)) for name, files in self.files.items()}
             empty = next((name for name, rows in parts.items() if not rows), None)
             if empty is not None:
                 raise Invalid("files", f"the files of the split `{empty}` must have at least one row")
             return parts
-        rows = list(map(convert, _rows(self.files)))
+        rows = list(_rows(self.files))
         return {name: rows[start:end] for name, (start, end) in divided(self, len(rows)).items()}
 
 
@@ -151,13 +156,16 @@ def fingerprint(texts: Iterable[str], examples: Mapping[str, Digested]) -> str:
     return digest.hexdigest()
 
 
-def encoded(row: Row, column: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int]:
-    """Return the ids of the text in a column; raise `Invalid` if the tokenizer cannot express it."""
-    text = row.text(column)
+def encoded(row: Row, text: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int]:
+    """Return the ids of a text in a row; raise `Invalid` if there are none, or the tokenizer cannot express it."""
     try:
-        return encode(text)
+        ids = encode(text)
     except ValueError as error:
-        raise row.error(column, "text that the tokenizer can express", str(error)) from error
+        message = f"{row.place}: the tokenizer cannot express {quoted(text)}"
+        raise Invalid("files", message, help=str(error)) from error
+    if not ids:
+        raise Invalid("files", f"{row.place}: a text must have at least one token; got {quoted(text)}")
+    return ids
 
 
 class DocumentsConfig(ColumnsConfig):
@@ -175,13 +183,9 @@ class DocumentsConfig(ColumnsConfig):
     tokenizer: TokenizerConfig = slot("characters")
     """Text to tokens."""
 
-    @property
-    def takes_length(self) -> bool:
-        return True
-
     def build(self, length: int | None) -> Data:
         assert length is not None
-        parts = self.read(lambda row: row)
+        parts = self.read()
         texts = [row.text(self.text) for rows in parts.values() for row in rows]
         tokenizer = tokenizer_for(self.tokenizer, "".join(texts))
         separator, vocab_size = new_token(self.separator, tokenizer, tokenizer.vocab_size, "separator")
@@ -190,7 +194,7 @@ class DocumentsConfig(ColumnsConfig):
         return StreamData(streams, length, vocab_size, tokenizer, fingerprint(texts, ids))
 
     def _document(self, row: Row, tokenizer: Tokenizer, separator: int) -> list[int]:
-        return [*encoded(row, self.text, lambda text: bare(tokenizer, text)), separator]
+        return [*encoded(row, row.text(self.text), lambda text: [*bare(tokenizer, text), separator])]
 
 
 def new_token(token: Token | None, tokenizer: Tokenizer, vocab_size: int, field: str) -> tuple[int, int]:

@@ -53,13 +53,9 @@ class LabelledConfig(ColumnsConfig):
         if self.features is not None and self.tokenizer is not None:
             raise Invalid("tokenizer", "`tokenizer` has no effect: features are not text", help="remove it")
 
-    @property
-    def takes_length(self) -> bool:
-        return True
-
     def build(self, length: int | None) -> Data:
         assert length is not None
-        parts = self.read(lambda row: row)
+        parts = self.read()
         rows = [row for part in parts.values() for row in part]
         texts = [] if self.text is None else [row.text(self.text) for row in rows]
         tokenizer = None if self.tokenizer is None else tokenizer_for(self.tokenizer, "".join(texts))
@@ -67,9 +63,7 @@ class LabelledConfig(ColumnsConfig):
         width = None if self.text is not None else self._vectors(rows[0]).shape[1]
         examples = {}
         for name, part in parts.items():
-            values: list[Any] = [
-                self._vectors(row, width) if tokenizer is None else self._ids(row, tokenizer) for row in part
-            ]
+            values: list[Any] = [self._value(row, tokenizer, width) for row in part]
             labels = [self._labels(row, numbers, len(value), each) for row, value in zip(part, values, strict=True)]
             kept = fitted(part, list(map(len, values)), length, self.long)
             inputs = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in kept])
@@ -78,12 +72,11 @@ class LabelledConfig(ColumnsConfig):
         vocab_size = 1 if tokenizer is None else tokenizer.vocab_size
         return LabelledData(examples, length, vocab_size, tokenizer, content, max(numbers.values()) + 1)
 
-    def _ids(self, row: Row, tokenizer: Tokenizer) -> Any:
-        assert self.text is not None
-        ids = encoded(row, self.text, tokenizer.encode)
-        if not ids:
-            raise row.error(self.text, "a text of at least one token")
-        return ids
+    def _value(self, row: Row, tokenizer: Tokenizer | None, width: int | None) -> Any:
+        """Return the ids or the features of a row."""
+        if tokenizer is None:
+            return self._vectors(row, width)
+        return encoded(row, row.text(str(self.text)), tokenizer.encode)
 
     def _vectors(self, row: Row, width: int | None = None) -> NDArray[np.float32]:
         """Return the features of a row, [n, width]."""
