@@ -60,7 +60,24 @@ def palm(d: int, n_heads: int, d_head: int, n: int, vocab: int) -> int:
     return vocab * d + n * (d + attention + 3 * d * 4 * d) + d
 
 
+def streams(norm: int, sublayer: int, leave: int) -> int:
+    """A tied decoder with SwiGLU; parameters of a norm, of a sublayer's residual, and of the last read."""
+    d, ffn, n, vocab = 768, 2048, 12, 50257
+    return vocab * d + n * (4 * d * d + 3 * d * ffn + 2 * (norm + sublayer)) + norm + leave
+
+
+def diffusion(d: int, n: int, patch: int, time: int, outputs: int) -> int:
+    """DiT: shift, scale and gate of each sublayer, and a last shift and scale, are linear in the condition."""
+    layer = 4 * d * d + 4 * d + 8 * d * d + 5 * d + 6 * (d * d + d)
+    inputs = patch * d + d + time * d + d + d * d + d
+    return inputs + n * layer + 2 * (d * d + d) + d * outputs + outputs
+
+
 FORMULAS: dict[str, int] = {
+    "mhc_small": streams(768, 24 * 4 * 768 + 24 + 3, 4 * 4 * 768 + 4 + 1),
+    "gated_streams_small": streams(0, 4 * 768 * (1 + 2 * 64 + 4), 4 * 768 * (1 + 2 * 64)),
+    "depth_small": streams(768, 768, 0),
+    "dit_small": diffusion(384, 12, 16, 256, 32),
     "vaswani_base": encoder_decoder(512, 2048, 37000, 6),
     "vaswani_big": encoder_decoder(1024, 4096, 37000, 6),
     "nanogpt": character_model(192, 2 * 192 * 768, 6, 256),

@@ -2,8 +2,9 @@
 
     x = sum over i of softmax_i(query . rmsnorm(output_i)) * output_i
 
-Output 0 is the input of the stack. The first sublayer has nothing to choose from, so that each query belongs to the
-sublayer before: `write` adds an output, and computes the next input. The stream is that input, then all outputs.
+After https://arxiv.org/abs/2402.02622, whose weights are constants. Output 0 is the input of the stack. The first
+sublayer has nothing to choose from, so that each query belongs to the sublayer before: `write` adds an output, and
+computes the next input. The stream is that input, then all outputs.
 b batch, t positions, k the next input and the outputs so far, m d_model.
 """
 
