@@ -38,6 +38,8 @@ NOT_SHOWN = {
     "additive.softcap": "refused",
     "additive.sinks": "refused",
 }
+OTHER_MODELS = ("tfkit_media", "tfkit_streams")
+"""Plugins whose kinds fit images or residual streams, and not the small model of this test."""
 SMALL: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "n_classes": 3}
 SMALL |= {"original_max_len": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 SMALL |= {"kv_rank": 6, "d_nope": 4, "d_rope": 4, "d_v": 4, "n_experts": 4, "n_experts_per_token": 2}
@@ -207,6 +209,8 @@ def fields_of_parts() -> Iterator[Any]:
         if slot in NOT_SHOWN or slot in ELSEWHERE:
             continue
         for kind, found in PLUGINS.registry.kinds(slot).items():
+            if found.config.__module__.startswith(OTHER_MODELS):
+                continue
             for name, info in found.config.model_fields.items():
                 hidden = {name, f"{kind}.{name}"} & NOT_SHOWN.keys() and (kind, name) != ("learned", "max_len")
                 if name != found.config.word_key and not hidden and marker(info, WireMarker) is None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from tfkit_media import ImagePairsConfig, ImagesConfig
 
-from tfkit import Batch, Invalid
-from tfkit.run.guarded_data import GuardedData
+from tfkit import Invalid
 
 N = 20
 PIXELS = np.random.default_rng(0).integers(0, 256, (N, 3, 4, 5)).astype(np.uint8)
@@ -83,12 +82,3 @@ def test_files_that_cannot_be(fields: dict[str, Any], message: str, tmp_path: Pa
     values.pop("labels", None)
     with pytest.raises(Invalid, match=message):
         ImagesConfig(**saved(tmp_path, **arrays), **values).build(None)
-
-
-def test_a_batch_of_another_number_of_images_is_an_error() -> None:
-    class Data:
-        vocab_size, length, splits, fingerprint, tokenizer = 4, 1, ("train",), "", None
-
-    guarded = GuardedData(Data(), lambda method, error: error)  # type: ignore[arg-type, return-value]
-    with pytest.raises(TypeError, match="`image` must have 3 rows; got 2"):
-        guarded.check(Batch({"image": np.zeros((2, 1, 4, 4), np.float32)}, np.zeros(3, np.int64)), 3)

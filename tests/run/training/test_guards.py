@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tfkit.errors import SpecError
-from tfkit.run.contract import Callback
+from tfkit.run.contract import Batch, Callback
+from tfkit.run.guarded_data import GuardedData
 from tfkit.run.training.loop import Trainer
 
 from .runs import Memory, same, small_run, trained
@@ -160,3 +162,12 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None
         pytest.raises(RuntimeError, match="shapes do not match"),
     ):
         trainer.train()
+
+
+def test_a_batch_of_another_number_of_images_is_an_error() -> None:
+    class Data:
+        vocab_size, length, splits, fingerprint, tokenizer = 4, 1, ("train",), "", None
+
+    data = GuardedData(Data(), lambda method, error: error)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match=r"`image` must be .* 3 rows and four axes; got float32 \[2, 1, 4, 4\]"):
+        data.check(Batch({"image": np.zeros((2, 1, 4, 4), np.float32)}, np.zeros(3, np.int64)), 3)

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tfkit
-from tfkit import Batch, Invalid
-from tfkit.run.contract import Examples, Ids, Order
+from tfkit import Batch, Examples, Invalid
 
 Array = NDArray[Any]
+Ids = NDArray[np.int64]
 
 
 class PixelsConfig(tfkit.DataConfig):
@@ -135,7 +135,7 @@ class ImageData:
         """Their names."""
         return list(self.parts)
 
-    def examples(self, split: str, order: Order) -> Examples:
+    def examples(self, split: str, order: str) -> Examples:
         return self.parts[split]
 
 
@@ -156,7 +156,7 @@ class ImageExamples:
         numbers = self.numbers[indices]
         pixels = self.pixels[numbers]
         image = pixels.astype(np.float32) / (255 if pixels.dtype.kind == "u" else 1)
-        mean, std = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (self.config.mean, self.config.std))
+        mean, std = (np.asarray(value, np.float32)[..., None, None] for value in (self.config.mean, self.config.std))
         inputs = {name: array[numbers] for name, array in self.arrays.items() if name != "targets"}
         targets = (
             self.arrays["targets"][numbers] if "targets" in self.arrays else np.minimum(np.arange(len(numbers)), 1)
