@@ -54,7 +54,9 @@ CHANGES = {
     "decoder.attention.position=rope": "decoder.attention.position: alibi in the file, rope here",
     "decoder.norm.eps=0.1": "decoder.norm.eps: 1e-05 in the file, 0.1 here",
     "decoder.attention.n_heads=4": "decoder.attention.n_heads: 2 in the file, 4 here",
-    "decoder.attention.mask={left: 3, right: 0}": "decoder.attention.mask: null in the file, {left: 3, right: 0, rule: null} here",
+    "decoder.attention.mask={left: 3, right: 0}": (
+        "decoder.attention.mask: null in the file, {left: 3, right: 0, rule: null} here"
+    ),
     "decoder.ffn={kind: gelu, d_ff: 32}": "decoder.ffn: relu in the file, gelu here",
     "decoder.placement=parallel_two_norms": "decoder.placement: pre in the file, parallel_two_norms here",
     "embedding.scale=sqrt_d_model": "embedding.scale: null in the file, sqrt_d_model here",

@@ -34,6 +34,7 @@ NOT_SHOWN = {
     "problem_type": "the meaning of logits, for those who read them",
     "pad_id": "for others, as the mask says what is padding",
     "mixer": "no built-in kind fills it",
+    **dict.fromkeys(("add.scale", "add.learned", "add.onto", "add.learned_onto"), "by the field `residual` of a layer"),
     "additive.scale": "refused",
     "additive.softcap": "refused",
     "additive.sinks": "refused",
