@@ -315,8 +315,13 @@ def _with_sizes(node: Node, data: Data) -> Mapping:
             return Mapping({name: filled(entry) for name, entry in node.items.items()}, node.keys, node.span)
         if isinstance(node, ListNode):
             return ListNode(tuple(map(filled, node.items)), node.span)
-        size = getattr(data, SIZES.get(str(node.value), ""), None)
-        return node if size is None else Scalar(size, node.span)
+        if str(node.value) not in SIZES:
+            return node
+        size = getattr(data, SIZES[str(node.value)], None)
+        if size is None:
+            help = "use data with classes, such as the kind `labelled`"
+            raise SpecError(Diagnostic(f"`{node.value}` must be a number, but the data has none", node.span, help=help))
+        return Scalar(size, node.span)
 
     replaced = filled(node)
     assert isinstance(replaced, Mapping)

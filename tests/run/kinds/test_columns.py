@@ -202,6 +202,15 @@ def test_classes_of_texts(tmp_path: Path) -> None:
         assert bytes(row[mask].tolist()).decode() == SOURCES[number]
 
 
+def test_data_without_classes(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    with pytest.raises(SpecError, match=r"`data.n_classes` must be a number, but the data has none"):
+        columns_run(tmp_path, "classes", "{kind: documents, files: rows.jsonl, text: source}", "batch.length=10")
+    masked = "{kind: masked, of: {kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes}}"
+    with pytest.raises(SpecError, match="`masked` must have data whose targets are tokens; got classes"):
+        columns_run(tmp_path, "classes", masked)
+
+
 def test_numbered_classes_of_features(tmp_path: Path) -> None:
     rows = [{"x": [[1, number]] * (1 + number % 3), "label": [number % 3] * (1 + number % 3)} for number in range(30)]
     write_lines(tmp_path / "rows.jsonl", rows)

@@ -62,6 +62,8 @@ class OverConfig(DataConfig):
             of = self._of.build(length)
         except Invalid as error:
             raise Invalid(f"of.{error.field}", error.message, notes=error.notes, help=error.help) from error
+        if getattr(of, "n_classes", None) is not None:
+            raise Invalid("of", f"`{self.kind_name()}` must have data whose targets are tokens; got classes")
         inputs = of.examples("train", self.order).batch(np.zeros(1, dtype=np.int64)).inputs
         if len(inputs) > 1:
             message = f"`{self.kind_name()}` must have data with a single input; got {', '.join(inputs)}"
