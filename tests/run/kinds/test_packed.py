@@ -80,7 +80,7 @@ def test_an_evaluation_reads_documents_apart(tmp_path: Path) -> None:
     results = evaluate(trainer.model, run, splits, metrics)
     other = run.data.examples("val", "sequential")
     batch = other.batch(np.arange(len(other)))
-    inputs, targets = tensors(batch, trainer.model, trainer.device)
+    inputs, targets = tensors(batch, trainer.model, trainer.device, run.config.loss)
     assert inputs["tokens_mask"].shape == (len(other), 12, 12)
     logits = trainer.model.eval()(**inputs)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
