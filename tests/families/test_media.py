@@ -26,7 +26,7 @@ from ..sampling import chosen
 from .changed_fields import quiet
 from .media import BATCH, MEDIA, MediaCase
 
-QUICK = {"vit", "whisper"}
+QUICK = {"vit"}
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ def test_compared_and_ejected(name: str, tmp_path: Path) -> None:
     assert tfkit.export(trial.ours, tmp_path / "model.ts").difference <= 1e-5
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_whisper_decodes_with_its_cache(tmp_path: Path) -> None:
     trial = MediaTrial.of("whisper", tmp_path)

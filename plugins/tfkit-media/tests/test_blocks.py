@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from diffusers.models.embeddings import get_2d_sincos_pos_embed
-from tfkit_media import EndPool
+from tfkit_media import EndPool, GridRope, GridRopeConfig
+from tfkit_media.rope import Rotation
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
 import tfkit
 import tfkit.testing
@@ -73,6 +75,18 @@ def test_sinusoidal_positions_are_those_of_diffusers() -> None:
     table = get_2d_sincos_pos_embed(8, 3, cls_token=True, extra_tokens=1, base_size=3, output_type="pt")
     added = model(image) - torch.cat((front.class_token(image), front.project(front.split(image))), dim=1)
     torch.testing.assert_close(added, table.float().expand(2, -1, -1), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_heads_turn_as_in_dinov3() -> None:
+    config = dinov3.DINOv3ViTConfig(
+        hidden_size=16, num_attention_heads=2, image_size=[12, 20], patch_size=4, rope_theta=50.0
+    )
+    cos, sin = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()(torch.zeros(1, 3, 12, 20))
+    rope = GridRopeConfig(rows=3, columns=5, registers=2, theta=50.0)
+    table = GridRope(rope, 8)(torch.arange(18)[None], 18)
+    x = torch.randn(2, 2, 18, 8)
+    torch.testing.assert_close(Rotation()(x, table), dinov3.apply_rotary_pos_emb(x, x, cos, sin)[0])
 
 
 @torch.no_grad()
