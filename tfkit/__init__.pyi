@@ -120,7 +120,7 @@ from tfkit.tools.attention.observe import attention_weights as attention_weights
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
 from tfkit.tools.check.measure import Property as Property
-from tfkit.tools.check.subject import Subject as Subject
+from tfkit.tools.check.model_under_test import ModelUnderTest as ModelUnderTest
 from tfkit.tools.common.loading_weights import load_weights as load_weights
 from tfkit.tools.compare.comparison import compare as compare
 from tfkit.tools.cost.cost import cost as cost

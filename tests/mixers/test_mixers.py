@@ -23,7 +23,7 @@ from tfkit.run.checked_run import mask_of
 from tfkit.testing import Layout, check_cached, check_component, check_model, example_inputs
 from tfkit.testing.component import broken_properties
 from tfkit.tools.check.components import with_component
-from tfkit.tools.check.subject import Subject
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.scene import Tower
 from tfkit.tools.show.layer_programs import programs_of
@@ -336,5 +336,5 @@ def test_check_model(name: str) -> None:
 @pytest.mark.slow
 def test_programs_and_meaning() -> None:
     kinds = {"mixer": {"gated_conv": gated_conv, "decay": decay}}
-    subject = Subject(tfkit.loads(HYBRID, plugins=PLUGINS), PLUGINS, kinds=kinds)
+    subject = ModelUnderTest(tfkit.loads(HYBRID, plugins=PLUGINS), PLUGINS, kinds=kinds)
     assert not broken_properties(subject, "full", ["meaning", "cached-step", "eject"])

@@ -9,8 +9,8 @@ import pytest
 import tfkit
 from tfkit.component import Component, parts
 from tfkit.reference import BUILT_IN, UnknownKind
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.check.subject import Subject
 
 from ..known import NAMES
 from ..sampling import chosen, spread
@@ -22,7 +22,7 @@ PLUGINS = tfkit.load_plugins()
 
 @pytest.mark.parametrize("name", chosen(NAMES, spread(COVERING, 8)))
 def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
-    subject = Subject(reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    subject = ModelUnderTest(reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
     calls = [subject.inputs(padding=side) for side in (("none", "left", "right") if subject.padded else ("none",))]
     with nullcontext() if defined(subject.graph) else pytest.raises(UnknownKind):
         check_agreement(subject.graph, *calls)

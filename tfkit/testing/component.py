@@ -18,8 +18,8 @@ from tfkit.spec.messages import kind_of
 from tfkit.tools.check.check import outcomes
 from tfkit.tools.check.components import LAYOUTS, Layout, models_of, with_component
 from tfkit.tools.check.measure import Level, Property
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
-from tfkit.tools.check.subject import Subject
 
 
 @checked
@@ -89,12 +89,12 @@ def check_model(
     """
     plugins = plugins or load_plugins()
     graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
-    subject = Subject(replace(graph, weights=None), plugins, weights=graph.weights)
+    subject = ModelUnderTest(replace(graph, weights=None), plugins, weights=graph.weights)
     if broken := broken_properties(subject, level, only):
         raise AssertionError(fault_lines(f"`{graph.name}`", {"": broken}))
 
 
-def broken_properties(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
+def broken_properties(subject: ModelUnderTest, level: Level, only: Sequence[str]) -> dict[str, str]:
     """Return the faults of a model, by the name of the property."""
     properties = properties_of(subject.plugins).chosen(only, level)
     return {outcome.name: outcome.fault for outcome in outcomes(subject, properties) if outcome.status == "failed"}
@@ -167,9 +167,9 @@ def parametrize_with_checks(
     available, xfail = with_component(plugins or load_plugins(), component), xfail or {}
 
     @cache
-    def models() -> dict[str, Subject]:
+    def models() -> dict[str, ModelUnderTest]:
         if spec is not None:
-            return {"its spec": Subject(expand(take_spec(spec, available)), available)}
+            return {"its spec": ModelUnderTest(expand(take_spec(spec, available)), available)}
         return models_of(component, available, options=options or {}, fields=fields, within=within, reference=reference)
 
     try:
@@ -191,7 +191,7 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", tests)
 
 
-def _check(prop: Property, models: Callable[[], Mapping[str, Subject]]) -> Check:
+def _check(prop: Property, models: Callable[[], Mapping[str, ModelUnderTest]]) -> Check:
     """Measure a property on all models; the test is skipped if it applies to none."""
 
     def check() -> None:

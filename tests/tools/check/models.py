@@ -18,9 +18,9 @@ from tfkit.graph.expand import Graph
 from tfkit.tools.check.check import outcomes
 from tfkit.tools.check.components import with_component
 from tfkit.tools.check.measure import Outcome
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import PROPERTIES, PropertySet, properties_of
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.check.subject import Subject
 
 from ...mixers.gated_conv import DecayConfig, GatedConvConfig
 
@@ -93,13 +93,13 @@ OWN = PropertySet(PROPERTIES)
 """The properties of tfkit, without plugins."""
 
 
-def measured(checked: Subject, red: str) -> Outcome:
+def measured(checked: ModelUnderTest, red: str) -> Outcome:
     """The outcome of one property of tfkit."""
     (outcome,) = outcomes(checked, OWN.chosen([red]))
     return outcome
 
 
-def faults(checked: Subject, only: Sequence[str] = ()) -> dict[str, str]:
+def faults(checked: ModelUnderTest, only: Sequence[str] = ()) -> dict[str, str]:
     """The details of the broken quick properties, of tfkit and of plugins, by name."""
     properties = properties_of(checked.plugins).chosen(only, "quick")
     return {outcome.name: outcome.detail for outcome in outcomes(checked, properties) if outcome.status == "failed"}
@@ -185,9 +185,9 @@ SHIPPED = {
 }
 
 
-def subject(name: str) -> Subject:
+def subject(name: str) -> ModelUnderTest:
     """A small model to check; one of them has trained weights."""
-    return Subject(model(name), PLUGINS, weights=Path(folder().name, "model") if name == "trained" else None)
+    return ModelUnderTest(model(name), PLUGINS, weights=Path(folder().name, "model") if name == "trained" else None)
 
 
 @cache

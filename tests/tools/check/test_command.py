@@ -11,8 +11,8 @@ import pytest
 import tfkit
 from tfkit.tools.check.check import Work
 from tfkit.tools.check.measure import Deviation, property_of
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties import all as all_properties
-from tfkit.tools.check.subject import Subject
 
 from ...sampling import some
 
@@ -99,7 +99,7 @@ def test_several_models_are_named(run: Run, ahead: str) -> None:
 
 
 def test_a_deviation_without_a_size_is_null(run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(subject: Subject) -> Iterator[Deviation]:
+    def fails(subject: ModelUnderTest) -> Iterator[Deviation]:
         yield Deviation.fault("it has none")
 
     monkeypatch.setattr(all_properties, "PROPERTIES", (property_of("fails", "does not")(fails),))

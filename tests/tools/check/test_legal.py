@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfkit
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.check.subject import Subject
 
 from .legal import PLUGINS, Data, changes, specs
 from .models import faults
@@ -19,7 +19,7 @@ SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(Hea
 
 def check(spec: Data, only: tuple[str, ...] = ()) -> None:
     graph = reduced_model(tfkit.load(spec, plugins=PLUGINS), PLUGINS).graph
-    assert faults(Subject(graph, PLUGINS), only) == {}
+    assert faults(ModelUnderTest(graph, PLUGINS), only) == {}
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import torch
 
 import tfkit
 from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.runs import arguments_of
-from tfkit.tools.check.subject import Subject
 
 from ...sampling import slow, some
 from .models import OWN, faults, measured
@@ -101,12 +101,12 @@ def test_it_holds(what: str, seed: int) -> None:
     change, names = RIGHT[what]
     sets = [*([] if "stages" in change else ["embedding.dropout=0"]), *change.split("; ")]
     graph = tfkit.loads(TEXT, sets=sets, plugins=PLUGINS)
-    assert faults(Subject(graph, PLUGINS, seed), names) == {}
+    assert faults(ModelUnderTest(graph, PLUGINS, seed), names) == {}
 
 
 def test_recording_the_inputs_of_modules_changes_no_output() -> None:
     """Also where layers share weights, so that a module runs several times."""
-    checked = Subject(reduced_model(tfkit.load("albert_base", plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    checked = ModelUnderTest(reduced_model(tfkit.load("albert_base", plugins=PLUGINS), PLUGINS).graph, PLUGINS)
     outputs: list[torch.Tensor] = []
     checked.model.register_forward_hook(lambda _module, _args, output: outputs.append(output))
     arguments_of(checked.model, checked.layers, checked.inputs())
@@ -115,7 +115,7 @@ def test_recording_the_inputs_of_modules_changes_no_output() -> None:
 
 def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
     """Two sequences, one behind the other: a mask that is none of the inputs."""
-    subject = Subject(tfkit.loads(BEHIND, plugins=PLUGINS), PLUGINS)
+    subject = ModelUnderTest(tfkit.loads(BEHIND, plugins=PLUGINS), PLUGINS)
     found = {one.name: one.status for one in outcomes(subject, OWN.chosen(["extents", "padding", "meaning"]))}
     assert found == {"extents": "ok", "padding": "does not apply", "meaning": "ok"}
 
@@ -123,5 +123,5 @@ def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
 def test_documents_are_compared_where_the_sequence_is_seen() -> None:
     """A scaling by the length of the row makes documents depend on each other; the check says at which component."""
     graph = tfkit.loads(TEXT, sets=[ROPE.replace("LENGTH", "4")], plugins=PLUGINS)
-    found = measured(Subject(graph, PLUGINS), "documents")
+    found = measured(ModelUnderTest(graph, PLUGINS), "documents")
     assert (found.status, found.component) == ("failed", "stack.layers.0.attention")

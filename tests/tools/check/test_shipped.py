@@ -10,8 +10,8 @@ import pytest
 import tfkit
 from tfkit.component import AttentionConfig
 from tfkit.spec.render import document
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.check.subject import Subject
 
 from ...known import NAMES
 from ...sampling import chosen, some, spread
@@ -46,7 +46,7 @@ def check(name: str, only: tuple[str, ...]) -> None:
 @cache
 def broken(spec: str, only: tuple[str, ...]) -> dict[str, str]:
     """The broken properties of a reduced model; the reduced models of many specs are equal, and checked once."""
-    return faults(Subject(tfkit.loads(spec, plugins=PLUGINS), PLUGINS), only)
+    return faults(ModelUnderTest(tfkit.loads(spec, plugins=PLUGINS), PLUGINS), only)
 
 
 @pytest.mark.parametrize("name", some(NAMES, 6))

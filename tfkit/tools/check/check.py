@@ -20,9 +20,9 @@ from tfkit.plugin.manager import Plugins
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.components import LAYOUTS, SLOTS, instead_of, models_of, options_of
 from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.check.subject import Subject
 
 ORDER = ("failed", "ok", "not run", "does not apply")
 """Results of one property for several models: the first of these that any model has."""
@@ -90,14 +90,14 @@ class Work:
         self.left = len(available.chosen(only)) - len(self.properties)
         self.total = len(self.properties)
 
-    def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[Subject, str]]:
+    def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[ModelUnderTest, str]]:
         """Return the model to check: the spec at full size with trained weights or on request, else a reduced model."""
         if whole or weights is not None:
-            return [(Subject(replace(graph, weights=None), self.plugins, self.seed, weights), "")]
+            return [(ModelUnderTest(replace(graph, weights=None), self.plugins, self.seed, weights), "")]
         reduced = reduced_model(graph, self.plugins)
-        return [(Subject(reduced.graph, self.plugins, self.seed), reduced.words)]
+        return [(ModelUnderTest(reduced.graph, self.plugins, self.seed), reduced.words)]
 
-    def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
+    def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[ModelUnderTest, str]]:
         """Return the models around each component of that kind, or of that plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
         unsupported = [item for item in configs if item.slot not in SLOTS]
@@ -112,14 +112,14 @@ class Work:
         self.total *= len(models)
         return models
 
-    def _of_component(self, config: type[Component]) -> list[tuple[Subject, str]]:
+    def _of_component(self, config: type[Component]) -> list[tuple[ModelUnderTest, str]]:
         """Return the models around a component, for every pair of its options."""
         within = LAYOUTS if config.slot != "init" else LAYOUTS[:1]
         subjects = models_of(config, self.plugins, options=options_of(config), within=within, seed=self.seed)
         name = f"{kind_of(config)} `{config.kind_name()}`"
         return [(subject, f"{name} in {words}") for words, subject in subjects.items()]
 
-    def check(self, model: tuple[Subject, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
+    def check(self, model: tuple[ModelUnderTest, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
         """Measure every property of a model."""
         subject, words = model
         with threads(1 if words else torch.get_num_threads()):  # more of them slow a small model down
@@ -151,7 +151,7 @@ def _of_plugin(plugins: Plugins, name: str) -> list[Any]:
 
 
 def outcomes(
-    subject: Subject,
+    subject: ModelUnderTest,
     properties: Iterable[Property],
     *,
     stage: Callable[[str], Any] = lambda name: None,

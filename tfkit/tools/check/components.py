@@ -19,7 +19,7 @@ from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import check_config
 from tfkit.spec.load import take_spec
-from tfkit.tools.check.subject import Subject
+from tfkit.tools.check.model_under_test import ModelUnderTest
 
 Layout = Literal["encoder", "decoder", "memory"]
 LAYOUTS: tuple[Layout, ...] = ("encoder", "decoder", "memory")
@@ -151,13 +151,13 @@ def models_of(
     within: Sequence[Layout] = LAYOUTS,
     seed: int = 0,
     reference: Callable[..., Any] | None = None,
-) -> dict[str, Subject]:
+) -> dict[str, ModelUnderTest]:
     """Return the models around a component, by their descriptions: each layout, with all pairs of option values.
 
     Combinations of options that the component rejects are left out. Raises SpecError if no model is left, or if the
     component is rejected without options.
     """
-    models: dict[str, Subject] = {}
+    models: dict[str, ModelUnderTest] = {}
     refused: SpecError | None = None
     kind = config.kind_name()
     kinds = None if reference is None else {config.slot: {kind: reference}}
@@ -170,7 +170,7 @@ def models_of(
             except SpecError as error:
                 refused = error
             else:
-                models[IN_WORDS[layout] + words] = Subject(graph, plugins, seed, component=config, kinds=kinds)
+                models[IN_WORDS[layout] + words] = ModelUnderTest(graph, plugins, seed, component=config, kinds=kinds)
     # A rule of masks may suit an encoder alone.
     if refused is not None and not (models and (options or config.slot == "mask_rule")):
         raise refused

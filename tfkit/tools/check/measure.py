@@ -18,7 +18,7 @@ from tfkit.tools.check.runs import Inputs, run
 from tfkit.tools.compare.comparison import Outputs, outputs
 
 if TYPE_CHECKING:
-    from tfkit.tools.check.subject import Subject
+    from tfkit.tools.check.model_under_test import ModelUnderTest
 
 TOLERANCE = 1e-5
 """Differences up to this are rounding, relative to the largest value if that is above 1."""
@@ -67,7 +67,7 @@ class Deviation:
         return cls(float("inf"), detail, where=component)
 
 
-Measure: TypeAlias = "Callable[[Subject], Iterable[Deviation]]"
+Measure: TypeAlias = "Callable[[ModelUnderTest], Iterable[Deviation]]"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Pr
     return lambda measure: Property(name, claim, measure, **options)
 
 
-def outcome_of(check: Property, subject: Subject) -> Outcome:
+def outcome_of(check: Property, subject: ModelUnderTest) -> Outcome:
     """Measure a property; an error is a failure, and a warning about the first loss is ignored."""
     outcome = Outcome(check.name, check.claim, "ok")
     try:
@@ -182,7 +182,7 @@ def difference(
 
 
 def allow_rounding(
-    subject: Subject,
+    subject: ModelUnderTest,
     deviations: Iterable[Deviation],
     dtype: torch.dtype,
     error: Callable[[Tensor, Tensor], float],

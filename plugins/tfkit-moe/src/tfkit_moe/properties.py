@@ -12,7 +12,7 @@ from tfkit.nn import StackedLinear
 from tfkit_moe.moe import MoE
 
 
-def expert_order(subject: tfkit.Subject) -> Iterator[tfkit.Deviation]:
+def expert_order(subject: tfkit.ModelUnderTest) -> Iterator[tfkit.Deviation]:
     """Compare outputs after reversing the experts and the rows of the router. Neighbours stay in one group."""
     model = copy.deepcopy(subject.model)
     layers = [module for module in model.modules() if isinstance(module, MoE)]

@@ -12,8 +12,8 @@ from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
 from tfkit.nn import Context
 from tfkit.tools.check.measure import Deviation, compared, difference, property_of, require
+from tfkit.tools.check.model_under_test import Attends, ModelUnderTest
 from tfkit.tools.check.runs import Inputs, Padding, arguments_of
-from tfkit.tools.check.subject import Attends, Subject
 
 TRIES = 4
 """Inputs of an attention that does not read all that it may."""
@@ -27,7 +27,7 @@ PROJECTIONS = frozenset(
 """Parameters of an attention whose order of heads is known."""
 
 
-def _calls(subject: Subject, inputs: Inputs) -> Iterator[tuple[Attends, nn.Module, Tensor, Context]]:
+def _calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[Attends, nn.Module, Tensor, Context]]:
     """Yield each attention that runs, with the arguments of its first call."""
     calls = arguments_of(subject.model, [attention.path for attention in subject.attentions], inputs)
     for attention in subject.attentions:
@@ -40,7 +40,7 @@ def _calls(subject: Subject, inputs: Inputs) -> Iterator[tuple[Attends, nn.Modul
 
 
 @property_of("extents", "attends to the keys that masks allow", follows=("alone",))
-def extents(subject: Subject) -> Iterator[Deviation]:
+def extents(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Each attention reads exactly the keys that its mask grants, also next to padding."""
     # With a state, an attention also depends on tokens that its mask hides.
     stateful = {attention.path for attention in subject.attentions if attention.step.keeps_state}
@@ -88,14 +88,16 @@ def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context)
     return torch.stack(gradients, dim=1)
 
 
-def _signal(subject: Subject, attention: Attends, memory: Tensor | None) -> Signal:
+def _signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | None) -> Signal:
     """Return the signal from which an attention computes its keys."""
     signal = subject.graph.node(attention.path.partition(".")[0]).signals["input" if memory is None else "memory"]
     assert isinstance(signal, Signal)
     return signal
 
 
-def _granted(subject: Subject, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None) -> Tensor:
+def _granted(
+    subject: ModelUnderTest, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None
+) -> Tensor:
     """Return where the spec lets a query attend to a key, bool [b, q, k]."""
     node, signal = subject.graph.node(attention.path.partition(".")[0]), _signal(subject, attention, memory)
     batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
@@ -128,7 +130,7 @@ def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, paddi
 
 
 @property_of("nothing-to-read", "attends to no padding, without any other key", follows=("extents",))
-def nothing_to_read(subject: Subject) -> Iterator[Deviation]:
+def nothing_to_read(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Attention whose keys are all padding returns what it returns for values of zero, and has no gradient to them."""
     require(subject.attentions and subject.padded, "no attention may be without a key: nothing can be padded")
     for attention, module, x, context in _calls(subject, subject.inputs(padding="rows")):
@@ -158,7 +160,7 @@ def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterat
 
 
 @property_of("memory-order", "reads a memory in any order", follows=("extents",))
-def memory_order(subject: Subject) -> Iterator[Deviation]:
+def memory_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Cross-attention returns the same for the vectors of its memory in another order."""
     require(any(attention.step.reads_memory for attention in subject.attentions), "the spec has no cross-attention")
     for attention, module, x, context in _calls(subject, subject.inputs()):
@@ -171,7 +173,7 @@ def memory_order(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("head-order", "has heads in any order")
-def head_order(subject: Subject) -> Iterator[Deviation]:
+def head_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Heads in reverse order, with their queries, keys, values and columns of the output, return the same."""
     model, inputs, applied = copy.deepcopy(subject.model), subject.inputs(), False
     for attending in subject.attentions:
@@ -199,7 +201,7 @@ def _turn(attention: nn.Module, config: AttentionConfig) -> None:
 
 
 @property_of("backends", "is equal with every attention backend", follows=("alone",))
-def backends(subject: Subject) -> Iterator[Deviation]:
+def backends(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Attention that is written out step by step returns the same, also next to padding."""
     require(subject.attentions, "the spec has no stack with attention")
     eager = subject.build(attention_backend="eager")

@@ -19,8 +19,8 @@ from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.measure import Deviation, compared, in_words, property_of, require
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call
-from tfkit.tools.check.subject import Subject
 
 SIGMAS = 6.0
 """The largest deviation of a spread from the declared one, in standard errors."""
@@ -29,7 +29,7 @@ NATS = 1.0
 
 
 @property_of("building", "is built", basic=True)
-def building(subject: Subject) -> Iterator[Deviation]:
+def building(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model can be built of the spec."""
     try:
         build(subject.graph, seed=subject.seed)
@@ -38,7 +38,7 @@ def building(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("weights", "is filled from its seed alone", basic=True, of_weights=False)
-def weights(subject: Subject) -> Iterator[Deviation]:
+def weights(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every parameter and buffer is filled from the seed: none is uninitialized, and one seed gives one model."""
     yield from filled(subject.graph)
 
@@ -84,7 +84,7 @@ def every_one(names: Sequence[str]) -> str:
 
 
 @property_of("forward", "runs, and keeps shapes and types", basic=True)
-def forward(subject: Subject) -> Iterator[Deviation]:
+def forward(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A forward runs, and no component changes shape, type or input that it must keep."""
     inputs = subject.inputs()
     try:
@@ -94,7 +94,7 @@ def forward(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("eval-mode", "returns equal bits, run again", basic=True)
-def eval_mode(subject: Subject) -> Iterator[Deviation]:
+def eval_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Nothing is random in eval mode: two forwards return the same bits, by one thread and by two."""
     inputs, detail = subject.inputs(), "something is random in eval mode: two forwards differ by {}"
     for number in (1, 2):
@@ -103,7 +103,7 @@ def eval_mode(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("init", "has weights as its init declares", of_weights=False)
-def init(subject: Subject) -> Iterator[Deviation]:
+def init(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The spread that `init` gives to a matrix of the same role and shape, drawn separately."""
     model, declared = build(subject.graph, seed=subject.seed), subject.graph.spec.model.init
     depths = {node.name: node.stack.depth if node.stack else None for node in subject.graph.nodes}
@@ -134,7 +134,7 @@ def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:
 
 
 @property_of("first-loss", "starts at the expected loss", of_weights=False)
-def first_loss(subject: Subject) -> Iterator[Deviation]:
+def first_loss(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The loss of a new model does not exceed the loss that its spec predicts."""
     model = build(subject.graph, seed=subject.seed).eval()
     expected = {estimate.head: estimate for estimate in first_losses(model, subject.graph)}

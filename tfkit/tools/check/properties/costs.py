@@ -16,8 +16,8 @@ from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.nn import StackedLinear
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call
-from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.cost.cost import Cost, UncountableError, cost
 from tfkit.tools.cost.counter import Kernels
@@ -31,7 +31,7 @@ STREAMS = 5e-2
 
 
 @property_of("counts", "has the parameters that are counted")
-def counts(subject: Subject) -> Iterator[Deviation]:
+def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The parameters are those that `tfkit params` counts."""
     counted, model = count_params(subject.graph), build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -43,7 +43,7 @@ def counts(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("flops", "costs the operations observed")
-def flops(subject: Subject) -> Iterator[Deviation]:
+def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The products of a forward, counted by torch on the meta device."""
     counted = _cost(subject, batch=2, mode="train").total.flops_forward
     shape = StepShape("train", 2, subject.length, None)
@@ -55,7 +55,7 @@ def flops(subject: Subject) -> Iterator[Deviation]:
     yield Deviation(error, f"{counted:,} FLOPs are counted for a forward, but {observed:,} observed", 1e-3)
 
 
-def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
+def _cost(subject: ModelUnderTest, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
     try:
         return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32, kernels=kernels)
     except UncountableError as error:
@@ -63,8 +63,8 @@ def _cost(subject: Subject, *, batch: int, mode: Mode, kernels: Kernels = "cuda"
 
 
 @property_of("kept-bytes", "saves the bytes that are counted")
-def kept_bytes(subject: Subject) -> Iterator[Deviation]:
-    """The tensors that autograd keeps of a forward in train mode, each once, without weights."""
+def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
+    """The tensors that autograd keeps after a forward in train mode, each once, without weights."""
     counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
     model, saved = subject.build().train(), WeakValueDictionary[int, Tensor]()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -87,7 +87,7 @@ def kept_bytes(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("cache-bytes", "caches the bytes that are counted")
-def cache_bytes(subject: Subject) -> Iterator[Deviation]:
+def cache_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The caches of a `CachedModel`, without the slot of each for padding."""
     parts = split_if_decodable(subject.graph)
     if parts is None:

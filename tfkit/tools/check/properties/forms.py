@@ -18,8 +18,8 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, difference, in_words, property_of, require
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Inputs, call, example_inputs
-from tfkit.tools.check.subject import Subject
 from tfkit.tools.export.exported_programs import looping
 from tfkit.tools.export.torchscript_format import refusal, script
 from tfkit.tools.import_.importing import export_config
@@ -29,7 +29,7 @@ from tfkit.torch_private.torchscript import as_written, quiet
 
 
 @property_of("state-dict", "is copied by its state dict")
-def state(subject: Subject) -> Iterator[Deviation]:
+def state(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A state dict carries the model over, bit by bit, into one that was built from another seed."""
     yield from state_dict(subject.graph)
 
@@ -43,7 +43,7 @@ def state_dict(graph: Graph) -> Iterator[Deviation]:
 
 
 @property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",))
-def copies(subject: Subject) -> Iterator[Deviation]:
+def copies(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A copy, a pickled model, and one that got memory later are the same model."""
     yield from _same(subject, "a deep copy", copy.deepcopy(subject.model))
     yield from _same(subject, "a pickled model", pickle.loads(pickle.dumps(subject.model)))
@@ -60,19 +60,19 @@ def copies(subject: Subject) -> Iterator[Deviation]:
                 )
 
 
-def _same(subject: Subject, what: str, other: fx.GraphModule) -> Iterator[Deviation]:
+def _same(subject: ModelUnderTest, what: str, other: fx.GraphModule) -> Iterator[Deviation]:
     inputs = subject.inputs()
     yield from compared(subject.model, inputs, inputs, f"{what} returns a different output", second=other, limit=0.0)
 
 
 @property_of("save", "is read again from its folder", follows=("state-dict",))
-def saved(subject: Subject) -> Iterator[Deviation]:
+def saved(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The folder of a saved model gives the same model."""
     yield from _read_again(subject, "tfkit")
 
 
 @property_of("publish", "is read again from a published folder", follows=("save",))
-def publish(subject: Subject) -> Iterator[Deviation]:
+def publish(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The folder of a published model, with a config.json and the tensors of its family, gives the same model."""
     require(subject.graph.spec.model.checkpoint is not None, "the spec has no `checkpoint`")
     try:
@@ -82,7 +82,7 @@ def publish(subject: Subject) -> Iterator[Deviation]:
     yield from _read_again(subject, "huggingface")
 
 
-def _read_again(subject: Subject, layout: Layout) -> Iterator[Deviation]:
+def _read_again(subject: ModelUnderTest, layout: Layout) -> Iterator[Deviation]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             save(subject.model, Path(folder) / "model", layout=layout, plugins=subject.plugins)
@@ -93,7 +93,7 @@ def _read_again(subject: Subject, layout: Layout) -> Iterator[Deviation]:
     yield from _same(subject, "a model that was saved", again)
 
 
-def _calls(subject: Subject) -> list[Inputs]:
+def _calls(subject: ModelUnderTest) -> list[Inputs]:
     """Return inputs of several lengths, with and without padding."""
     lengths = [max(1, subject.length - 4), subject.length]
     padded = [subject.inputs(length=n, padding="left") for n in lengths] if subject.padded else []
@@ -101,7 +101,7 @@ def _calls(subject: Subject) -> list[Inputs]:
 
 
 @property_of("script", "is the same by TorchScript", follows=("eval-mode",))
-def scripted(subject: Subject) -> Iterator[Deviation]:
+def scripted(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`torch.jit.script` takes the model, and the scripted model returns the same."""
     yield from scripts(subject.model, *_calls(subject))
 
@@ -121,7 +121,7 @@ def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
 
 
 @property_of("capture", "is captured once by torch.compile", level="full")
-def captured(subject: Subject) -> Iterator[Deviation]:
+def captured(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`torch.compile` captures the full model, once for all lengths, or for each if a mixer fixes the length."""
     yield from captures(subject.model, *_calls(subject)[1:], once=not looping(subject.graph))
 
@@ -160,7 +160,7 @@ def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> 
 
 
 @property_of("export", "is exported to pt2 and ONNX", level="full", follows=("capture",))
-def exported(subject: Subject) -> Iterator[Deviation]:
+def exported(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Files of torch.export and ONNX, read again, return the same at other shapes."""
     for kind in looping(subject.graph):
         raise DoesNotApplyError(f"the loop of mixer `{kind}` fixes the length of a program")
@@ -172,7 +172,7 @@ def exported(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("eject", "is written out as plain PyTorch", level="full")
-def ejected(subject: Subject) -> Iterator[Deviation]:
+def ejected(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The file that `tfkit eject` writes returns the same, bit by bit, without tfkit."""
     from tfkit.tools.eject.check import check
     from tfkit.tools.eject.write import eject

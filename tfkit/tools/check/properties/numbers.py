@@ -37,8 +37,8 @@ from tfkit.tools.check.measure import (
     require,
     unequal,
 )
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Choices, Inputs, arguments_of, call, cast, example_inputs, hooked
-from tfkit.tools.check.subject import Subject
 from tfkit.torch_private.tensors import leaves
 
 Array = NDArray[np.float64]
@@ -52,7 +52,7 @@ LARGE = 1e3
 
 
 @property_of("meaning", "computes what its spec describes", follows=("alone",))
-def meaning(subject: Subject) -> Iterator[Deviation]:
+def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
     """In float64, the outputs equal the outputs of `tfkit.reference`, also next to padding on both sides.
 
     Where rotary positions are scaled, a sequence without padding is longer than the others.
@@ -96,7 +96,7 @@ def _where(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
 
 
 @property_of("silent", "is its norms, if sublayers are silent")
-def silent(subject: Subject) -> Iterator[Deviation]:
+def silent(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
     require(subject.stacks, "the spec has no stack")
     stacks = [node for node in subject.stacks if node.stack is not None and _adds(node.stack)]
@@ -162,7 +162,7 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
 
 
 @property_of("types", "computes in bfloat16")
-def types(subject: Subject) -> Iterator[Deviation]:
+def types(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model in bfloat16 computes in that type, and stays finite."""
     yield from computes_in(subject.graph, torch.bfloat16)
 
@@ -184,12 +184,12 @@ def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Deviation]:
                 yield Deviation.fault(f"a model of {dtype} returns values that are not finite")
 
 
-def _converted(subject: Subject, dtype: torch.dtype) -> fx.GraphModule:
+def _converted(subject: ModelUnderTest, dtype: torch.dtype) -> fx.GraphModule:
     return copy.deepcopy(subject.model).to(dtype)
 
 
 @property_of("rounding", "rounds no more than its type", follows=("types",))
-def rounding(subject: Subject) -> Iterator[Deviation]:
+def rounding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """float32 and bfloat16 compared to float64, with the same experts; float32 rounds equally at every position.
 
     A model whose outputs change more than that if its weights are rounded may differ by twice this change.
@@ -234,7 +234,7 @@ def _growth(output: Tensor, exact: Tensor) -> Deviation:
 
 
 @property_of("large", "stays finite at large numbers", follows=("types",))
-def large(subject: Subject) -> Iterator[Deviation]:
+def large(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Vectors that enter a stack times 1000, in the forward and in the gradients; float16."""
     require(subject.stacks, "the spec has no stack")
     model, where = copy.deepcopy(subject.model), f"where a stack's input is {LARGE:g} times as large"
@@ -255,7 +255,7 @@ def large(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("inputs-kept", "changes none of its input tensors")
-def inputs_kept(subject: Subject) -> Iterator[Deviation]:
+def inputs_kept(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Arguments of every module, compared after its forward."""
     received, changed = dict[str, list[Tensor]](), dict[str, float]()
 

@@ -31,8 +31,8 @@ from tfkit.tools.check.measure import (
     property_of,
     require,
 )
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Inputs, arguments_of, call, hooked
-from tfkit.tools.check.subject import Subject
 
 ALONE = ("activation", "ffn", "norm")
 """The slots of components that act on each position independently."""
@@ -41,7 +41,7 @@ DOCUMENTS = (5, 4, 3)
 
 
 @property_of("alone", "mixes positions in attention only")
-def alone(subject: Subject) -> Iterator[Deviation]:
+def alone(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Activations, norms and FFNs act on each position independently, and do not depend on the number of positions."""
     yield from positions_alone(subject.model, subject.inputs())
 
@@ -79,20 +79,20 @@ def _mixing(module: nn.Module, x: Tensor, name: str, path: str) -> Iterator[Devi
 # ---- later tokens ----
 
 
-def _causal(subject: Subject) -> tuple[str, ...]:
+def _causal(subject: ModelUnderTest) -> tuple[str, ...]:
     require(subject.causal, "every position may read all others")
     return subject.causal
 
 
 @property_of("look-ahead", "reads no later token", follows=("alone",))
-def look_ahead(subject: Subject) -> Iterator[Deviation]:
+def look_ahead(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No earlier output changes with a later token."""
     for name in _causal(subject):
         yield from later_values(subject.model, subject.inputs(), name)
 
 
 @property_of("look-ahead-gradient", "has no gradient to later tokens", follows=("alone", "look-ahead"))
-def look_ahead_gradient(subject: Subject) -> Iterator[Deviation]:
+def look_ahead_gradient(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No output has a gradient to a later token."""
     for name in _causal(subject):
         yield from later_gradients(subject.model, subject.inputs(), name)
@@ -157,7 +157,7 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
 
 
 @property_of("padding", "is not changed by padding", follows=("alone", "look-ahead"))
-def padding(subject: Subject) -> Iterator[Deviation]:
+def padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Outputs of tokens do not depend on the amount or the contents of padding next to them."""
     require(subject.padded, "no input may be padded")
     between = next((node.name for node in subject.graph.nodes if node.output.gaps), None)
@@ -202,7 +202,7 @@ def _row(row: int, side: str, single: Tensor, padded: Tensor) -> Pair | None:
 
 
 @property_of("neighbours", "reads each row by itself", follows=("alone",))
-def neighbours(subject: Subject) -> Iterator[Deviation]:
+def neighbours(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Other rows of a batch change no bit of a row; experts, which take tokens of all rows together, may round."""
     experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
     inputs, different = subject.inputs(), subject.inputs(seed=1)
@@ -229,7 +229,7 @@ def _back(rows: Tensor, rolled: Tensor) -> Pair | None:
 
 
 @property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
-def documents(subject: Subject) -> Iterator[Deviation]:
+def documents(subject: ModelUnderTest) -> Iterator[Deviation]:
     """With a mask of pairs, each of several documents in a row has the outputs that it has alone."""
     deaf = deaf_to_pairs(subject.graph)
     require(deaf is None, f"`{deaf}` takes no mask of pairs")
@@ -251,7 +251,7 @@ def _document(columns: slice, single: Tensor, together: Tensor) -> Pair | None:
 
 
 @property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
-def token_order(subject: Subject) -> Iterator[Deviation]:
+def token_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Without positions, tokens in another order have their outputs in that order."""
     positions = any(True for _ in subject.graph.configs(InputPositionConfig))  # type: ignore[type-abstract]
     positions = positions or any(attention.config.position is not None for attention in subject.attentions)

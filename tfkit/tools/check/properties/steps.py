@@ -31,8 +31,8 @@ from tfkit.tools.check.measure import (
     place_of,
     property_of,
 )
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Inputs, call, cast
-from tfkit.tools.check.subject import Subject
 from tfkit.tools.common.model_inputs import as_tensors
 from tfkit.torch_private.torchscript import quiet
 
@@ -138,7 +138,7 @@ def pick(x: Tensor, columns: Tensor) -> Tensor:
 
 
 @property_of("cached", "read in steps, is the whole", follows=("alone", "look-ahead", "padding"))
-def cached_steps(subject: Subject) -> Iterator[Deviation]:
+def cached_steps(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Read in steps, with caches, every token has the outputs of a full forward."""
     model = _decodable(subject)
     try:
@@ -149,14 +149,14 @@ def cached_steps(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
-def cached_step(subject: Subject) -> Iterator[Deviation]:
+def cached_step(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The step of one token is captured once for all tokens, and TorchScript takes a step of any size."""
     deviations = step_as_program(_decodable(subject), subject.inputs())
     yield from allow_rounding(subject, deviations, torch.float32, distance)
 
 
 @property_of("cached-types", "keeps the type of its caches", follows=("cached", "types"))
-def cached_types(subject: Subject) -> Iterator[Deviation]:
+def cached_types(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Caches of a model in bfloat16, and under autocast; `keep` returns the last positions of a piece."""
     yield from _kept(_decodable(subject), subject)
     for dtype in (torch.float64, torch.bfloat16):
@@ -166,7 +166,7 @@ def cached_types(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("state", "keeps padding out of its states", follows=("cached",))
-def state(subject: Subject) -> Iterator[Deviation]:
+def state(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Padding between tokens changes no state, and a piece of padding alone leaves every bit of it."""
     model = _decodable(subject)
     if not any(isinstance(entry, State) for entry in split_for_decoding(subject.graph).cached):
@@ -193,7 +193,7 @@ def _states_after(rows: SequenceBatch, pieces: Schedule) -> list[tuple[str, Tens
     return [(path, tensor) for path, entry, tensor in reading.cached.tensors() if isinstance(entry, State)]
 
 
-def _decodable(subject: Subject) -> fx.GraphModule:
+def _decodable(subject: ModelUnderTest) -> fx.GraphModule:
     """Return the model; raise `DoesNotApplyError` if it cannot be decoded step by step."""
     try:
         split_for_decoding(subject.graph)
@@ -202,7 +202,7 @@ def _decodable(subject: Subject) -> fx.GraphModule:
     return subject.model
 
 
-def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Deviation]:
+def _kept(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[Deviation]:
     """Compare the last positions of a piece with the same positions of its full output."""
     rows = SequenceBatch.of(model, subject.inputs())
     outputs = []
@@ -217,7 +217,7 @@ def _kept(model: fx.GraphModule, subject: Subject) -> Iterator[Deviation]:
         yield Deviation(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
 
 
-def _typed(model: fx.GraphModule, subject: Subject, dtype: torch.dtype) -> Iterator[Deviation]:
+def _typed(model: fx.GraphModule, subject: ModelUnderTest, dtype: torch.dtype) -> Iterator[Deviation]:
     """Compare the types of the caches with the model's, and single tokens with a full forward in that type."""
     rows = SequenceBatch.of(model, subject.inputs())
     pieces, once = (cast(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))

@@ -22,7 +22,7 @@ from torch import Tensor
 from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, Layer, Step
 from tfkit.tools.check.measure import Deviation, property_of, require
-from tfkit.tools.check.subject import Subject
+from tfkit.tools.check.model_under_test import ModelUnderTest
 
 LAYERS = 4
 """Layers that it takes to know the usual strength of a trace."""
@@ -38,7 +38,7 @@ Axis = Literal["rows", "columns"]
 
 
 @property_of("places", "has its tensors in the places of their training")
-def in_places(subject: Subject) -> Iterator[Deviation]:
+def in_places(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No tensor is transposed, or exchanged for a different tensor, as far as the traces of training tell."""
     require(subject.weights is not None, "the weights are random")
     tensors = {name: place.view(subject.model.state_dict()) for name, place in places(subject.model).items()}

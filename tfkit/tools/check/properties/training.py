@@ -16,9 +16,9 @@ from tfkit.building.placement import forked_generator
 from tfkit.component import MaskConfig
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
+from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest, leaves, redrawn
 from tfkit.tools.check.properties.basics import every_one
 from tfkit.tools.check.runs import Choices, Inputs, call, cast, hooked
-from tfkit.tools.check.subject import FieldPath, Subject, leaves, redrawn
 
 BATCHES = 24
 """The most batches until every row and column of a parameter has had a gradient."""
@@ -30,13 +30,13 @@ Some modules compute in float32, which large steps take, or have kinks, which sm
 
 
 @property_of("gradients", "has finite gradients of all weights")
-def gradients(subject: Subject) -> Iterator[Deviation]:
+def gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every parameter has a gradient in train mode, and all are finite."""
     yield from parameter_gradients(subject.model, subject.inputs())
 
 
 @property_of("padded-gradients", "has finite gradients with a row of padding", follows=("gradients",))
-def gradients_beside_padding(subject: Subject) -> Iterator[Deviation]:
+def gradients_beside_padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Gradients are finite next to a row that is all padding."""
     require(subject.padded, "no input may be padded")
     yield from parameter_gradients(subject.model, subject.inputs(padding="rows"))
@@ -75,7 +75,7 @@ def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
 
 
 @property_of("every-row", "uses every row and column of weights", of_weights=False, follows=("gradients",))
-def every_row(subject: Subject) -> Iterator[Deviation]:
+def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every row and column of every parameter has a gradient; rows of a table, if they are looked up.
 
     Each batch has separate weights: a unit may be silent by chance. Rows for distances that a mask may hide pass.
@@ -99,7 +99,7 @@ def every_row(subject: Subject) -> Iterator[Deviation]:
         yield from _idle(name, reached)
 
 
-def _hidden(subject: Subject) -> tuple[str, ...]:
+def _hidden(subject: ModelUnderTest) -> tuple[str, ...]:
     """Return the prefixes of tables of distances of which a mask hides some."""
     return tuple(
         f"{path.partition('.')[0]}.{layer.context}.position."
@@ -133,7 +133,7 @@ def _idle(name: str, reached: Tensor) -> Iterator[Deviation]:
 
 
 @property_of("recompute", "has equal bits if layers run again", follows=("gradients",))
-def recompute(subject: Subject) -> Iterator[Deviation]:
+def recompute(subject: ModelUnderTest) -> Iterator[Deviation]:
     """With dropout, and the same random numbers."""
     inputs, gradients = subject.inputs(), []
     for again in (False, True):
@@ -151,7 +151,7 @@ def recompute(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("train-mode", "is the same without dropout")
-def train_mode(subject: Subject) -> Iterator[Deviation]:
+def train_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Without dropout, train mode returns what eval mode does."""
     model = subject.build(subject.changed(_without_dropout(subject)))
     inputs = subject.inputs()
@@ -161,7 +161,7 @@ def train_mode(subject: Subject) -> Iterator[Deviation]:
             yield difference(output, expected, "without dropout, train mode changes the outputs by {}")
 
 
-def _without_dropout(subject: Subject, but: FieldPath = ()) -> dict[FieldPath, Any]:
+def _without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldPath, Any]:
     """Return the values of a spec without dropout, except the rate at the path `but` and the stages next to it."""
     values: dict[FieldPath, Any] = {}
     for path, value in leaves(subject.graph.spec.model):
@@ -174,7 +174,7 @@ def _without_dropout(subject: Subject, but: FieldPath = ()) -> dict[FieldPath, A
 
 
 @property_of("dropout", "drops at every rate of its spec", follows=("train-mode",))
-def dropout(subject: Subject) -> Iterator[Deviation]:
+def dropout(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Each rate of the spec alone, with all other rates 0."""
     rates = {path: value for path, value in subject.values.items() if path[-1] == "dropout" and value}
     require(rates, "every rate of dropout is 0")
@@ -191,13 +191,13 @@ def dropout(subject: Subject) -> Iterator[Deviation]:
 
 
 @property_of("derivatives", "has the gradients of its function", follows=("gradients",))
-def finite_differences(subject: Subject) -> Iterator[Deviation]:
+def finite_differences(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Gradients equal finite differences of the function, in float64; of equal layers, in the first."""
     tied, equal = _tied(subject), _equal_layers(subject)
     yield from _differences(subject, lambda name: name not in tied and not name.startswith(equal))
 
 
-def _equal_layers(subject: Subject) -> tuple[str, ...]:
+def _equal_layers(subject: ModelUnderTest) -> tuple[str, ...]:
     """Return the prefixes of parameters in layers that equal an earlier layer."""
     return tuple(
         f"{node.name}.layers.{number}."
@@ -208,18 +208,18 @@ def _equal_layers(subject: Subject) -> tuple[str, ...]:
 
 
 @property_of("ties", "sums the gradients of a tie", follows=("gradients",))
-def ties(subject: Subject) -> Iterator[Deviation]:
+def ties(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The gradient of a tied table is the sum of the gradients of its uses."""
     tied = _tied(subject)
     require(tied, "no table is tied")
     yield from _differences(subject, lambda name: name in tied)
 
 
-def _tied(subject: Subject) -> set[str]:
+def _tied(subject: ModelUnderTest) -> set[str]:
     return {f"{name}.tokens.weight" for name in heads_of_tables(subject.graph)}
 
 
-def _differences(subject: Subject, chosen: Callable[[str], bool]) -> Iterator[Deviation]:
+def _differences(subject: ModelUnderTest, chosen: Callable[[str], bool]) -> Iterator[Deviation]:
     """Compare the derivative along a random direction of each parameter with a finite difference, the experts kept."""
     model = copy.deepcopy(subject.model).double()
     inputs = cast(subject.inputs(batch=2), torch.float64)

@@ -25,8 +25,8 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, property_of, require
+from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest
 from tfkit.tools.check.runs import call, example_inputs
-from tfkit.tools.check.subject import FieldPath, Subject
 
 WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
 """Functions that read all fields of a config together."""
@@ -37,7 +37,7 @@ NARROW = {"theta": 2, "factor": 2, "scaled": 1}
 
 
 @property_of("fields", "reads every field of its component")
-def fields_read(subject: Subject) -> Iterator[Deviation]:
+def fields_read(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Fields that the component's class declares itself; one that its file names may be read elsewhere, and passes."""
     config = subject.component
     if config is None:
@@ -75,7 +75,7 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 
 
 @property_of("values", "changes with every value of its spec", follows=("fields",))
-def values(subject: Subject) -> Iterator[Deviation]:
+def values(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Another value changes parameters, their first values, or the outputs in eval or in train mode."""
     reference = _Observed(subject, subject.graph)
     for path, value in _numbers(subject):
@@ -90,14 +90,14 @@ def values(subject: Subject) -> Iterator[Deviation]:
     yield Deviation(0.0, "")
 
 
-def _allowed(subject: Subject, path: FieldPath, value: float) -> Iterator[Graph]:
+def _allowed(subject: ModelUnderTest, path: FieldPath, value: float) -> Iterator[Graph]:
     """Yield the graphs with a different value at a path, as far as the spec allows them."""
     for other in _others(value):
         with suppress(SpecError, ValueError):
             yield subject.changed({path: other})
 
 
-def _numbers(subject: Subject) -> Iterator[tuple[FieldPath, Any]]:
+def _numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
     """Yield the values that are numbers or true or false, that another value could replace."""
     configs = {path: config for path, config in parts((), subject.graph.spec.model) if isinstance(config, Config)}
     for path, value in subject.values.items():
@@ -132,7 +132,7 @@ def _others(value: float) -> tuple[float, ...]:
 class _Observed:
     """All that shows of a model: shapes and first values of its parameters, then its outputs in eval and train mode."""
 
-    def __init__(self, subject: Subject, graph: Graph) -> None:
+    def __init__(self, subject: ModelUnderTest, graph: Graph) -> None:
         self.subject, self.graph = subject, graph
         with torch.device("meta"):
             self.new = assemble(graph)
@@ -175,7 +175,7 @@ def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
 
 
 @property_of("neutral", "is not changed by neutral values")
-def neutral(subject: Subject) -> Iterator[Deviation]:
+def neutral(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one.
 
     Also groups of query heads: separate key-value heads with equal weights compute the same. Values of one
@@ -201,7 +201,7 @@ class _Neutral:
     weights: Callable[[fx.GraphModule, fx.GraphModule], dict[str, Tensor]]
 
 
-def _with_and_without(subject: Subject, values: Sequence[_Neutral]) -> list[Deviation]:
+def _with_and_without(subject: ModelUnderTest, values: Sequence[_Neutral]) -> list[Deviation]:
     """Compare the model with these neutral values and the model without them; empty if the spec rejects a model."""
     present, left_out = ChainMap(*(v.present for v in values)), ChainMap(*(v.left_out for v in values))
     try:
@@ -213,7 +213,7 @@ def _with_and_without(subject: Subject, values: Sequence[_Neutral]) -> list[Devi
     return [*compared(first, inputs, inputs, detail, second=second)]
 
 
-def _neutral(subject: Subject) -> dict[str, list[_Neutral]]:
+def _neutral(subject: ModelUnderTest) -> dict[str, list[_Neutral]]:
     """Return the neutral values, by the name of their field."""
     by_field = defaultdict[str, list[_Neutral]](list)
     for path, value in subject.values.items():
@@ -236,7 +236,7 @@ def _neutral(subject: Subject) -> dict[str, list[_Neutral]]:
     return by_field
 
 
-def _is_neutral(subject: Subject, path: FieldPath) -> bool:
+def _is_neutral(subject: ModelUnderTest, path: FieldPath) -> bool:
     """Return True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
     for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
         if tuple(place.split(".")) == path[:-1]:
@@ -257,7 +257,7 @@ def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
     return first.state_dict()
 
 
-def _repeated(subject: Subject, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+def _repeated(subject: ModelUnderTest, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
     """Repeat the weights of each key-value head for every query head that shares it."""
     ours, state, wider = places(first), first.state_dict(), second.state_dict()
     heads = {f"{attention.path}.": attention.config.kv_heads for attention in subject.attentions}

@@ -51,7 +51,7 @@ class Attends:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelUnderTest:
     """A model that is checked.
 
     Unless it has trained weights, its parameters are redrawn, including biases and norms: initial values hide
