@@ -35,6 +35,7 @@ NOT_SHOWN = {
     "pad_id": "for others, as the mask says what is padding",
     "mixer": "no built-in kind fills it",
     **dict.fromkeys(("add.scale", "add.learned", "add.onto", "add.learned_onto"), "by the field `residual` of a layer"),
+    "blocks.size": "the decoder of this test has masks in which it has no effect",
     "additive.scale": "refused",
     "additive.softcap": "refused",
     "additive.sinks": "refused",
@@ -48,6 +49,8 @@ SMALL_OF: dict[str, Part] = {
     "learned": {"max_len": 32},
     "longrope": {"factor": 2.0},
     "proportional": {"width": 2},
+    "chunk": {"size": 4},
+    "expression": {"where": "q - k < 2"},
 }
 """Fields that a kind requires, by their names, or by kind."""
 
@@ -144,6 +147,9 @@ OTHERS: dict[str, list[Any]] = {
     "embedding.position": ["learned", "sinusoidal"],
     "select": ["last", "mean"],
     "n_classes": [4],
+    "classifier.squeeze": [True],
+    "chunk.size": [8],
+    "expression.where": ["q - k < 4"],
     "transform": [{"activation": "gelu"}, {"activation": "silu"}, {"norm": "rmsnorm"}, {"bias": False}],
     "along": ["width"],
     "q_rank": [6, 4],
@@ -188,6 +194,7 @@ BESIDE: dict[str, Part] = {
     "longrope.temperature": {"factor": None, "temperature": 1.25},
     "beta_fast": {"truncate": False},
     "cross_attention": {"memory": "source"},
+    "classifier.squeeze": {"n_classes": 1},
 }
 """Fields without which another one has no effect."""
 
