@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -255,7 +256,7 @@ def _end_with(parent: int) -> None:
     # A killed parent does not end its pool.
     while os.getppid() == parent:
         time.sleep(1)
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _encode_in_process(chunk: Chunk) -> bytes:

@@ -240,7 +240,7 @@ def _with_divisors(mixer: MixerConfig) -> MixerConfig:
         try:
             mixer.check()
         except Invalid as error:
-            count = getattr(mixer, error.field, None)
+            count = dict(mixer).get(error.field)
             if type(count) is int and count > 1:
                 mixer = mixer.model_copy(update={error.field: count - 1})
                 continue

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from functools import _lru_cache_wrapper
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
@@ -106,7 +105,7 @@ class Expressions:
             raise NotImplementedError(f"nothing says what `{node.id}` is")
         value = self.code.names[node.id]
         value = F.linear if value is tfkit.nn.linear else value  # which computes the same
-        if isinstance(value, _lru_cache_wrapper):  # a file that is read once needs no cache
+        if hasattr(value, "cache_clear"):  # from functools: a file that is read once needs no cache
             value = value.__wrapped__
         return Known(value), self.use(node.id, value)
 
