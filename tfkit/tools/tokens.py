@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
@@ -24,7 +25,7 @@ from tfkit.console.output import print_json, progress, show, table
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 
 if TYPE_CHECKING:
-    from tfkit.decoding.text import Tokenizer
+    from tfkit.run.contract import Tokenizer
 
 CHUNK = 2**18
 """Characters that a process tokenizes at once."""
@@ -77,7 +78,7 @@ def tokens(
     if column is not None and not rows:
         raise click.BadParameter("it has no effect: no file has rows", param_hint="--column")
     check_file(output)
-    built = _tokenizer(reader, tokenizer)
+    built = _tokenizer(tokenizer)
     end = None if separator is None else _id_of(separator, built)
     start = time.perf_counter()
     count = processes or os.cpu_count() or 1
@@ -103,35 +104,31 @@ def _has_rows(path: Path) -> bool:
     return path.is_dir() or path.suffix in SUFFIXES
 
 
-def _tokenizer(reader: Reader, name: str) -> Tokenizer:
+def _tokenizer(name: str) -> Tokenizer:
     """Build the tokenizer that the option names; raise SpecError if it cannot be read."""
     from tfkit.decoding.text import ByteTokenizer, load_tokenizer
+    from tfkit.run.kinds.text import PretrainedConfig
 
     if name == "bytes":
-        return ByteTokenizer()
+        return cast("Tokenizer", ByteTokenizer())
     if not os.path.isdir(name):
-        return load_tokenizer(Path(name))
-    config: Any = reader.plugins.registry.kinds("tokenizer")["pretrained"].config
+        return cast("Tokenizer", load_tokenizer(Path(name)))
     try:
-        built: Tokenizer = config(path=name).build("")
-        return built
+        return PretrainedConfig(path=name).build("")
     except Invalid as error:
         raise SpecError(Diagnostic(error.message, notes=error.notes, help=error.help)) from error
 
 
 def _id_of(separator: str, tokenizer: Tokenizer) -> int:
+    from tfkit.run.kinds.text import bare
+
     try:
-        ids = _bare(tokenizer)(separator)
+        ids = bare(tokenizer, separator)
     except ValueError:
         ids = []
     if len(ids) != 1:
         raise SpecError(Diagnostic(f"{quoted(separator)} is not a token of the tokenizer"))
     return ids[0]
-
-
-def _bare(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
-    encode: Callable[[str], Sequence[int]] = getattr(tokenizer, "encode_bare", tokenizer.encode)
-    return encode
 
 
 # ---- from texts to ids ----
@@ -200,7 +197,9 @@ class _Encoder:
     """Chunks to the bytes of their ids."""
 
     def __init__(self, tokenizer: Tokenizer, end: int | None, size: int) -> None:
-        self._encode, self._end = _bare(tokenizer), [] if end is None else [end]
+        from tfkit.run.kinds.text import bare
+
+        self._encode, self._end = partial(bare, tokenizer), [] if end is None else [end]
         self._type = {2: "H", 4: "I"}[size]
 
     def __call__(self, chunk: Chunk) -> bytes:

@@ -268,7 +268,9 @@ def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dic
     width: theta ** (-2 i / width) for i < (width + 1) / 2.
     """
     text = None if share == 1 else f"d_head * {share}"
-    if text is None or d_head is None or isinstance(share, bool) or not 0 < share < 1 or d_head * share % 2 == 0:
+    if text is None or d_head is None or isinstance(share, bool) or not isinstance(share, int | float):
+        return {"width": text}
+    if not 0 < share < 1 or d_head * share % 2 == 0:
         return {"width": text}
     if d_head * share < 2:  # classes differ in the result
         raise Invalid("", f"`partial_rotary_factor` rotates no pair of channels of a head of width {d_head}")

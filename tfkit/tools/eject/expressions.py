@@ -6,6 +6,7 @@ An expression that the evaluator cannot decide stays as written, with its parts 
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -106,7 +107,7 @@ class Expressions:
         value = self.code.names[node.id]
         value = F.linear if value is tfkit.nn.linear else value  # which computes the same
         if hasattr(value, "cache_clear"):  # from functools: a file that is read once needs no cache
-            value = value.__wrapped__
+            value = inspect.unwrap(value)
         return Known(value), self.use(node.id, value)
 
     def use(self, name: str, value: Any) -> ast.expr:
