@@ -135,11 +135,13 @@ def _std(weight: torch.Tensor) -> torch.Tensor:
     return weight.std(correction=0)
 
 
+SEVERAL_WIDTHS = {"dinov2_base", "dinov2_with_registers_base", "dit_small"}
+"""Specs whose other widths do not follow from `d_model`, so that `small` cannot change it."""
 EJECTED = ("gpt2", "gpt_oss_20b", "vaswani_base")
 """Biases and residual scaling, experts, and matrices whose parts are filled one by one."""
 
 
-@pytest.mark.parametrize("name", chosen(NAMES, EJECTED))
+@pytest.mark.parametrize("name", chosen([name for name in NAMES if name not in SEVERAL_WIDTHS], EJECTED))
 def test_an_ejected_model_starts_as_the_built_one(name: str) -> None:
     graph = small(name)
     torch.manual_seed(0)

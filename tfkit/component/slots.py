@@ -411,6 +411,11 @@ class AttentionPositionConfig(PositionConfig):
         """True if all attentions with equal positions share one module; else each layer has its own."""
         return True
 
+    @property
+    def only_length(self) -> int | None:
+        """The only length of a sequence that these positions support, such as a grid of patches; None: any length."""
+        return None
+
     def check_attention(self, attention: AttentionConfig) -> None:
         """Raise `Invalid` if these positions do not support that attention."""
 

@@ -156,6 +156,11 @@ class StackConfig(LayerConfig, BlockConfig):
 
     def output(self, inputs: Signals) -> Signal:
         signal = expect(inputs, "input", "sequence", width=self.d_model)
+        for path, layer in self.distinct():
+            position = layer.attention and layer.attention.position
+            if position and position.only_length not in (None, signal.length):
+                message = f"these positions need sequences of length {position.only_length}; got {signal.in_words()}"
+                raise Invalid(f"{path}attention.position", message)
         if "memory" in inputs:
             expect(inputs, "memory", "sequence")
         if "condition" in inputs:

@@ -135,7 +135,7 @@ def _id_of(separator: str, tokenizer: Tokenizer) -> int:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TextChunk:
     """Texts of a file, in order."""
 
     path: Path
@@ -172,12 +172,9 @@ def write_tokens(
 
     dtype = np.dtype("<u2" if max(tokenizer.vocab_size, (end or 0) + 1) <= 2**16 else "<u4")
     file.write(b" " * HEADER)
-    total = sum(path.stat().st_size for path in paths if path.is_file())
-    size = count = 0
+    total, size, count = sum(path.stat().st_size for path in paths if path.is_file()), 0, 0
     with ExitStack() as stack:
-        pool = None
-        if processes > 1:
-            pool = stack.enter_context(_pool(processes, tokenizer, end, dtype.itemsize))
+        pool = stack.enter_context(_pool(processes, tokenizer, end, dtype.itemsize)) if processes > 1 else None
         encode = _Encoder(tokenizer, end, dtype.itemsize)
         for chunk, ids in _in_order(pool, processes, _chunks(paths, column), encode):
             file.write(ids)
@@ -186,11 +183,17 @@ def write_tokens(
             on_chunk(size, max(total, size), f"{count:,} tokens")
     if not count:
         raise SpecError(Diagnostic("there is nothing to tokenize: the text is empty"))
+    _write_header(file, dtype.str, count)
+    return size, count
+
+
+def _write_header(file: BinaryIO, dtype: str, count: int) -> None:
+    import numpy as np
+
     file.seek(0)
-    header: dict[str, Any] = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    header: dict[str, Any] = {"descr": dtype, "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
     assert file.tell() == HEADER
-    return size, count
 
 
 class _Encoder:
@@ -202,7 +205,7 @@ class _Encoder:
         self._encode, self._end = partial(bare, tokenizer), [] if end is None else [end]
         self._type = {2: "H", 4: "I"}[size]
 
-    def __call__(self, chunk: Chunk) -> bytes:
+    def __call__(self, chunk: TextChunk) -> bytes:
         ids: list[int] = []
         try:
             for number, text in enumerate(chunk.texts, 1):
@@ -217,10 +220,10 @@ class _Encoder:
 
 
 def _in_order(
-    pool: Executor | None, processes: int, chunks: Iterator[Chunk], encode: _Encoder
-) -> Iterator[tuple[Chunk, bytes]]:
+    pool: Executor | None, processes: int, chunks: Iterator[TextChunk], encode: _Encoder
+) -> Iterator[tuple[TextChunk, bytes]]:
     """Yield all chunks with their ids. With a pool, only a few chunks are in memory."""
-    pending: deque[tuple[Chunk, Future[bytes]]] = deque()
+    pending: deque[tuple[TextChunk, Future[bytes]]] = deque()
     for chunk in chunks:
         if pool is None:
             yield chunk, encode(chunk)
@@ -258,14 +261,14 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _encode_in_process(chunk: Chunk) -> bytes:
+def _encode_in_process(chunk: TextChunk) -> bytes:
     return _encoders[0](chunk)
 
 
 # ---- from files to texts ----
 
 
-def _chunks(paths: Sequence[Path], column: str) -> Iterator[Chunk]:
+def _chunks(paths: Sequence[Path], column: str) -> Iterator[TextChunk]:
     for path in paths:
         try:
             yield from _row_chunks(path, column) if _has_rows(path) else _text_chunks(path)
@@ -277,7 +280,7 @@ def _chunks(paths: Sequence[Path], column: str) -> Iterator[Chunk]:
             raise SpecError(Diagnostic(f"{quoted(str(path))} is not UTF-8")) from error
 
 
-def _row_chunks(path: Path, column: str) -> Iterator[Chunk]:
+def _row_chunks(path: Path, column: str) -> Iterator[TextChunk]:
     from tfkit.run.read_rows import read_rows
 
     texts, size = [], 0
@@ -285,22 +288,22 @@ def _row_chunks(path: Path, column: str) -> Iterator[Chunk]:
         texts.append(row.text(column))
         size += len(texts[-1])
         if size >= CHUNK:
-            yield Chunk(path, tuple(texts), complete=True)
+            yield TextChunk(path, tuple(texts), complete=True)
             texts, size = [], 0
     if texts:
-        yield Chunk(path, tuple(texts), complete=True)
+        yield TextChunk(path, tuple(texts), complete=True)
 
 
-def _text_chunks(path: Path) -> Iterator[Chunk]:
+def _text_chunks(path: Path) -> Iterator[TextChunk]:
     text = ""
     with path.open(encoding="utf-8", newline="") as file:
         while block := file.read(CHUNK):
             text += block
             end = _line_end(text) or (len(text) if len(text) >= LONGEST else 0)
             if end:
-                yield Chunk(path, (text[:end],), complete=False)
+                yield TextChunk(path, (text[:end],), complete=False)
                 text = text[end:]
-    yield Chunk(path, (text,), complete=True)
+    yield TextChunk(path, (text,), complete=True)
 
 
 def _line_end(text: str) -> int:

@@ -67,7 +67,7 @@ class LabelledConfig(ColumnsConfig):
             labels = [self._labels(row, numbers, len(value), each) for row, value in zip(part, values, strict=True)]
             kept = fitted(part, list(map(len, values)), length, self.long)
             inputs = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in kept])
-            examples[name] = Labelled(inputs, Ragged([labels[i][:length] for i in kept]), each)
+            examples[name] = LabelledExamples(inputs, Ragged([labels[i][:length] for i in kept]), each)
         content = fingerprint([*texts, *map(str, numbers)], examples)
         vocab_size = 1 if tokenizer is None else tokenizer.vocab_size
         return LabelledData(examples, length, vocab_size, tokenizer, content, max(numbers.values()) + 1)
@@ -126,7 +126,7 @@ def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.flo
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledExamples:
     """Inputs with their classes, one for each example, or for each position."""
 
     inputs: Ragged

@@ -30,7 +30,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Form:
+class PairForm:
     """The form of examples: their layout, the ids before and behind each target, and the size of the vocabulary."""
 
     layout: Layout
@@ -56,7 +56,7 @@ class QuestionsConfig(ColumnsConfig):
         """Return the texts of a row."""
 
     @abstractmethod
-    def form(self, tokenizer: Tokenizer) -> Form:
+    def form(self, tokenizer: Tokenizer) -> PairForm:
         """Return the form of the examples."""
 
     def build(self, length: int | None) -> Data:
@@ -75,7 +75,7 @@ class QuestionsConfig(ColumnsConfig):
             examples[name] = Pairs.of([sides[i] for i in kept], [part[i].answer for i in kept], form.layout)
         return RowsData(examples, length, form.vocab_size, tokenizer, fingerprint(texts, examples))
 
-    def _targets(self, question: Question, tokenizer: Tokenizer, form: Form) -> list[list[int]]:
+    def _targets(self, question: Question, tokenizer: Tokenizer, form: PairForm) -> list[list[int]]:
         def encode(text: str) -> Sequence[int]:
             return [*form.before, *bare(tokenizer, text), *form.after]
 
@@ -105,13 +105,13 @@ class PairsConfig(QuestionsConfig):
     def question(self, row: Row) -> Question:
         return Question(row, row.text(self.source), [row.text(self.target)])
 
-    def form(self, tokenizer: Tokenizer) -> Form:
+    def form(self, tokenizer: Tokenizer) -> PairForm:
         before, vocab_size = [], tokenizer.vocab_size
         if self.start is not None or self.layout == "pair":
             start, vocab_size = new_token(self.start, tokenizer, vocab_size, "start")
             before = [start]
         end, vocab_size = new_token(self.end, tokenizer, vocab_size, "end")
-        return Form(self.layout, before, [end], vocab_size)
+        return PairForm(self.layout, before, [end], vocab_size)
 
 
 class ChoicesConfig(QuestionsConfig):
@@ -140,9 +140,9 @@ class ChoicesConfig(QuestionsConfig):
             raise row.error(self.answer, f"the number of a continuation, from 0 to {len(texts) - 1}")
         return Question(row, row.text(self.prompt), texts, answer)
 
-    def form(self, tokenizer: Tokenizer) -> Form:
+    def form(self, tokenizer: Tokenizer) -> PairForm:
         after = [] if self.end is None else [id_of(self.end, tokenizer, "end")]
-        return Form("sequence", [], after, max([tokenizer.vocab_size, *(token + 1 for token in after)]))
+        return PairForm("sequence", [], after, max([tokenizer.vocab_size, *(token + 1 for token in after)]))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from tfkit.component import (
     AttentionConfig,
+    AttentionPositionConfig,
     Config,
     FFNConfig,
     MaskConfig,
@@ -142,6 +143,8 @@ class _Shrink:
         """Shrink an input: an image to a few times the largest size of the nodes that read it, such as a patch."""
         if config.type != "image" or config.height is None or config.width is None:
             return self._config(config)
+        if any(_is_fixed(attention.position) for attention in _attentions(self.graph.spec.model)):
+            return config
         readers = [node.config for node in self.graph.nodes if name in sources(node.wires)]
         fields = [field for reader in readers for field in reader if not field[0].startswith("d_")]
         size = max((value for _, value in fields if type(value) is int), default=HEAD)
@@ -166,6 +169,8 @@ class _Shrink:
 
     def _config(self, config: Config, attention: _Around = None) -> Any:
         """Shrink a config and the configs inside it."""
+        if _is_fixed(config):
+            return config
         attention = config if isinstance(config, AttentionConfig) else attention
         fields = type(config).model_fields.items()
         small = config.model_copy(
@@ -232,6 +237,11 @@ class _Shrink:
                 width += 4
             self.hidden[value] = width
         return self.hidden[value]
+
+
+def _is_fixed(config: Config | None) -> bool:
+    """Return True for positions that fix the length, and with it the size of an image."""
+    return isinstance(config, AttentionPositionConfig) and config.only_length is not None
 
 
 def _with_divisors(mixer: MixerConfig) -> MixerConfig:

@@ -30,6 +30,10 @@ class GridRopeConfig(tfkit.RotaryConfig):
     theta: tfkit.PositiveFloat = 100.0
     """Base of the geometric series of frequencies."""
 
+    @property
+    def only_length(self) -> int:
+        return 1 + self.registers + self.rows * self.columns
+
     def check_attention(self, attention: tfkit.AttentionConfig) -> None:
         if attention.head_width % 4:
             message = f"positions of a grid need heads whose width is a multiple of 4; got {attention.head_width}"
@@ -54,7 +58,6 @@ class GridRope(nn.Module):
         self.width = width
 
     def forward(self, positions: Tensor, n_keys: int) -> Tensor:
-        assert n_keys == self.front + self.rows * self.columns, "rows and columns must be those of the patches"
         patches = positions - self.front
         rows = (patches // self.columns + 0.5) / self.rows
         columns = (patches % self.columns + 0.5) / self.columns
