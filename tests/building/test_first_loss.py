@@ -135,7 +135,7 @@ def _std(weight: torch.Tensor) -> torch.Tensor:
     return weight.std(correction=0)
 
 
-SEVERAL_WIDTHS = {"dinov2_base", "dinov2_with_registers_base", "dit_small"}
+SEVERAL_WIDTHS = {"dinov2_base", "dinov2_with_registers_base", "dit_small", "siglip_base_16", "siglip_vision_base_16"}
 """Specs whose other widths do not follow from `d_model`, so that `small` cannot change it."""
 EJECTED = ("gpt2", "gpt_oss_20b", "vaswani_base")
 """Biases and residual scaling, experts, and matrices whose parts are filled one by one."""
