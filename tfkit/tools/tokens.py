@@ -168,22 +168,20 @@ def write_tokens(
     Raises:
         SpecError: a file cannot be read or tokenized, or there is no text.
     """
-    import numpy as np
-
-    dtype = np.dtype("<u2" if max(tokenizer.vocab_size, (end or 0) + 1) <= 2**16 else "<u4")
+    dtype, itemsize = ("<u2", 2) if max(tokenizer.vocab_size, (end or 0) + 1) <= 2**16 else ("<u4", 4)
     file.write(b" " * HEADER)
     total, size, count = sum(path.stat().st_size for path in paths if path.is_file()), 0, 0
     with ExitStack() as stack:
-        pool = stack.enter_context(_pool(processes, tokenizer, end, dtype.itemsize)) if processes > 1 else None
-        encode = _Encoder(tokenizer, end, dtype.itemsize)
+        pool = stack.enter_context(_pool(processes, tokenizer, end, itemsize)) if processes > 1 else None
+        encode = _Encoder(tokenizer, end, itemsize)
         for chunk, ids in _in_order(pool, processes, _chunks(paths, column), encode):
             file.write(ids)
             size += sum(len(text.encode()) for text in chunk.texts)
-            count += len(ids) // dtype.itemsize
+            count += len(ids) // itemsize
             on_chunk(size, max(total, size), f"{count:,} tokens")
     if not count:
         raise SpecError(Diagnostic("there is nothing to tokenize: the text is empty"))
-    _write_header(file, dtype.str, count)
+    _write_header(file, dtype, count)
     return size, count
 
 

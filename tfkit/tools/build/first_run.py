@@ -72,8 +72,7 @@ def first_run(
     if torch.device(device).type != "meta" and weights is None:  # the type of weights determines their size
         check_memory(build(graph, device="meta", dtype=dtype), device)
     with _memory_errors(device):
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "seed": seed}
-        model = build_with_weights(graph, weights, allow_change=allow_change, **options)
+        model = build_with_weights(graph, weights, allow_change=allow_change, device=device, dtype=dtype, seed=seed)
     built = time.perf_counter()
     stage("running it once")
     dtype = next((parameter.dtype for parameter in model.parameters()), dtype or torch.get_default_dtype())
