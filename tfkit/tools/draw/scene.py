@@ -105,8 +105,10 @@ class Segment:
     after: Box | None = None
 
     def boxes(self) -> Iterator[Box]:
-        yield from (box for box in (self.stem, self.factor, self.write, self.after) if box is not None)
+        yield from (box for box in (self.stem, self.factor, self.after) if box is not None)
         yield from (item for branch in self.branches for item in branch if isinstance(item, Box))
+        if self.write is not None:  # a wire to the layer leads to the first box
+            yield self.write
 
 
 @dataclass(frozen=True)
