@@ -99,6 +99,8 @@ class BlockConfig(Component):
     pairs: ClassVar[bool] = False
     """True if the mask of its `input` may be of pairs, [b, t, t], with True where a token may read another: it then
     counts positions, and reads tokens, as if each had nothing but those before it."""
+    compares_rows: ClassVar[bool] = False
+    """True if a row of its output depends on other rows of the batch, as in a contrast of images and texts."""
 
     def check(self) -> None:
         """Raise `Invalid` for a component that takes a condition in a block without one, and for an idle condition."""

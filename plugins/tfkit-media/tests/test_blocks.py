@@ -94,6 +94,11 @@ def test_the_end_of_a_text() -> None:
     x, tokens = torch.randn(2, 4, 3), torch.tensor([[5, 9, 2, 9], [9, 1, 12, 9]])
     torch.testing.assert_close(EndPool(9)(x, tokens), torch.stack((x[0, 1], x[1, 0])))
     torch.testing.assert_close(EndPool(None)(x, tokens), torch.stack((x[0, 1], x[1, 2])))
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[0, 1] = mask[0, 3] = False  # no end is left in this text
+    for end in (9, None):
+        pooled = EndPool(end)(x, tokens.masked_fill(~mask, 9), mask)
+        torch.testing.assert_close(pooled[0], EndPool(end)(x[:1, mask[0]], tokens[:1, mask[0]])[0])
 
 
 @torch.no_grad()

@@ -213,6 +213,8 @@ class _Shrink:
             return value
         if value in self.rows and name not in ("d_ff", "d_model"):
             return self.rows[value]
+        if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, as of an end
+            return self.rows[value + 1] - 1
         if value in self.widths and (attention is None or name == "d_model"):
             return self.widths[value]
         if most == COUNT and isinstance(config, FFNConfig):

@@ -21,6 +21,7 @@ from tfkit import Diagnostic, Invalid, SpecError
 class ContrastConfig(tfkit.BlockConfig):
     """Logits of each image and each text of a batch: the cosine of their vectors, times a learned factor."""
 
+    compares_rows = True
     block: Literal["contrast"] = "contrast"
     inputs: tuple[tfkit.Wire, ...]
     """The vectors of the images, and the vectors of the texts."""

@@ -58,10 +58,12 @@ class TokenPool(nn.Module):
 
 
 class EndPoolConfig(tfkit.BlockConfig):
-    """The vector at the first end of a text: at a token, or at the token with the largest id."""
+    """The vector at the first end of a text: at a token, or at the token with the largest id; at the last token of a
+    text without an end. Padding never counts.
+    """
 
     block: Literal["end_pool"] = "end_pool"
-    input: tfkit.Wire | None = None
+    input: tfkit.MaskedWire | None = None
     """The sequence to read."""
     tokens: tfkit.Wire
     """The tokens of this sequence."""
@@ -84,8 +86,14 @@ class EndPool(nn.Module):
         super().__init__()
         self.end = end
 
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        places = tokens.argmax(dim=1) if self.end is None else (tokens == self.end).int().argmax(dim=1)
+    def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            tokens = tokens.masked_fill(~mask.to(torch.bool), -1)
+        places = tokens.argmax(dim=1)
+        if self.end is not None:
+            ends = tokens == self.end
+            last = (tokens >= 0).int().cumsum(dim=1).argmax(dim=1)
+            places = torch.where(ends.any(dim=1), ends.int().argmax(dim=1), last)
         return x[torch.arange(x.size(0), device=x.device), places]
 
 

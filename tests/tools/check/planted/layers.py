@@ -75,9 +75,12 @@ def no_final_norm(self: Any, *args: Any, **given: Any) -> Tensor:
     return found
 
 
-@plant("the residual is dropped", "a sum that is an assignment", "llama", "silent", layer, "add")
-def no_residual(program: Any, step: Any, x: Any, y: Any, width: int) -> Any:
-    return y
+write_step = layer._StepWriter.write
+
+
+@plant("the residual is dropped", "a sum that is an assignment", "llama", "silent", layer._StepWriter, "write")
+def no_residual(self: Any, step: Any, x: Any, layer_input: Any) -> Any:
+    return self.program.apply(f"{step.name}_alone", torch.sub, write_step(self, step, x, layer_input), x)
 
 
 @plant("half of the hidden layer is dead", "a slice too short", "gpt2", "every-row", feedforward.MLP, "forward")
@@ -133,7 +136,7 @@ def twice(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     "huggingface/transformers#48256",
     "retention",
     "cached",
-    context,
+    stack,
     "count_positions",
 )
 def over_padding(x: Tensor, mask: Any, past: Past | None) -> Tensor:

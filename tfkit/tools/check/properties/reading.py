@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.building.builder import evaluating, graph_of, inputs_of
 from tfkit.component import Component, InputPositionConfig, MaskConfig
+from tfkit.errors import listing
 from tfkit.graph.decode_split import computes_alone, returning
 from tfkit.graph.input_shapes import fixed_length
 from tfkit.graph.wiring import carries_state, deaf_to_pairs
@@ -160,6 +161,7 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
 def padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Outputs of tokens do not depend on the amount or the contents of padding next to them."""
     require(subject.padded, "no input may be padded")
+    _require_separate_rows(subject)
     between = next((node.name for node in subject.graph.nodes if node.output.gaps), None)
     require(between is None, f"`{between}` puts padding between tokens; `meaning` compares these")
     yield from padded_rows(subject.model, subject.inputs())
@@ -201,9 +203,15 @@ def _row(row: int, side: str, single: Tensor, padded: Tensor) -> Pair | None:
     return single[0], padded[row, : single.size(1)] if side == "right" else padded[row, extra:]
 
 
+def _require_separate_rows(subject: ModelUnderTest) -> None:
+    comparing = [node.name for node in subject.graph.nodes if node.config.compares_rows]
+    require(not comparing, f"`{listing(comparing)}` compares the rows of a batch")
+
+
 @property_of("neighbours", "reads each row by itself", follows=("alone",))
 def neighbours(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Other rows of a batch change no bit of a row; experts, which take tokens of all rows together, may round."""
+    _require_separate_rows(subject)
     experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
     inputs, different = subject.inputs(), subject.inputs(seed=1)
     mixed = {name: torch.cat((x[:1], different[name][1:])) for name, x in inputs.items()}
