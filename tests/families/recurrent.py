@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .case import Case
@@ -75,6 +76,20 @@ def recurrent(model_type: str, config: dict[str, Any], **more: Any) -> Case:
 def correction(*layers: int) -> dict[str, str]:
     """Return the buffers of Kimi's routers that move their choice."""
     return {f"model.layers.{i}.mlp.gate.e_score_correction_bias": "a training loop moves it" for i in layers}
+
+
+def minimax(config: dict[str, Any], linear: tuple[int, ...]) -> Case:
+    """Build a case of MiniMax whose layers of these numbers have lightning attention."""
+    rates = {f"model.layers.{i}.self_attn.slope_rate": "a rate of decay, which is not trained" for i in linear}
+    fixed = {**HYBRID, "num_hidden_layers": 4, "num_local_experts": 6, "block_size": 16, **config}
+    return replace(recurrent("minimax", fixed, buffers=rates), prepare=published_rates)
+
+
+def published_rates(model: Any) -> None:
+    """Fill the rates of decay as the class does: the tables that a file stores next to them are computed from them."""
+    for module in model.modules():
+        if hasattr(module, "get_slope_rate"):
+            module.slope_rate.copy_(module.get_slope_rate())
 
 
 RECURRENT: dict[str, Case] = {
@@ -302,6 +317,24 @@ RECURRENT: dict[str, Case] = {
             "rope_parameters": ROPE,
         },
     ),
+    "minimax": minimax(
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "head_dim": 12,
+            "num_experts_per_tok": 3,
+            "sliding_window": 9,
+            "full_attn_alpha_factor": 1.7,
+            "full_attn_beta_factor": 0.8,
+            "linear_attn_alpha_factor": 1.4,
+            "linear_attn_beta_factor": 0.6,
+            "mlp_alpha_factor": 0.9,
+            "mlp_beta_factor": 1.3,
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": ROPE,
+        },
+        linear=(0, 2, 3),
+    ),
+    "minimax_plain": minimax({"block_size": 64, "tie_word_embeddings": True}, linear=(1, 3)),
     "falcon_h1_without_norm": recurrent(
         "falcon_h1", {**HYBRID, **MAMBA2, "mamba_d_ssm": 64, "projectors_bias": True, "mamba_conv_bias": False}
     ),

@@ -56,7 +56,7 @@ STACKS: dict[str, Part] = {
     "eps": {**heads(), "norm": {"kind": "rmsnorm", "eps": 0.3}},
     "temperature": heads("temperature: {beta: 0.3, original_max_len: 4, offset: 1}"),
     "learned residuals": {**heads(), "residual": {"scale": 0.5, "learned": "vector", "learned_onto": "scalar"}},
-    "onto the norm": {**heads(), "residual": {"scale": 0.5, "learned": "scalar", "onto": "normed"}},
+    "onto the norm": {**heads(), "residual": {"scale": 0.5, "learned": "scalar", "onto": "normed", "scale_onto": 1.5}},
     "norms of their own": {**heads(), "placement": "parallel", "input_norm": "rmsnorm", "final_norm": "rmsnorm"},
     "post-LN with a final norm": {**heads(), "placement": "post", "final_norm": True},
     "sublayers": {

@@ -113,6 +113,20 @@ def _frequencies(model: fx.GraphModule, path: str) -> Tensor:
     return _number(model, f"{path}.theta") ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
+def _of_mixer(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
+    """Return the tensor that a mixer of the stack at `path` computes: `config.table(name, stored, depth)`.
+
+    The depth is the number of its layer, from 0 in the first layer to 1 in the last layer.
+    """
+    number = next(iter(numbered(name)[1]), 0)
+    config = model.meta["components"].get(f"{path}.layers.{number}.mixer")
+    if not hasattr(config, "table"):
+        return torch.empty(0)
+    depth = number / max(_number(model, f"{path}.n_layers") - 1, 1)
+    table: Tensor = config.table(name.rpartition(".")[2], stored, depth)
+    return table
+
+
 def _number(model: fx.GraphModule, path: str, default: float = math.nan) -> float:
     """Return a number of the spec. If the model lacks it, return `default`: NaN equals nothing."""
     value = value_at(model.meta["graph"].spec.model, path)
@@ -126,5 +140,6 @@ FUNCTIONS: Mapping[str, Callable[[fx.GraphModule, str, str, Tensor], Tensor]] = 
     "sinusoids": _sinusoids,
     "rotary_table": _rotary_table,
     "rotary_frequencies": _rotary_frequencies,
+    "of_mixer": _of_mixer,
 }
 """The functions that a family may name."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ResidualConfig(StreamConfig):
-    """The addition of a sublayer's output y to x: x + scale * y."""
+    """The addition of a sublayer's output y to x: scale_onto * x + scale * y."""
 
     kind: Literal["add"] = "add"
     scale: PositiveFloat = 1.0
@@ -39,8 +39,10 @@ class ResidualConfig(StreamConfig):
     """Learned factor of the output, in addition to `scale`: one, or one per channel; it starts at 1."""
     onto: Literal["previous", "normed"] = "previous"
     """Meaning of x: the sum so far, or the sublayer's input after its norm."""
+    scale_onto: PositiveFloat = 1.0
+    """Factor of x."""
     learned_onto: Literal["none", "scalar", "vector"] = "none"
-    """Learned factor of x: one, or one per channel; it starts at 1."""
+    """Learned factor of x, in addition to `scale_onto`: one, or one per channel; it starts at 1."""
 
     def material(self) -> Mapping[str, Any]:
         """Return the fields without the kind, which weights from before there were others do not state."""

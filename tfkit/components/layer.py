@@ -290,6 +290,8 @@ class _StepWriter:
             y = self._operation(step, part, y)
         if step.onto is not None:
             x = self._operation(step, step.onto, x)
+        if step.addition.scale_onto != 1:
+            x = self.program.apply(f"onto_{step.name}", operator.mul, x, step.addition.scale_onto)
         if step.write is not None:
             x = self.program.call(step.write.name, self.make(step.residual, "write", self.d_model), x, y, kept)
         elif step.addition.scale == 1:

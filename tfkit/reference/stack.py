@@ -142,7 +142,8 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
         y = y * part.weight(f"{name}_residual_scale.weight")
     if residual.learned_onto != "none":
         onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
-    return _normed(part, "norm_after", step.get("norm_after"), onto + residual.scale * y, row, name)
+    x = residual.scale_onto * onto + residual.scale * y
+    return _normed(part, "norm_after", step.get("norm_after"), x, row, name)
 
 
 def _of_tokens(mixer: Part, x: Array, tokens: Array) -> Array:

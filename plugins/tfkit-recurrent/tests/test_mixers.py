@@ -172,3 +172,12 @@ def test_an_output_norm_without_scale_has_no_weight() -> None:
     graph = tfkit.load("mamba2_130m", sets=["decoder.n_layers=1", "decoder.mixer.output_norm.scale=false"])
     names = [name for name, _ in tfkit.build(graph, device="meta").named_parameters()]
     assert not [name for name in names if "mixer.norm" in name]
+
+
+@pytest.mark.parametrize("name", ["query_decay", "key_decay", "diagonal_decay"])
+def test_tables_of_decays_are_those_of_the_published_class(name: str) -> None:
+    pair = PAIRS["lightning"]
+    theirs = pair.theirs()
+    config, _ = pair.ours(theirs)
+    table = theirs.get_buffer(name)
+    torch.testing.assert_close(config.table(name, table, depth=1 / 2), table, rtol=1e-4, atol=1e-6)

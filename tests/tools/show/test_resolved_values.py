@@ -41,10 +41,10 @@ graph:
             ],
         ),
         (
-            ["residual={onto: normed, learned_onto: scalar}"],
+            ["residual={onto: normed, learned_onto: scalar, scale_onto: 1.5}"],
             [
-                "x = learned_scalar * layernorm(x) + attention(layernorm(x))",
-                "x = learned_scalar * layernorm(x) + ffn(layernorm(x))",
+                "x = 1.5 * learned_scalar * layernorm(x) + attention(layernorm(x))",
+                "x = 1.5 * learned_scalar * layernorm(x) + ffn(layernorm(x))",
             ],
         ),
     ],

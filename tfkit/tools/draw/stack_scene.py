@@ -288,7 +288,7 @@ class _Layers:
             stem=stem if together else None,
             reads_input=together and not first,
             onto="stream" if last.addition.onto == "previous" else "normed",
-            factor=self._learned(last.onto) if last.onto else None,
+            factor=self._onto(last),
             write=self._residual(last.write, last) if last.write else None,
             after=self._norm(last.norm_after, f"{last.name}_norm_after") if last.norm_after else None,
         )
@@ -319,6 +319,16 @@ class _Layers:
     def _learned(self, factor: Learned) -> Box:
         title, count = f"× learned {factor.shape}", self._count(factor.name)
         return Box(f"{self.key}/{factor.name}", "step", title, parameters=count, times=len(self.indices))
+
+    def _onto(self, step: Step) -> Box | None:
+        """Return the box of the factors of the value that the output of a sublayer is added to."""
+        box = None if step.onto is None else self._learned(step.onto)
+        if step.addition.scale_onto == 1:
+            return box
+        title = f"× {number(step.addition.scale_onto)}"
+        if box is not None:
+            return replace(box, title=f"{title} {box.title}")
+        return Box(f"{self.key}/{step.name}_scale_onto", "step", title)
 
     def _sublayer(self, step: Step) -> Box:
         config = step.config
@@ -366,5 +376,6 @@ def _joins(step: Step, group: list[Step], *, first: bool) -> bool:
     """Return True if a sublayer is added together with the group, because it does not read the group's sum."""
     last = group[-1]
     reads_same = step.reads_input and (first or last.reads_input)
-    plain = step.addition.learned_onto == "none" and step.addition.onto == last.addition.onto == "previous"
+    plain = step.onto is None and step.addition.scale_onto == 1
+    plain = plain and step.addition.onto == last.addition.onto == "previous"
     return reads_same and plain and last.norm_after is None

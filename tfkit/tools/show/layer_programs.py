@@ -53,6 +53,7 @@ def as_code(layer: Layer) -> Iterator[str]:
             continue
         onto = _normed(step.norm_in, read) if step.addition.onto == "normed" else "x"
         onto = onto if step.onto is None else _code(step.onto, onto, step)
+        onto = onto if step.addition.scale_onto == 1 else _code(Scale(step.addition.scale_onto), onto, step)
         yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}"
 
 
@@ -82,6 +83,8 @@ def as_sentences(layer: Layer) -> Iterator[str]:
         words = [_words(part, step, layer) for part in branch if isinstance(part, Call | Dropout)]
         factors = [_factor(part) for part in reversed(branch) if isinstance(part, Learned | Scale)]
         onto = "the normalized value" if step.addition.onto == "normed" else "the stream"
+        if step.addition.scale_onto != 1:
+            onto = f"{number(step.addition.scale_onto)} times {onto}"
         added = f"add {''.join(f'{factor} times ' for factor in factors)}{'it ' if factors else ''}to {onto}"
         residual = f"the residual {step.residual.kind_name()}"
         if step.read is not None:

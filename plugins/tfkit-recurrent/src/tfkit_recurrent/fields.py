@@ -193,17 +193,30 @@ class ListedConfig(FieldConfig):
 
 
 class StepScaleConfig(FieldConfig):
-    """The factor of a sublayer's output: `{step_scale: decoder.sublayers.0}`."""
+    """A factor of a sublayer's addition: `{step_scale: decoder.sublayers.0}`."""
 
     kind: Literal["step_scale"] = "step_scale"
-    step_scale: str
-    """The path of the sublayer in the list of its stack."""
+    step_scale: str | tuple[str, ...]
+    """The path of the sublayer in the list of its stack or variant, or of several that share the factor."""
+    factor: Literal["scale", "scale_onto"] = "scale"
+    """The factor: of the output, or of the value that it is added to."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the sublayers."""
+        return (self.step_scale,) if isinstance(self.step_scale, str) else self.step_scale
 
     def read(self, name: str, file: Reading) -> None:
-        _put(file, self.step_scale, file.value(name))
+        for path in self.paths:
+            _put(file, path, file.value(name), self.factor)
 
     def write(self, name: str, file: Writing) -> None:
-        file.put(name, _value(file, self.step_scale))
+        factors = [_value(file, path, self.factor) for path in self.paths]
+        present = [factor for factor in factors if factor is not None]
+        if any(factor != present[0] for factor in present):
+            raise tfkit.Invalid("", f"the factors of the sublayers must be equal; got {present}")
+        if present:
+            file.put(name, present[0])
 
 
 class HasNormConfig(FieldConfig):
@@ -241,23 +254,29 @@ class KeyFactorConfig(FieldConfig):
         file.put(name, rounded if rounded * width**-0.5 == scale else factor)
 
 
-def _put(file: Reading, path: str, number: Any) -> None:
+def _put(file: Reading, path: str, number: Any, factor: str = "scale") -> None:
     """Set a value of the spec; the path of a sublayer stands for its factor."""
     stack, _, index = path.partition(".sublayers.")
     if not index:
         file.put(path, number)
         return
-    steps = [dict(step) if isinstance(step, Mapping) else {"sublayer": step} for step in file.at(f"{stack}.sublayers")]
-    steps[int(index)]["residual"] = {"scale": number}
+    listed = file.at(f"{stack}.sublayers")
+    if listed is None:  # of a variant that no layer has
+        return
+    steps = [dict(step) if isinstance(step, Mapping) else {"sublayer": step} for step in listed]
+    steps[int(index)]["residual"] = {**(steps[int(index)].get("residual") or {}), factor: number}
     file.put(f"{stack}.sublayers", steps)
 
 
-def _value(file: Writing, path: str) -> Any:
+def _value(file: Writing, path: str, factor: str = "scale") -> Any:
     stack, _, index = path.partition(".sublayers.")
     if not index:
         return file.value(path)
-    residual = file.value(f"{stack}.sublayers")[int(index)].residual
-    return 1.0 if residual is None else residual.scale
+    steps = file.value(f"{stack}.sublayers")
+    if not isinstance(steps, tuple):  # of a variant that no layer has
+        return None
+    residual = steps[int(index)].residual
+    return 1.0 if residual is None else getattr(residual, factor)
 
 
 class RoundedRootConfig(FieldConfig):

@@ -46,9 +46,29 @@ class LightningConfig(tfkit.MixerConfig):
     def cached(self) -> tuple[tfkit.State, ...]:
         return (tfkit.State(self.n_heads, self.d_head, self.d_head, wide=True),)
 
+    def table(self, name: str, stored: Tensor, depth: float) -> Tensor:
+        """Return a table of the decays of a layer that files of MiniMax store, for blocks of n positions.
+
+        `query_decay` and `key_decay` [h, n, 1] are decays since the start of a block and until its end,
+        `diagonal_decay` [1, h, n, n] the decays from column to row. Rates fall with the depth of the layer, to 1e-5.
+        """
+        position = torch.arange(1, stored.size(-2) + 1, device=stored.device)
+        distance = position[:, None] - position
+        distances = {"query_decay": position[:, None], "key_decay": position[-1] - position[:, None]}
+        distances["diagonal_decay"] = distance.clamp(min=0)[None]
+        rates = (1 - depth + 1e-5) * _rates(self.n_heads, stored.device)[:, None, None]
+        powers = torch.exp(-rates * distances[name])
+        return (powers * (distance >= 0))[None] if name == "diagonal_decay" else powers
+
     def build(self, make: tfkit.Make) -> nn.Module:
         norm = make(self.output_norm, self.n_heads * self.d_head)
         return Lightning(self, activation=make(self.activation), norm=norm)
+
+
+def _rates(n_heads: int, device: torch.device) -> Tensor:
+    """Return the rates of decay 2 ** (-8 i / n_heads) of heads i, from 1 on."""
+    heads = torch.arange(1, n_heads + 1, dtype=torch.float32, device=device)
+    return 2.0 ** (-8.0 * heads / n_heads)
 
 
 class Lightning(nn.Module):
@@ -71,9 +91,8 @@ class Lightning(nn.Module):
 
     def reset_parameters(self) -> None:
         """Fill the decay rates."""
-        heads = torch.arange(1, self.state[0] + 1, dtype=torch.float32, device=self.slopes.device)
         with torch.no_grad():
-            self.slopes.copy_(self.slope_scale * 2.0 ** (-8.0 * heads / self.state[0]))
+            self.slopes.copy_(self.slope_scale * _rates(self.state[0], self.slopes.device))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = self.activation(self.project(x)).chunk(3, dim=-1)

@@ -152,7 +152,7 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
                 y = y * module.get_parameter(f"{part.name}.weight")
             elif isinstance(part, Scale):
                 y = y * part.number
-        x = base + y
+        x = step.addition.scale_onto * base + y
         if step.after is not None:
             x = module.get_submodule(step.after.name)(x)
     return x
