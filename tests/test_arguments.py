@@ -94,6 +94,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "reference.run": (reference.run, {"graph": GRAPH, "weights": WEIGHTS, "inputs": {"tokens": TOKENS.numpy()}}),
     "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),
     "solve": (tfkit.solve, {"spec": "nowhere.yaml", "budget": BUDGET}),
+    "trace": (tfkit.trace, {"model": MODEL, "read": "decoder"}),
     "train": (tfkit.train, {"run": "nowhere.yaml"}),
 }
 
@@ -161,7 +162,7 @@ def test_they_are_many() -> None:
 def test_every_public_function_is_there() -> None:
     public = {name for name in tfkit.__all__ if inspect.isfunction(getattr(tfkit, name))}
     for_plugins = {"command", "divisors", "expect", "optional_slot", "read_rows", "slot", "update_cache"}
-    assert public - for_plugins <= {*FUNCTIONS, "attention_weights", "draw"}
+    assert public - for_plugins <= {*FUNCTIONS, "attention_weights", "contributions", "draw", "lens"}
 
 
 # ---- what models read ----
@@ -202,6 +203,8 @@ INPUTS: dict[str, Callable[[Any], Any]] = {
     "generate, source": lambda x: tfkit.generate(SEQ2SEQ, [[0], [0]], source=x, max_new_tokens=1),
     "attention_weights": lambda x: tfkit.attention_weights(MODEL, x),
     "attention_weights by name": lambda x: tfkit.attention_weights(MODEL, tokens=x),
+    "contributions": lambda x: tfkit.contributions(MODEL, x),
+    "lens": lambda x: tfkit.lens(MODEL, x),
 }
 MASKS: dict[str, Callable[[Any], Any]] = {
     "model": lambda x: MODEL(TOKENS, x),

@@ -137,5 +137,8 @@ from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.save import save as save
 from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
+from tfkit.tools.trace.lens import contributions as contributions
+from tfkit.tools.trace.lens import lens as lens
+from tfkit.tools.trace.trace import trace as trace
 from tfkit.tools.train.train import Trained as Trained
 from tfkit.tools.train.train import train as train

@@ -246,6 +246,7 @@ def assemble(
         paths[module]: arguments for module, arguments in builder.arguments.items() if module in paths
     }
     model.meta["graph"] = graph
+    model.meta["recompute"] = recompute
     return model
 
 

@@ -86,6 +86,18 @@ class State:
         return self.heads, self.rows, self.width
 
 
+@dataclass(frozen=True)
+class InnerValue:
+    """A value inside a sublayer that `tfkit.trace` reads: an argument, or the output, of one of its modules."""
+
+    module: str
+    """The path of the module in the sublayer."""
+    argument: int | None
+    """The position of the argument; None for the output."""
+    shape: str
+    """The sizes of its axes, such as `[b, 12, t, 64]`."""
+
+
 class SublayerConfig(Component):
     """A component that a layer runs, [b, t, d_model] -> [b, t, d_model]; a field of the layer holds and names it."""
 
@@ -110,6 +122,11 @@ class SublayerConfig(Component):
         and is never asked to.
         """
         return None
+
+    @property
+    def inner_values(self) -> Mapping[str, InnerValue]:
+        """Values inside the module that `tfkit.trace` reads and writes, by name."""
+        return {}
 
 
 class FFNConfig(SublayerConfig):

@@ -18,6 +18,7 @@ Gate: https://arxiv.org/abs/2505.06708. Inner norm: https://arxiv.org/abs/2210.0
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -28,6 +29,7 @@ from tfkit.component import (
     AttentionBackend,
     Config,
     Count,
+    InnerValue,
     Make,
     NormConfig,
     PositiveFloat,
@@ -215,6 +217,16 @@ class MultiHeadConfig(ProjectedConfig):
             raise Invalid(place, f"norm `{norm.kind_name()}` cannot have weights of each head")
         if not norm.scale:
             raise Invalid(place, "`qk_norm_weight` has no effect: the norm has no weights")
+
+    @property
+    def inner_values(self) -> Mapping[str, InnerValue]:
+        """Queries, keys and values as the scores are computed from them, and the output of each head."""
+        if type(self).build is not MultiHeadConfig.build:  # a different module need not have a core
+            return {}
+        queries, keys = (f"[b, {h}, {t}, {self.head_width}]" for h, t in ((self.n_heads, "t"), (self.kv_heads, "k")))
+        inputs = {"q": queries, "k": keys, "v": keys}
+        values = {name: InnerValue("core", index, shape) for index, (name, shape) in enumerate(inputs.items())}
+        return values | {"heads": InnerValue("core", None, queries)}
 
     @property
     def query_temperature(self) -> TemperatureConfig | None:

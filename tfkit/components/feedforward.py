@@ -7,11 +7,23 @@ Squared ReLU: https://arxiv.org/abs/2109.08668. GLU, SwiGLU, GEGLU and ReGLU: ht
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from tfkit.component import ActivationConfig, Config, Dim, FFNConfig, Immaterial, Make, NormConfig, Probability, Shared
+from tfkit.component import (
+    ActivationConfig,
+    Config,
+    Dim,
+    FFNConfig,
+    Immaterial,
+    InnerValue,
+    Make,
+    NormConfig,
+    Probability,
+    Shared,
+)
 from tfkit.components.activation import GELUConfig, QuickGELUConfig, ReLUConfig, SiLUConfig, SquaredReLUConfig
 from tfkit.nn import Linear
 
@@ -90,6 +102,12 @@ class DenseConfig(FFNConfig):
     @property
     def hidden_width(self) -> int:
         return self.d_ff
+
+    @property
+    def inner_values(self) -> Mapping[str, InnerValue]:
+        """The hidden layer, as the last linear layer takes it."""
+        replaced = type(self).build is not DenseConfig.build
+        return {} if replaced else {"hidden": InnerValue("down", 0, f"[b, t, {self.d_ff}]")}
 
     def between(self) -> ActivationConfig:
         """Return the activation between the linear layers."""

@@ -30,3 +30,9 @@ def test_show_json(run: Callable[..., str]) -> None:
         "x = x + dropout(attention(layernorm(x)))",
         "x = x + dropout(ffn(layernorm(x)))",
     ]
+
+
+def test_points(run: Callable[..., str], golden: Golden) -> None:
+    golden("cli/show_points", run("show", "pair.yaml", "--points"))
+    points = json.loads(run("show", "tiny.yaml", "--points", "--json"))["points"]
+    assert points[1] == {"name": "decoder.layers.0.stream.in", "shape": "[b, t, 16]"}

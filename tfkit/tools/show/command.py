@@ -12,6 +12,7 @@ from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
 from tfkit.console.output import WIDTH, print_json
+from tfkit.errors import ranges
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
@@ -26,16 +27,24 @@ ORIGIN = 36  # the widest column of origins; the file's name is longer at times
     notes="""
     Each value has the line where it was written, or `default`. `inherited` values
     are written in an enclosing mapping. Below are the steps of the layers.
+
+    With --points: the names and shapes of the values that `tfkit.trace` in Python
+    reads and writes. The number of a layer replaces `*`.
     """,
     examples="""
     tfkit show gpt2
+    tfkit show gpt2 --points
     tfkit show my_model.yaml --set decoder.placement=sandwich
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
+@click.option("--points", is_flag=True, help="List the values that `tfkit.trace` reads and writes.")
 @json_option
-def show(reader: Reader, spec: str, json: bool) -> None:
+def show(reader: Reader, spec: str, points: bool, json: bool) -> None:
     graph = reader.load(spec)
+    if points:
+        _show_points(graph, json=json)
+        return
     from tfkit.tools.show.layer_programs import programs_of
     from tfkit.tools.show.resolved_values import values_of
 
@@ -61,6 +70,22 @@ def _show_tree(graph: Graph, values: Sequence[ResolvedValue], programs: Sequence
         text = Text("  " * (len(value.path) - 1)).append(f"{value.name}:", "bold" if value.how == "given" else "")
         tree.add_row(text.append(f" {value.value}" if value.value is not None else ""), _origin(value))
     show(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
+
+
+def _show_points(graph: Graph, *, json: bool) -> None:
+    from tfkit.console.output import show, table
+    from tfkit.tools.show.points import points_of
+
+    if json:
+        points = [{"name": point.name, "shape": point.shape} for point in points_of(graph)]
+        print_json({"name": graph.name, "points": points})
+        return
+    layers: dict[tuple[str, str], list[int]] = {}
+    for point in points_of(graph):
+        numbers = layers.setdefault((point.pattern, point.shape), [])
+        numbers += [] if point.layer is None else [point.layer]
+    rows = [(pattern, ranges(numbers), shape) for (pattern, shape), numbers in layers.items()]
+    show(table(["value", "layers", "shape"], rows))
 
 
 def _origin(value: ResolvedValue) -> str:

@@ -1,0 +1,292 @@
+"""Values inside a model by name: equal to hooks of torch on its modules, and to the hidden states of transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import tfkit
+from tests.small_specs import reduced
+
+SPEC = """
+    tfkit: 1
+    name: small
+    d_model: 16
+    vocab_size: 11
+    dropout: 0.1
+    graph:
+      embedding: embedding
+      decoder: {block: decoder, n_layers: 2, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+      logits: {block: lm_head, tie: embedding}
+"""
+TOKENS = torch.arange(12).view(2, 6) % 11
+MODULES = {
+    "stream.out": ("", None),
+    "stream.in": ("", 0),
+    "attention.in": ("attention", 0),
+    "attention.q": ("attention.core", 0),
+    "attention.heads": ("attention.merge_heads", 0),
+    "attention.out": ("attention", None),
+    "ffn.hidden": ("ffn.dropout", None),
+    "ffn.out": ("ffn", None),
+}
+"""The module of a layer, and its argument or its output, for some of the names."""
+PLACEMENTS = {
+    "pre": ["decoder.placement=pre"],
+    "sandwich": ["decoder.placement=sandwich"],
+    "parallel": ["decoder.placement=parallel"],
+    "scaled": ["decoder.residual={scale: 0.5}"],
+    "learned": ["decoder.residual={learned: vector, scale: 3}"],
+    "looped": ["decoder.layers={groups: 1, order: looped}"],
+}
+
+
+def built(*sets: str) -> fx.GraphModule:
+    return tfkit.build(tfkit.loads(SPEC, sets=sets)).eval()
+
+
+def inputs_of(graph: tfkit.Graph) -> dict[str, Tensor]:
+    return {name: TOKENS % 2 if name == "token_types" else TOKENS % 7 for name in graph.inputs}
+
+
+def n_hooks(model: fx.GraphModule) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_values_equal_plain_hooks() -> None:
+    model = built("decoder.ffn.dropout=0.1")
+    expected: dict[str, Tensor] = {}
+    handles = []
+    for name, (path, argument) in MODULES.items():
+        module = model.get_submodule(f"decoder.layers.1.{path}".rstrip("."))
+
+        def keep(_: Any, args: Any, output: Any = None, name: str = name, argument: int | None = argument) -> None:
+            expected[name] = output if argument is None else args[argument]
+
+        register = module.register_forward_hook if argument is None else module.register_forward_pre_hook
+        handles.append(register(keep))
+    logits = model(TOKENS)
+    for handle in handles:
+        handle.remove()
+    with tfkit.trace(model, read=["decoder.layers.*.*.*", "logits", "embedding"]) as values:
+        model(TOKENS)
+    for name, value in expected.items():
+        assert torch.equal(values[f"decoder.layers.1.{name}"], value), name
+    assert torch.equal(values["logits"], logits)
+    assert torch.equal(values["embedding"], values["decoder.layers.0.stream.in"])
+    assert torch.equal(values["decoder.layers.0.stream.out"], values["decoder.layers.1.stream.in"])
+    assert len(values) == 2 + 2 * 11
+
+
+def test_a_patched_stream_gives_the_output_of_the_other_prompt() -> None:
+    model, other = built(), (TOKENS + 3) % 11
+    name = "decoder.layers.0.stream.out"
+    with tfkit.trace(model, read=name) as values:
+        expected = model(other)
+    with tfkit.trace(model, read=[name, "decoder.layers.1.stream.in"], write={name: values[name]}) as patched:
+        assert torch.equal(model(TOKENS), expected)
+    assert all(torch.equal(value, values[name]) for value in patched.values())
+    assert not torch.equal(model(TOKENS), expected)
+
+
+def test_an_ablated_head_is_a_head_without_an_output_weight() -> None:
+    model = built()
+
+    def ablate(heads: Tensor) -> Tensor:
+        heads[:, 1] = 0
+        return heads
+
+    name = "decoder.layers.1.attention.heads"
+    with tfkit.trace(model, read="decoder.layers.1.attention.in", write={name: ablate}) as values:
+        logits = model(TOKENS)
+    before = values["decoder.layers.1.attention.in"].clone()
+    model.decoder.layers[1].attention.output.weight.data[:, 8:] = 0  # type: ignore[union-attr, index]
+    torch.testing.assert_close(model(TOKENS), logits)
+    assert torch.equal(values["decoder.layers.1.attention.in"], before)
+
+
+def test_a_function_that_writes_in_place_writes_a_copy() -> None:
+    """Post-LN attention takes the stream, to which its output is added."""
+    model, name = built("decoder.placement=post"), "decoder.layers.1.attention.in"
+    outputs = []
+    for edit in (torch.Tensor.zero_, torch.zeros_like):
+        with tfkit.trace(model, write={name: edit}):
+            outputs.append(model(TOKENS))
+    assert torch.equal(*outputs)
+
+
+def test_gradients_flow_through_reads_and_writes() -> None:
+    model, steer = built(), torch.zeros(16, requires_grad=True)
+    write = {"decoder.layers.0.stream.out": lambda x: x + steer}
+    with tfkit.trace(model, read="decoder.layers.*.stream.out", write=write) as values:
+        loss = model(TOKENS)[..., 1].sum()
+    (first,) = torch.autograd.grad(loss, values["decoder.layers.0.stream.out"], retain_graph=True)
+    (direction,) = torch.autograd.grad(loss, steer)
+    assert first.abs().sum() > 0
+    torch.testing.assert_close(direction, first.sum(dim=(0, 1)))
+
+
+def test_hooks_are_removed_also_after_an_error() -> None:
+    model = built()
+    message = r"the replacement of `logits` must be a tensor, torch.float32 \[2, 6, 11\]; got torch.float32 \[6, 11\]"
+    traced = tfkit.trace(model, read="decoder", write={"logits": lambda x: x[0]})
+    with pytest.raises(ValueError, match=message), traced:
+        model(TOKENS)
+    assert n_hooks(model) == 0
+
+
+def test_steps_of_generate_are_a_list() -> None:
+    model = built()
+    with tfkit.trace(model, read=["decoder.layers.1.stream.out", "decoder.layers.0.attention.k"]) as values:
+        output = tfkit.generate(model, TOKENS[:1, :3], max_new_tokens=3)
+    stream, keys = values.values()
+    tokens = torch.cat([TOKENS[:1, :3], output.tokens[:, :2]], dim=1)
+    with torch.no_grad(), tfkit.trace(model, read=[*values]) as full:
+        model(tokens)
+    torch.testing.assert_close(torch.cat(values["decoder.layers.1.stream.out"], dim=1), [*full.values()][1])
+    assert len(stream) == len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("decoder.layers.0.atention.out", "`small` has no value `decoder.layers.0.atention.out`: a value with a similar"
+         " name exists: `decoder.layers.*.attention.out`"),
+        ("encoder.layers.*.stream.out", "a value with a similar name exists: `decoder.layers.*.stream.out`"),
+        ("decoder.layers.2.stream.out", "a value with a similar name exists: `decoder.layers.*.stream.out`"),
+        ("*.stream.out", "`small` has no value `*.stream.out`"),
+    ],
+)  # fmt: skip
+def test_a_wrong_name_is_an_error(names: str, message: str) -> None:
+    for arguments in ({"read": names}, {"write": {names: torch.zeros_like}}):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            tfkit.trace(built(), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_not_called_or_runs_layers_again_is_an_error() -> None:
+    with pytest.raises(ValueError, match="`decoder` was not computed"), tfkit.trace(built(), read="decoder"):
+        pass
+    model = tfkit.build(tfkit.loads(SPEC), recompute=True)
+    with pytest.raises(ValueError, match="built with `recompute`"), tfkit.trace(model, read="decoder"):
+        pass
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_lens_and_contributions(placement: str) -> None:
+    model = built(*PLACEMENTS[placement])
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    with tfkit.trace(model, read="decoder.layers.*.stream.out") as values:
+        logits = model(TOKENS)
+    last = [*values.values()][-1]
+    of_layers = [*tfkit.lens(model, TOKENS).values()][-1]
+    additions = [*tfkit.contributions(model, TOKENS).values()]
+    if placement == "looped":
+        assert not torch.equal(of_layers[0], logits)
+        last, of_layers = last[1], of_layers[1]
+        additions = [additions[0], *(x for run in additions[1:] for x in run)]
+    assert torch.equal(of_layers, logits)
+    assert len(additions) == 5
+    torch.testing.assert_close(sum(additions), last)
+    assert n_hooks(model) == 0
+
+
+def test_contributions_refuse_a_norm_of_the_sum_and_a_lens_needs_a_head() -> None:
+    with pytest.raises(ValueError, match=r"`decoder.layers.0.attention` must be added to the residual stream"):
+        tfkit.contributions(built("decoder.placement=post"), TOKENS)
+    with pytest.raises(ValueError, match="must have one head that takes the output of a stack; got none"):
+        tfkit.lens(tfkit.build(reduced("block_512")), x=torch.zeros(1, 2, 16))
+
+
+def test_padding_is_where_it_was_in_a_mixer() -> None:
+    model = tfkit.build(reduced("mamba_130m")).eval()
+    mask = torch.tensor([[False, False, True, True, True]])
+    read = ["decoder.layers.0.mixer.*", "decoder.layers.0.stream.*"]
+    with tfkit.trace(model, read=read) as alone:
+        model(TOKENS[:1, 2:5])
+    with tfkit.trace(model, read=read) as padded:
+        logits = model(TOKENS[:1, :5], tokens_mask=mask)
+    for name, value in alone.items():
+        torch.testing.assert_close(padded[name][:, 2:], value, msg=name)
+    write = {name: lambda x: x for name in read}
+    with tfkit.trace(model, write=write):
+        assert torch.equal(model(TOKENS[:1, :5], tokens_mask=mask), logits)
+    (gradient,) = torch.autograd.grad(logits[:, 3].sum(), padded["decoder.layers.0.mixer.out"])
+    assert gradient[:, 2:4].all()
+    assert not gradient[:, 4].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["bart_base", "bert_base", "deepseek_v2_lite", "gemma3_1b", "gpt_j_6b", "gpt_oss_20b", "llama3_8b", "mixtral_8x7b",
+     "olmo2_7b", "palm_540b", "t5_small", "vaswani_base", "jamba_v0_1", "qwen3_next_80b_a3b", "albert_base"],
+)  # fmt: skip
+def test_shipped_specs(name: str) -> None:
+    """Every listed value is computed with the listed sizes; rewriting it changes nothing, and zeros do."""
+    from tfkit.tools.show.points import points_of
+
+    graph = reduced(name)
+    model, inputs = tfkit.build(graph).eval(), inputs_of(graph)
+    shapes = {point.name: point.shape for point in points_of(graph)}
+    expected = model(**inputs)
+    with tfkit.trace(model, read=[*shapes], write={key: lambda x: x for key in shapes}) as values:
+        output = model(**inputs)
+    torch.testing.assert_close(output, expected, rtol=0, atol=0)
+    assert values.keys() == shapes.keys()
+    for key, shape in shapes.items():
+        value = values[key][0] if isinstance(values[key], list) else values[key]
+        sizes = [{"b": 2, "t": 6, "k": 6}.get(size, size) for size in shape[1:-1].split(", ")]
+        assert [str(size) for size in sizes] == [str(size) for size in value.shape], key
+    if set(graph.outputs) & {"logits"}:
+        logits = expected if isinstance(expected, Tensor) else expected[0]
+        last = [*tfkit.lens(model, **inputs).values()][-1]
+        assert torch.equal(last[-1] if isinstance(last, list) else last, logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enters", [True, False])
+def test_residual_streams(enters: bool) -> None:
+    sets = [
+        "inputs={tokens: {type: tokens}, c: {type: vector, width: 16}}",
+        "embedding={block: embedding, input: tokens}",
+        "decoder.condition=c",
+        "decoder.norm={kind: adaptive, d_condition: 16}",
+        "decoder.residual={kind: modulated, d_condition: 16}",
+    ]
+    model = built(*(["decoder.residual=manifold"] if enters else sets))
+    inputs = {"tokens": TOKENS} | ({} if enters else {"c": torch.randn(2, 16)})
+    names = ["decoder.layers.0.ffn.out", "decoder"]
+    with tfkit.trace(model, read=names) as values:
+        logits = model(**inputs)
+    assert [value.shape for value in values.values()] == [(2, 6, 16)] * 2
+    calls: list[Callable[[], Any]] = [lambda: tfkit.contributions(model, **inputs)]
+    if enters:
+        calls += [lambda: tfkit.trace(model, read="decoder.layers.0.stream.out"), lambda: tfkit.lens(model, **inputs)]
+    else:
+        assert torch.equal([*tfkit.lens(model, **inputs).values()][-1], logits)
+    for call in calls:
+        with pytest.raises(ValueError, match=r"has no value|must be added"):
+            call()
+
+
+@pytest.mark.slow
+def test_streams_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_embd=16, n_head=2, n_layer=3, vocab_size=11, n_positions=8)
+    theirs = GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    model = tfkit.build(tfkit.import_config(tmp_path).graph, weights=tmp_path).eval()
+    with tfkit.trace(model, read=["embedding", "decoder.layers.*.stream.out", "decoder"]) as values:
+        model(TOKENS)
+    hidden = theirs(TOKENS, output_hidden_states=True).hidden_states
+    streams = [values["embedding"], *(values[f"decoder.layers.{n}.stream.out"] for n in (0, 1)), values["decoder"]]
+    for stream, state in zip(streams, hidden, strict=True):
+        torch.testing.assert_close(stream, state, rtol=1e-5, atol=1e-5)

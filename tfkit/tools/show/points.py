@@ -1,0 +1,69 @@
+"""The values that `tfkit.trace` reads and writes: their names, shapes and places in the modules of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tfkit.component import Layers, MixerConfig, Signal, Step, SublayerConfig
+from tfkit.graph.expand import Graph, Node
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of a model: an argument or the output of one of its modules."""
+
+    name: str
+    shape: str
+    """The sizes of its axes: b sequences, t positions, k keys."""
+    module: str
+    """The path of the module."""
+    argument: int | None = None
+    """The position of the argument; None for the output."""
+    mixed: bool = False
+    """True for input and output of a mixer, which has padding after the tokens of each row."""
+    layer: int | None = None
+    """The number of the layer; None outside of layers."""
+
+    @property
+    def pattern(self) -> str:
+        """The name with `*` for the number of the layer."""
+        return self.name if self.layer is None else self.name.replace(f".layers.{self.layer}.", ".layers.*.", 1)
+
+
+def points_of(graph: Graph) -> Iterator[Point]:
+    """Yield the values of a model, node by node, layer by layer."""
+    for node in graph.nodes:
+        if node.stack is not None:
+            yield from _layers(node, node.stack)
+        yield Point(node.name, _shape(node), node.name)
+
+
+def _layers(node: Node, stack: Layers) -> Iterator[Point]:
+    length = node.output.length or "t"
+    for number, layer in enumerate(stack.layers):
+        path, shape = f"{node.name}.layers.{number}", f"[b, {length}, {node.output.width}]"
+        points = [point for step in layer.steps for point in _sublayer(f"{path}.{step.name}", step, shape)]
+        if stack.streams is None:
+            points = [Point(f"{path}.stream.in", shape, path, 0), *points, Point(f"{path}.stream.out", shape, path)]
+        yield from (replace(point, layer=number) for point in points)
+
+
+def _sublayer(path: str, step: Step, shape: str) -> Iterator[Point]:
+    mixed = isinstance(step.config, MixerConfig)
+    yield Point(f"{path}.in", shape, path, 0, mixed)
+    inner = step.config.inner_values if isinstance(step.config, SublayerConfig) else {}
+    for name, value in inner.items():
+        yield Point(f"{path}.{name}", value.shape, f"{path}.{value.module}", value.argument)
+    yield Point(f"{path}.out", shape, path, None, mixed)
+
+
+def _shape(node: Node) -> str:
+    """Return the sizes of a node's output."""
+    output = node.output
+    if output.type == "image":
+        return f"[b, {output.channels}, {output.rows}, {output.width}]"
+    of_sequence = any(isinstance(value, Signal) and value.type == "sequence" for value in node.signals.values())
+    positions = output.type == "sequence" or (output.type == "logits" and of_sequence)
+    sizes = ["b", *([output.length or "t"] if positions else []), *([output.width] if output.width else [])]
+    return f"[{', '.join(map(str, sizes))}]"
