@@ -92,8 +92,8 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     read = {name for link in published(model, family).links for name in link.file}
     without_place = [*family.ignored, *family.zeros, *family.constants, *family.computed]
     ignored = matcher(text for text in without_place if not any(map(matcher([text]).fullmatch, read)))
-    counted = {name: p for name, p in theirs.named_parameters() if not ignored.fullmatch(name)}
     every = dict(theirs.named_parameters(remove_duplicate=False))
+    counted = {id(p): p for name, p in every.items() if not ignored.fullmatch(name)}
     saved = {name: value for name, value in theirs.state_dict().items() if name not in every}
     buffers = [value.numel() for name, value in saved.items() if not ignored.fullmatch(name)]
     times = Counter(id(parameter) for name, parameter in every.items() if name in read)

@@ -47,7 +47,9 @@ def test_another_head_is_exactly_theirs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", chosen(FIRST, {"gpt2"}))
 def test_many_fields_away_from_their_defaults(name: str, tmp_path: Path) -> None:
     case = varied(name, CASES[name], tmp_path / "config", tries=10)
-    assert sum(value != CASES[name].config.get(field) for field, value in case.config.items()) >= 3
+    # Nearly all fields of T5 Gemma are in its two parts, which count as one field each.
+    least = 2 if name == "t5gemma" else 3
+    assert sum(value != CASES[name].config.get(field) for field, value in case.config.items()) >= least
     prove(case, tmp_path)
 
 

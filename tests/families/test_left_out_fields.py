@@ -18,6 +18,7 @@ from .config_mutations import Mutation, config_of
 from .left_out_fields import outcomes
 
 EXCEPT = {
+    "dbrx rope_parameters*": "`attn_config.rope_theta`, which its class ignores, must have the same value",
     "deepseek_v2* qk_rope_head_dim": "`head_dim` is there, too, and still has its value",
     "dots1* layer_types": "the list also says what `max_window_layers` does, which the file has for another depth",
     "laguna* rope_parameters.*_attention": "its class makes a config of this, and no model",

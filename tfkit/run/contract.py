@@ -7,7 +7,7 @@ and its data read, before any tensor exists.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
@@ -108,6 +108,12 @@ class Tokenizer(Protocol):
 
     def save(self, path: Path) -> None:
         """Write its file."""
+
+
+def bare(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    """Return the ids of a text without the special tokens that `encode` may put around it."""
+    encode: Callable[[str], Sequence[int]] = getattr(tokenizer, "encode_bare", tokenizer.encode)
+    return encode(text)
 
 
 class Examples(Protocol):

@@ -25,7 +25,7 @@ from tfkit.console.output import print_json, progress, show, table
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 
 if TYPE_CHECKING:
-    from tfkit.run.contract import Tokenizer
+    from tfkit.run.contract import Tokenizer, TokenizerConfig
 
 CHUNK = 2**18
 """Characters that a process tokenizes at once."""
@@ -78,7 +78,7 @@ def tokens(
     if column is not None and not rows:
         raise click.BadParameter("it has no effect: no file has rows", param_hint="--column")
     check_file(output)
-    built = _tokenizer(tokenizer)
+    built = _tokenizer(reader, tokenizer)
     end = None if separator is None else _id_of(separator, built)
     start = time.perf_counter()
     count = processes or os.cpu_count() or 1
@@ -104,23 +104,23 @@ def _has_rows(path: Path) -> bool:
     return path.is_dir() or path.suffix in SUFFIXES
 
 
-def _tokenizer(name: str) -> Tokenizer:
+def _tokenizer(reader: Reader, name: str) -> Tokenizer:
     """Build the tokenizer that the option names; raise SpecError if it cannot be read."""
     from tfkit.decoding.text import ByteTokenizer, load_tokenizer
-    from tfkit.run.kinds.text import PretrainedConfig
 
     if name == "bytes":
         return cast("Tokenizer", ByteTokenizer())
     if not os.path.isdir(name):
         return cast("Tokenizer", load_tokenizer(Path(name)))
+    kind = reader.plugins.registry.kinds("tokenizer")["pretrained"]
     try:
-        return PretrainedConfig(path=name).build("")
+        return cast("TokenizerConfig", kind.config.model_validate({"path": name})).build("")
     except Invalid as error:
         raise SpecError(Diagnostic(error.message, notes=error.notes, help=error.help)) from error
 
 
 def _id_of(separator: str, tokenizer: Tokenizer) -> int:
-    from tfkit.run.kinds.text import bare
+    from tfkit.run.contract import bare
 
     try:
         ids = bare(tokenizer, separator)
@@ -198,7 +198,7 @@ class _Encoder:
     """Chunks to the bytes of their ids."""
 
     def __init__(self, tokenizer: Tokenizer, end: int | None, size: int) -> None:
-        from tfkit.run.kinds.text import bare
+        from tfkit.run.contract import bare
 
         self._encode, self._end = partial(bare, tokenizer), [] if end is None else [end]
         self._type = {2: "H", 4: "I"}[size]

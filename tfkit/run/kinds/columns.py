@@ -13,9 +13,9 @@ from pydantic import Field
 
 from tfkit.component import Immaterial, slot
 from tfkit.errors import Invalid, quoted
-from tfkit.run.contract import Data, DataConfig, Ids, Tokenizer, TokenizerConfig
+from tfkit.run.contract import Data, DataConfig, Ids, Tokenizer, TokenizerConfig, bare
 from tfkit.run.kinds.examples import StreamData, divided
-from tfkit.run.kinds.text import bare, files_of, id_of, tokenizer_for
+from tfkit.run.kinds.text import files_of, id_of, tokenizer_for
 from tfkit.run.read_rows import Row, read_rows
 
 if TYPE_CHECKING:

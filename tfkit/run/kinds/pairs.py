@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 
 from tfkit.component import slot
-from tfkit.run.contract import IGNORED, Batch, Data, Ids, Tokenizer, TokenizerConfig
+from tfkit.run.contract import IGNORED, Batch, Data, Ids, Tokenizer, TokenizerConfig, bare
 from tfkit.run.kinds.columns import ColumnsConfig, Ragged, Token, encoded, fingerprint, fitted, masks_of, new_token
 from tfkit.run.kinds.examples import RowsData
-from tfkit.run.kinds.text import bare, id_of, tokenizer_for
+from tfkit.run.kinds.text import id_of, tokenizer_for
 from tfkit.run.read_rows import Row
 
 Layout = Literal["pair", "sequence"]

@@ -6,7 +6,6 @@ import glob
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Literal, Self
@@ -16,7 +15,7 @@ import numpy as np
 import tfkit
 from tfkit.component import Immaterial, slot
 from tfkit.errors import Invalid, SpecError, closest, quoted
-from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig
+from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig, bare
 from tfkit.run.kinds.examples import StreamData
 
 SHIPPED = "tinyshakespeare"
@@ -181,12 +180,6 @@ class PretrainedConfig(TokenizerConfig):
             cause = " ".join(str(error).split())
             message = f"{quoted(shown(self.path))} must be a tokenizer that transformers can read"
             raise Invalid("path", message, notes=(cause[:300],), help="write it with `save_pretrained`") from error
-
-
-def bare(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    """Return the ids of a text without the special tokens that `encode` may put around it."""
-    encode: Callable[[str], Sequence[int]] = getattr(tokenizer, "encode_bare", tokenizer.encode)
-    return encode(text)
 
 
 def id_of(token: str | int, tokenizer: Tokenizer | None, field: str) -> int:

@@ -58,8 +58,9 @@ class TokenPool(nn.Module):
 
 
 class EndPoolConfig(tfkit.BlockConfig):
-    """The vector at the first end of a text: at a token, or at the token with the largest id; at the last token of a
-    text without an end. Padding never counts.
+    """The vector at the first end of a text: at a token, or at the token with the largest id.
+
+    In a text without an end, it is the vector at the last token. Padding never counts.
     """
 
     block: Literal["end_pool"] = "end_pool"
