@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -31,8 +32,11 @@ class AdjustedWidthConfig(FieldConfig):
         file.used([self.older])
         settings = {"auto_adjust_ff_dim": True, "multiple_of": 256, "ffn_dim_multiplier": 1.0} | file.given("block_")
         if settings["auto_adjust_ff_dim"]:
-            width, multiple = int(settings["ffn_dim_multiplier"] * int(2 * width / 3)), settings["multiple_of"]
-            width = multiple * -(-width // multiple)
+            multiple, factor = settings["multiple_of"], settings["ffn_dim_multiplier"]
+            for key, number in ((name, width), ("block_multiple_of", multiple), ("block_ffn_dim_multiplier", factor)):
+                if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+                    raise tfkit.Invalid("", f"`{key}` must be a positive number; got {number}")
+            width = multiple * -(-int(factor * int(2 * width / 3)) // multiple)
         file.put(self.adjusted_width, width)
 
     def write(self, name: str, file: Writing) -> None:
