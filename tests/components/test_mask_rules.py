@@ -53,14 +53,14 @@ def test_a_chunk_bounds_the_cache() -> None:
     model = tfkit.build(graph).eval()
     ids = torch.randint(17, (4, LENGTH))
     y = model(ids, tokens_mask=REAL)
-    for row, real, found in zip(ids, REAL, y, strict=True):
-        torch.testing.assert_close(found[real], model(row[real][None])[0], rtol=0, atol=1e-5)
+    for row, real, actual in zip(ids, REAL, y, strict=True):
+        torch.testing.assert_close(actual[real], model(row[real][None])[0], rtol=0, atol=1e-5)
     for mask, cuts in ((REAL, [1] * LENGTH), (REAL, [7, 1, 4]), (None, [5, 1, 6])):
         cached = tfkit.CachedModel(model, length=LENGTH)
         pieces = zip(ids.split(cuts, dim=1), REAL.split(cuts, dim=1), strict=True)
-        found = torch.cat([cached(piece, None if mask is None else real) for piece, real in pieces], dim=1)
-        wanted, real = (model(ids), ...) if mask is None else (y, REAL)
-        torch.testing.assert_close(found[real], wanted[real], rtol=0, atol=1e-5)
+        actual = torch.cat([cached(piece, None if mask is None else real) for piece, real in pieces], dim=1)
+        expected, real = (model(ids), ...) if mask is None else (y, REAL)
+        torch.testing.assert_close(actual[real], expected[real], rtol=0, atol=1e-5)
         assert cached.nbytes == 4 * 2 * 2 * (4 + 1) * 32 * 4  # rows, layers, keys and values, slots, channels, bytes
 
 

@@ -72,9 +72,9 @@ def output_of(model: Any, case: MediaCase) -> Tensor:
     return result.logits if hasattr(result, "logits") else result[0]  # type: ignore[no-any-return]
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(actual: Tensor, expected: Tensor) -> None:
     largest = max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * largest)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("name", chosen(MEDIA, QUICK))
@@ -83,10 +83,10 @@ def test_a_published_model_is_exactly_this(name: str, tmp_path: Path) -> None:
     trial = MediaTrial.of(name, tmp_path)
     case, expected = trial.case, output_of(trial.theirs, trial.case)
     assert expected.std() > 0.02
-    found = trial.ours(**trial.inputs)
-    close(found[0] if isinstance(found, tuple) else found, expected)
-    if isinstance(found, tuple):
-        close(found[1], trial.theirs(**case.inputs)[1])
+    actual = trial.ours(**trial.inputs)
+    close(actual[0] if isinstance(actual, tuple) else actual, expected)
+    if isinstance(actual, tuple):
+        close(actual[1], trial.theirs(**case.inputs)[1])
     left_out = matcher(case.left_out)
     theirs = {path: p.numel() for path, p in trial.theirs.named_parameters() if not left_out.fullmatch(path)}
     assert sum(p.numel() for p in trial.ours.parameters()) == sum(theirs.values())

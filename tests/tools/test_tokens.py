@@ -69,14 +69,14 @@ def test_a_kill_leaves_no_file_and_no_process() -> None:
     arguments = ["tokens", "long.txt", "--tokenizer", "tokenizer.json", "-o", "long.npy", "--processes", "2"]
     process = subprocess.Popen([sys.executable, "-m", "tfkit", *arguments], cwd=os.getcwd())
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (found := children.read_text().split()[1:]):  # the first child tracks resources
+    while not (names := children.read_text().split()[1:]):  # the first child tracks resources
         time.sleep(0.1)
     time.sleep(1)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not Path("long.npy").exists()
     time.sleep(4)
-    assert not [child for child in found if Path(f"/proc/{child}/stat").exists()]
+    assert not [child for child in names if Path(f"/proc/{child}/stat").exists()]
     assert tokens("text.txt", "-o", "long.npy", "--processes", "1") == 0
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 

@@ -25,7 +25,7 @@ from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
 from tfkit.run.run_spec import MODEL, RunSpec, WeightsConfig
 from tfkit.spec.extending import shortest
-from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, latest_checkpoint
+from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, step_of
 from tfkit.spec.messages import fault_in, refused
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.weight_files import content_of
@@ -90,7 +90,7 @@ class Run:
             values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
         if self.branch is not None:
             tensors = [content_of(self.branch / name) for name in (WEIGHTS, OPTIMIZER)]
-            values |= {"branch_step": int(self.branch.name.removeprefix("step-")), "branch_content": ":".join(tensors)}
+            values |= {"branch_step": step_of(self.branch), "branch_content": ":".join(tensors)}
         for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
             values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
         return RunMeaning(self.config, self.graph.spec.model, values)
@@ -110,19 +110,17 @@ class Run:
         if not os.path.isfile(folder / RUN):
             message = f"`branch` must be the folder of a run; got {quoted(str(shortest(folder)))}"
             raise self.error(message, "branch", help="train the run first, or name a different folder")
-        checkpoints = {path.name: path for path in checkpoints_in(folder)}
-        latest = latest_checkpoint(folder)
-        name = latest.name if latest is not None and config.step is None else f"step-{config.step}"
-        if name not in checkpoints:
-            message = f"the run in {quoted(str(shortest(folder)))} has no checkpoint of step {config.step}"
-            message = message if latest else f"the run in {quoted(str(shortest(folder)))} has no checkpoint yet"
-            steps = ", ".join(name.removeprefix("step-") for name in checkpoints)
-            raise self.error(message, "branch", help=f"choose a step that has a checkpoint: {steps}" if steps else None)
-        step = int(name.removeprefix("step-"))
-        if step >= self.steps:
-            message = f"a branch of step {step:,} must have more steps in all; got {self.steps:,}"
+        checkpoints = {step_of(path): path for path in checkpoints_in(folder)}
+        if config.step is None or config.step not in checkpoints:
+            which = f"of step {config.step}" if checkpoints else "yet"
+            help = f"choose a step that has a checkpoint: {', '.join(map(str, checkpoints))}" if checkpoints else None
+            raise self.error(
+                f"the run in {quoted(str(shortest(folder)))} has no checkpoint {which}", "branch", help=help
+            )
+        if config.step >= self.steps:
+            message = f"a branch of step {config.step:,} must have more steps in all; got {self.steps:,}"
             raise self.error(message, "branch", help="raise `steps`, which includes the steps before the branch")
-        return checkpoints[name]
+        return checkpoints[config.step]
 
     def _weights_content(self, config: WeightsConfig) -> str:
         try:
@@ -235,7 +233,8 @@ def _check_model(run: Run) -> None:
         signal, sizes = graph.inputs[inputs[name]], _sizes(values)
         taken = (signal.channels, signal.rows, signal.width) if signal.type == "image" else (signal.width,)
         if sizes != (taken if signal.type in ("sequence", "vector", "image") else None):
-            got = "ids" if sizes is None else f"features of width {' x '.join(map(str, sizes))}"
+            words = "features of width" if values.ndim < 4 else "images of"
+            got = "ids" if sizes is None else f"{words} {' x '.join(map(str, sizes))}"
             raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")
     for name in inputs.values():
         rows = rows_of(graph, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -21,6 +22,7 @@ from tfkit.run.contract import (
     TrackerConfig,
 )
 from tfkit.spec.document import NAME, Document
+from tfkit.spec.folder import RUN, latest_checkpoint, step_of
 from tfkit.spec.merge import ANY, MergeKeys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import Data, data_of, document, lines_of
@@ -117,8 +119,14 @@ class BranchConfig(Config):
     """The step of the checkpoint; the latest unless given."""
 
     def located(self, folder: Path) -> Self:
-        """Return the config with an absolute path. A relative path starts at `folder`."""
-        return self.model_copy(update={"run": str((folder / self.run).absolute())})
+        """Return the config with an absolute path and the number of the latest step, which may be another one later.
+
+        A relative path starts at `folder`.
+        """
+        parent, step = (folder / self.run).absolute(), self.step
+        if step is None and os.path.isfile(parent / RUN) and (latest := latest_checkpoint(parent)):
+            step = step_of(latest)
+        return self.model_copy(update={"run": str(parent), "step": step})
 
 
 class NonFiniteConfig(Config):

@@ -63,6 +63,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for _, path in sorted(steps.items()) if os.path.isdir(path)]
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint in the folder of a run."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def spec_of(folder: Path, span: Span | None = None) -> Path:
     """Return the spec in a folder; raise SpecError if there is none."""
     folder = model_folder(folder)

@@ -35,11 +35,11 @@ def manifold(part, place, stream, *further):
     scale, base, ends = part.weight("scale"), part.weight("base"), np.cumsum([n, n, n * n])
     logits = np.split(logits, ends[: len(names) - 1], axis=1)
     base = np.split(base, ends[: len(names) - 1])
-    pre, *others = [x * s + b for x, s, b in zip(logits, scale, base, strict=True)]
+    pre, *further = [x * s + b for x, s, b in zip(logits, scale, base, strict=True)]
     x = np.einsum("tn,tnm->tm", sigmoid(pre) + config.eps, stream)
     if place == "leave":
         return x
-    post, comb = others
+    post, comb = further
     comb = softmax(comb.reshape(-1, n, n)) + config.eps
     for number in range(2 * config.iterations - 1):
         comb = comb / (comb.sum(axis=2 if number % 2 else 1, keepdims=True) + config.eps)

@@ -182,7 +182,9 @@ def test_a_step_on_pairs_is_that_of_a_loop_over_the_rows(layout: str, tmp_path: 
     batch = trainer.batch(1)
     assert set(batch.masks) == set(batch.inputs)
     loss = trainer._gradients(batch, 1)
-    gradients = {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    gradients = {
+        name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.grad is not None
+    }
     trainer.model.zero_grad()
     alone, counts = zip(*(loss_alone(trainer, row, layout) for row in ROWS[:5]), strict=True)
     total = torch.stack(alone).sum() / sum(counts)

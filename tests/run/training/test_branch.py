@@ -80,3 +80,14 @@ def test_a_branch_of_a_later_checkpoint_is_a_different_run(parent: Path) -> None
     output = branch(parent, "other", f"branch={{run: {parent.parent / 'parent'}, step: 4}}")
     with pytest.raises(SpecError, match="has a different run"):
         branch(parent, output.name, f"branch={{run: {parent.parent / 'parent'}, step: 6}}")
+
+
+def test_a_branch_of_the_latest_checkpoint_keeps_it_when_the_run_goes_on(parent: Path) -> None:
+    folder = parent.parent / "going"
+    sets = [EVERY, "model.dropout=0.2"]
+    train(parent, output=folder, sets=sets, stop_after=4, quiet=True)
+    output = parent.parent / "follower"
+    train(parent, output=output, sets=[*sets, f"branch={folder}"], stop_after=6, quiet=True)
+    train(parent, output=folder, sets=sets, quiet=True)
+    train(output, output=output, quiet=True)
+    assert [*losses(output)] == [5, 6, 7, 8]

@@ -87,7 +87,9 @@ def test_padded_examples_have_the_loss_and_the_gradients_of_each_alone(pairs: bo
     trainer.model.double()  # float32 alone would differ by 1.4e-6
     batch = trainer.batch(1)
     loss = trainer._gradients(batch, 1)
-    gradients = {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    gradients = {
+        name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.grad is not None
+    }
     trainer.model.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
     for row, sizes in enumerate(LENGTHS):

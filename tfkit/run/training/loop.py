@@ -86,6 +86,8 @@ class Trainer:
         self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
         self._callbacks = [self._callback(number) for number in range(len(run.config.callbacks))]
+        self._rejecting = [n for n, call in enumerate(self._callbacks) if type(call).reject is not Callback.reject]
+        """The callbacks that can reject an update; a step without them needs no agreement of processes."""
         self._watchers = watchers
         self._line: dict[str, float] | None = None
         """The numbers of the line that observers may add to."""
@@ -188,9 +190,9 @@ class Trainer:
     def _rejected(self, numbers: Mapping[str, float]) -> str | None:
         """Return the first reason of a callback to leave out an update; every callback sees its numbers."""
         reasons = []
-        for number, callback in enumerate(self._callbacks):
+        for number in self._rejecting:
             with self._guarded(number, "reject"):
-                reasons.append(callback.reject(self, MappingProxyType(numbers)))
+                reasons.append(self._callbacks[number].reject(self, MappingProxyType(numbers)))
         return self._processes.agreed(next(filter(None, reasons), None)) if reasons else None
 
     def batch(self, step: int) -> Batch:

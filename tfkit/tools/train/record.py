@@ -31,8 +31,9 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tracker
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
-from tfkit.spec.folder import LATEST, RUN, SPEC, checkpoints_in, latest_checkpoint
+from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
+from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.atomic_files import held, sweep, write_file, writing, written_folder
 from tfkit.tools.common.run_facts import FACTS, Facts, facts_of
 from tfkit.tools.save.save import write_model
@@ -102,7 +103,7 @@ class RunFolder:
         if self._latest is not None:
             step, position, self._digest = self._latest.restored.step, self._latest.position, self._latest.digest
             self._latest = None  # its tensors are views of files, which take space on the disk as long as they are open
-        self._later = [path for path in checkpoints_in(self.folder) if int(path.name.removeprefix("step-")) > step]
+        self._later = [path for path in checkpoints_in(self.folder) if step_of(path) > step]
         self._remove_old()
         path = self.folder / METRICS
         with writing(path):
@@ -161,6 +162,7 @@ class RunFolder:
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
         with written_folder(folder, SafetensorError) as target:
             write_model(model, target)
+            content_of(target / WEIGHTS)  # read back from the disk, before an older folder is removed
             if self._run.data.tokenizer is not None:
                 self._run.data.tokenizer.save(target / self._run.data.tokenizer.file)
 
