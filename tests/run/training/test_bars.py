@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
-from tests.run.training.cpu import times_torch
+from tests.run.training.cpu import times_libraries
 from tests.run.training.runs import Memory, same, small_run, trained, write_run
 from tfkit.cli import main
 from tfkit.run.contract import Batch
@@ -161,5 +161,5 @@ def test_a_checkpoint_has_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_plan_takes_little_more_time_than_torch() -> None:
-    assert times_torch(PLAN) <= 1.3
+def test_a_plan_takes_little_more_time_than_torch(tmp_path: Path) -> None:
+    assert times_libraries(PLAN, tmp_path) <= 1.3
