@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tfkit
+from tfkit.components.norm import LayerNormConfig, RMSNormConfig
 
 SPEC = """
 tfkit: 1
@@ -41,6 +44,24 @@ def test_a_norm_is_its_formula(kind: str, offset: int, eps: float) -> None:
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
     want = formula(x, eps=eps, centred=kind == "layernorm") * weight + bias
     torch.testing.assert_close(module(x), want)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("config", [RMSNormConfig, LayerNormConfig])
+@torch.no_grad()
+def test_a_norm_with_weights_per_head_is_its_formula(
+    config: type[RMSNormConfig] | type[LayerNormConfig], offset: Literal[0, 1]
+) -> None:
+    module = config(eps=0.5, offset=offset).build(cast(tfkit.Make, None), 8, heads=3)
+    module.reset_parameters()
+    x = torch.randn(2, 3, 5, 8)
+    bare = formula(x, eps=0.5, centred=config is LayerNormConfig)
+    torch.testing.assert_close(module(x), bare)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    weights = dict(module.named_parameters())
+    bias = weights.get("bias", torch.zeros(3, 8))
+    torch.testing.assert_close(module(x), bare * (weights["weight"] + offset)[:, None] + bias[:, None])
 
 
 @pytest.mark.parametrize(("kind", "bias"), [("rmsnorm", ""), ("layernorm", ", bias: false")])

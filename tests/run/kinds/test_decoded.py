@@ -11,8 +11,9 @@ import torch
 
 import tfkit
 from tfkit.errors import SpecError
-from tfkit.run.contract import IGNORED
+from tfkit.run.contract import IGNORED, Ratio
 from tfkit.run.kinds.calculator import SYMBOLS
+from tfkit.run.kinds.metrics import exact_matches
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate
 
@@ -101,6 +102,12 @@ def test_constants_are_counted(tmp_path: Path) -> None:
     assert (batch.targets[:, :-11] == IGNORED).all()
     assert found["test.constant_accuracy"] == pytest.approx(sum(places) / (11 * 40))
     assert found["test.constant_exact_match"] == Counter(answers).most_common(1)[0][1] / 40
+
+
+def test_an_example_without_an_answer_does_not_count() -> None:
+    targets = torch.tensor([[IGNORED, 3, 4], [IGNORED, IGNORED, IGNORED], [5, IGNORED, 6]])
+    correct = torch.tensor([[False, True, True], [True, True, True], [True, True, False]])
+    assert exact_matches(correct, targets) == Ratio(1, 2)
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import tfkit
 from tests.run.training.runs import Memory, same, trained
 from tfkit.errors import SpecError
+from tfkit.nn import StackedLinear
+from tfkit.run.kinds.optimizers import Muon, MuonConfig
 from tfkit.run.training.loop import Trainer
-from tfkit.run.training.optimizer import groups_of, matrices_of
+from tfkit.run.training.optimizer import _rows, groups_of, matrices_of
 
 from .small import small_run
 
@@ -97,6 +99,58 @@ def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: P
         expected[name] = torch.cat([one.detach() for (owner, _), one in apart.items() if owner == name])
     found = updated(run)
     torch.testing.assert_close(found, {name: expected[name] for name in found}, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", ["nesterov: false", "scale: match_rms_adamw", "momentum: 0.5, iterations: 3"])
+def test_muon_passes_its_options_to_torch(options: str, tmp_path: Path) -> None:
+    run = small_run(tmp_path, DATA, optimizer=MUON.replace("lr: 0.02", f"lr: 0.02, {options}"))
+    config, name = run.config.optimizer, "decoder.layers.0.ffn.down.weight"
+    assert isinstance(config, MuonConfig)
+    model = model_of(run)
+    muon = torch.optim.Muon(
+        [model.get_parameter(name)],
+        lr=0.02,
+        weight_decay=0.1,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.iterations,
+        adjust_lr_fn=config.scale,
+    )
+    for step in range(4):
+        muon.param_groups[0]["lr"] = 0.02 / (1 + step)
+        model.get_parameter(name).grad = gradients(model, step)[name]
+        muon.step()
+    torch.testing.assert_close(updated(run)[name], model.get_parameter(name).detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_every_expert_is_a_matrix_of_muon() -> None:
+    layer = StackedLinear(3, 6, {"gate": 4, "up": 4}, bias=False)
+    weight = nn.Parameter(torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(0)))
+    experts = [nn.Parameter(part.clone()) for expert in weight.detach() for part in expert.split(4)]
+    rest = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    group = {"params": [weight], "lr": 0.1, "weight_decay": 0.0, "matrices": [_rows(layer)]}
+    muon = Muon([group], rest, {"momentum": 0.9})
+    expected = torch.optim.Muon(experts, lr=0.1, weight_decay=0.0, momentum=0.9)
+    for step in range(3):
+        weight.grad = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(step))
+        for expert, gradient in zip(experts, weight.grad.flatten(0, 1).split(4), strict=True):
+            expert.grad = gradient.clone()
+        muon.step()
+        expected.step()
+    torch.testing.assert_close(weight.detach(), torch.cat(list(experts)).detach().reshape(3, 8, 6))
+
+
+def test_the_last_of_several_rules_applies(tmp_path: Path) -> None:
+    rules = "[{match: '*', lr: 0.5, weight_decay: 0.3}, {match: '*ffn*', lr: 0.25}]"
+    run = small_run(tmp_path, DATA, optimizer=f"{{kind: adamw, lr: 1e-2, groups: {rules}}}")
+    model = model_of(run)
+    settings = {
+        parameter: (group["lr"], group["weight_decay"])
+        for group in groups_of(model, run.config.optimizer)
+        for parameter in group["params"]
+    }
+    assert settings[model.get_parameter("decoder.layers.0.ffn.up.weight")] == (0.25, 0.3)
+    assert settings[model.get_parameter("decoder.layers.0.attention.output.weight")] == (0.5, 0.3)
 
 
 def test_what_muon_gathers_is_written_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
