@@ -29,7 +29,8 @@ def broken(bug: Bug) -> list[str]:
     for patcher in patches:
         patcher.start()
     try:
-        properties = [prop for prop in OWN.chosen(level="quick") if prop.name != "script"]
+        slow = {prop.name for prop in OWN.properties if prop.level == "full"} - {bug.red} | {"script"}
+        properties = [prop for prop in OWN.properties if prop.name not in slow]
         results = [next(outcomes(checked, [prop])) for prop in properties]
     finally:
         for patcher in patches:

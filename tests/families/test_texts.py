@@ -83,3 +83,11 @@ def test_what_a_config_cannot_say_is_said_in_few_words() -> None:
         export_config(tfkit.load("llama_7b", sets=sets))
     assert "Config(" not in str(refused.value)
     assert len(str(refused.value).splitlines()) < 8
+
+
+def test_two_layers_may_have_a_pattern_that_repeats() -> None:
+    """A config.json lists the layers: what a longer list would repeat is read as one layer of each variant."""
+    graph = tfkit.load("gemma2_2b", sets=["decoder.n_layers=2"])
+    assert export_config(graph)["num_hidden_layers"] == 2
+    changed = tfkit.load("gemma2_2b", sets=["decoder.n_layers=2", "decoder.layers.pattern=[base, local]"])
+    assert export_config(changed)["layer_types"] == ["full_attention", "sliding_attention"]

@@ -280,8 +280,8 @@ def _trained(path: Path) -> None:
         [
             *((where, where, "SystemExit: 0") for where in ("build", "examples", "batch", "fingerprint")),
             ("len", "__len__", "SystemExit: 0"),
-            ("above", "batch", "ValueError: `tokens` must have ids from 0 to 10; got 11 to 11"),
             ("below", "batch", "ValueError: `tokens` must have ids from 0 to 10; got -1 to -1"),
+            ("above", "batch", "ValueError: `tokens` must have ids from 0 to 10; got 11 to 11"),
             ("target", "batch", "ValueError: `targets` must have ids from 0 to 10; got 11 to 11"),
             (
                 "floats",

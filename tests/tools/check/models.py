@@ -147,6 +147,13 @@ DECODERS = {
         "{kind: mha, n_heads: 4}",
         "{kind: moe, n_experts: 4, n_experts_per_token: 2, d_ff: 16, router: {renormalize: true, bias: true}}",
     ),
+    "normed": (
+        "{kind: mqa, n_heads: 4, position: rope, qk_norm: rmsnorm, qk_norm_weight: per_head, gate: sigmoid, "
+        "inner_norm: rmsnorm}",
+        "{kind: swiglu, d_ff: 64}",
+    ),
+    "rotated": ("{kind: mha, n_heads: 4, position: rope, qk_norm_rotated: rmsnorm}", "{kind: swiglu, d_ff: 64}"),
+    "slopes": ("{kind: mha, n_heads: 6, d_head: 8, position: alibi}", "{kind: swiglu, d_ff: 64}"),
     "scaled": ("{kind: mha, n_heads: 4, scale: 0.2}", "{kind: swiglu, d_ff: 64}"),
     "retention": ("{kind: retention, n_heads: 4, position: alibi}", "{kind: swiglu, d_ff: 64}"),
 }

@@ -27,7 +27,7 @@ def test_the_property_breaks(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.detail
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "normed"])
 def test_a_larger_head_is_seen_in_every_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(subject(name), "head-order").status == "ok"
     monkeypatch.setattr(ScaledDotProduct, "forward", first_is_larger)

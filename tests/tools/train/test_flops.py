@@ -66,7 +66,7 @@ def test_a_folder_in_flops_is_evaluated(
     assert "val.loss" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("size", "above"), some([(48, 0.01), (24, 0.01), (1, 0.15)], 1))
+@pytest.mark.parametrize(("size", "above"), some([(24, 0.01), (48, 0.01), (1, 0.15)], 1))
 def test_the_memory_of_a_plan_is_that_of_a_step(size: int, above: float, tmp_path: Path) -> None:
     sets = ("model.d_model=64", "batch={sequences: 48, length: 12}", f"machine.micro_batch={size}")
     run = small_run(tmp_path, *sets)

@@ -24,7 +24,9 @@ from tfkit.component import (
     MaskConfig,
     MaskRuleConfig,
     MixerConfig,
+    PositionConfig,
     RopeScalingConfig,
+    RotaryConfig,
     ScoreBiasConfig,
     Signal,
     TemperatureConfig,
@@ -43,8 +45,13 @@ LEAST = 32
 """The least width of the residual stream."""
 HEADS, FEWEST = 4, 2
 """Query heads, if each has separate keys and values or all share them; key-value heads, if groups share them."""
+ODD_HEADS = 6
+"""Query heads instead of a number that is not a power of two, for which ALiBi has different slopes."""
+BUCKETS, DISTANCE = 8, 10
+"""Buckets of distances, and the distance of the last bucket: sequences of a check reach it."""
 VOCABULARY = 97
-MAX_LEN = 24
+MAX_LEN, FAR = 24, 300
+"""Positions of a model, and of a model whose positions are only rotary: bfloat16 cannot tell the last apart."""
 ORIGINAL_MAX_LEN = 16
 """Tokens of the training that a rotary scaling stretches: more than most sequences of a check have."""
 TEMPERATURE = 4
@@ -104,7 +111,11 @@ class _Shrink:
         self.graph = graph
         self.spec = graph.spec.model
         attentions = _attentions(self.spec)
-        self.heads = {(item.n_heads, item.kv_heads): _heads(item.n_heads, item.kv_heads) for item in attentions}
+        biased = any(isinstance(item.position, ScoreBiasConfig) for item in attentions)
+        self.heads = {(item.n_heads, item.kv_heads): _heads(item.n_heads, item.kv_heads, biased) for item in attentions}
+        positions = [position for _, position in parts((), self.spec) if isinstance(position, PositionConfig)]
+        rotary = bool(positions) and all(isinstance(position, RotaryConfig) for position in positions)
+        self.max_len = FAR if rotary else MAX_LEN
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _extents(self.spec)
@@ -208,8 +219,10 @@ class _Shrink:
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):
             return ORIGINAL_MAX_LEN
         if name == "max_len":
-            return min(value, max(MAX_LEN, *self.lengths, 0))
-        if isinstance(config, ScoreBiasConfig) or (isinstance(config, InputConfig) and name == "length"):
+            return min(value, max(self.max_len, *self.lengths, 0))
+        if isinstance(config, ScoreBiasConfig):
+            return min(value, DISTANCE if most == DIM else BUCKETS)
+        if isinstance(config, InputConfig) and name == "length":
             return value
         if value in self.rows and name not in ("d_ff", "d_model"):
             return self.rows[value]
@@ -263,12 +276,13 @@ def _attentions(spec: ModelSpec) -> list[AttentionConfig]:
     return [part for _, part in parts((), spec) if isinstance(part, AttentionConfig)]
 
 
-def _heads(n_heads: int, n_kv_heads: int) -> tuple[int, int]:
-    """Return the fewest heads with the same ratio."""
+def _heads(n_heads: int, n_kv_heads: int, biased: bool) -> tuple[int, int]:
+    """Return the fewest heads with the same ratio; with a bias of scores, a power of two only for a power of two."""
+    most = ODD_HEADS if biased and n_heads.bit_count() > 1 else HEADS
     if n_heads == n_kv_heads:
-        return min(n_heads, HEADS), min(n_heads, HEADS)
+        return min(n_heads, most), min(n_heads, most)
     if n_kv_heads == 1:
-        return min(n_heads, HEADS), 1
+        return min(n_heads, most), 1
     return FEWEST * (n_heads // n_kv_heads), FEWEST
 
 

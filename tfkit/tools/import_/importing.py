@@ -308,5 +308,14 @@ def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, 
         return
     # The longest input changes no number, and not every config.json has it; a table of positions has its own `max_len`.
     free = {"max_len"} if isinstance(ours, BlockConfig) else set()
+    if _same_variants(ours, theirs):
+        parts[1]["layers"] = parts[1]["layers"].model_copy(update={"pattern": parts[0]["layers"].pattern})
     for key in [key for key in {**parts[0], **parts[1]} if key not in free]:
         yield from _differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))
+
+
+def _same_variants(ours: Any, theirs: Any) -> bool:
+    """Return True if two stacks have the same variant in each layer, however their patterns are written."""
+    stacks = [block.stack() for block in (ours, theirs) if isinstance(block, BlockConfig) and dict(block).get("layers")]
+    variants = [stack.variants for stack in stacks if stack is not None]
+    return len(variants) == 2 and variants[0] == variants[1]

@@ -17,7 +17,9 @@ forward_of_alibi = score_bias.Alibi.forward
 bucket = score_bias.T5Bias.bucket
 forward_of_context = AttentionContext.forward
 forward_of_dynamic = rope_scaling.DynamicScaling.forward
+forward_of_longrope = longrope.LongRopeScaling.forward
 forward_of_table = rope.RotaryTable.forward
+rotate_half = rope.RotateHalf.forward
 
 
 @plant(
@@ -159,3 +161,62 @@ def by_heads(self: Any, n_keys: int, device: Any) -> Tensor:
 @plant("rotary positions are doubled", "ml-explore/mlx-lm#1553", "dynamic", "meaning", rope.RotaryTable, "forward")
 def doubled(self: Any, positions: Tensor, n_keys: int) -> Tensor:
     return forward_of_table(self, positions * 2, n_keys)
+
+
+@plant(
+    "heads between two powers of two have the slopes of the next power",
+    "slopes in one series",
+    "slopes",
+    "meaning",
+    score_bias.AlibiConfig,
+    "slopes",
+)
+def one_series(self: Any, attention: Any) -> list[float]:
+    return [2.0 ** (-self.max_slope_exponent * (head + 1) / attention.n_heads) for head in range(attention.n_heads)]
+
+
+@plant(
+    "T5's far distances share one bucket", "a logarithm that is forgotten", "t5", "meaning", score_bias.T5Bias, "bucket"
+)
+def without_logarithm(self: Any, offset: Tensor) -> Tensor:
+    distance = (-offset).clamp(min=0) if self.causal else offset.abs()
+    near = torch.where(distance < self.near, distance, self.sides - 1)
+    return near if self.causal else near + (offset > 0).long() * self.sides
+
+
+@plant(
+    "longrope takes the long factors at exactly its trained length",
+    "a comparison that is strict",
+    "longrope",
+    "meaning",
+    longrope.LongRopeScaling,
+    "forward",
+)
+def long_one_token_early(self: Any, n_keys: int, device: Any) -> Tensor:
+    return forward_of_longrope(self, n_keys + 1, device)
+
+
+@plant(
+    "heads are rotated by the positions of rows",
+    "two axes that are exchanged",
+    "rotated",
+    "meaning",
+    rope.RotateHalf,
+    "forward",
+)
+def rows_for_heads(self: Any, x: Tensor, table: Tensor) -> Tensor:
+    if x.size(0) == x.size(1) == table.size(1):
+        table = table.transpose(1, 2)
+    return rotate_half(self, x, table)
+
+
+@plant(
+    "rotary positions are rounded to bfloat16",
+    "a table in a small type",
+    "llama",
+    "meaning",
+    rope.RotaryTable,
+    "forward",
+)
+def rounded(self: Any, positions: Tensor, n_keys: int) -> Tensor:
+    return forward_of_table(self, positions.bfloat16(), n_keys)

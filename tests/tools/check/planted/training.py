@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import tfkit.building.initialize
 from tfkit.checkpoint.weight_map import Link, WeightMap
-from tfkit.components import head, rope_scaling, stack
+from tfkit.components import feedforward, head, rope_scaling, stack
 from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.tools.cost import shape_rules
 from tfkit.tools.save import save
@@ -75,6 +75,22 @@ def exchanged(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor
     return views(self, replace(link, model=tuple(other.get(name, name) for name in link.model)), state)
 
 
+@plant("a family exchanges gate and up", "read and written in one way", "llama", "transformers", WeightMap, "views")
+def gate_for_up(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
+    return views(self, renamed(link, "ffn.gate.", "ffn.up."), state)
+
+
+@plant("a family exchanges two norms", "read and written in one way", "llama", "transformers", WeightMap, "views")
+def one_norm_for_the_other(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
+    return views(self, renamed(link, "attention_norm_in.", "ffn_norm_in."), state)
+
+
+def renamed(link: Link, first: str, second: str) -> Link:
+    """Return the link with two tensors of each layer exchanged."""
+    names = [name.replace(first, second) if first in name else name.replace(second, first) for name in link.model]
+    return replace(link, model=tuple(names))
+
+
 window = ContextKey.window.fget  # type: ignore[attr-defined]
 
 
@@ -83,7 +99,21 @@ def one_more(key: ContextKey) -> int | None:
     return None if size is None else size + 1
 
 
+class Exchanged(tfkit.nn.Linear):
+    """A linear layer of an FFN that says it writes to the residual stream if it does not, and the reverse."""
+
+    def __init__(self, d_in: int, d_out: Any, *, bias: bool, residual: bool = False) -> None:
+        super().__init__(d_in, d_out, bias=bias, residual=not residual)
+
+
 BUGS += [
+    Bug(
+        "the residual factor belongs to the first matrix of the FFN",
+        "a flag at the next line",
+        "gpt2",
+        "init",
+        ((feedforward, "Linear", Exchanged),),
+    ),
     Bug(
         "YaRN's factor of the softmax is missing",
         "onnxruntime/mobius#548",

@@ -33,7 +33,7 @@ PROPERTIES: tuple[Property, ...] = (
     *(training.gradients, training.gradients_beside_padding, training.every_row, training.finite_differences),
     *(training.ties, training.recompute, training.train_mode, training.dropout),
     *(basics.init, basics.first_loss),
-    *(forms.state, forms.copies, forms.saved, forms.publish),
+    *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
     *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
     *(forms.scripted, forms.captured, forms.exported, forms.ejected),
 )

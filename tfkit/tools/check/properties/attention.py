@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,12 @@ TRIES = 4
 """Inputs of an attention that does not read all that it may."""
 SIZES = (1.0, 1e3)
 """Factors of an attention's input: a mask that is only a large number shows with large scores."""
-PROJECTIONS = frozenset(
-    f"{path}.{leaf}"
-    for path in ("project.qkv", "project.q", "project.k", "project.v", "output")
-    for leaf in ("weight", "bias")
-)
-"""Parameters of an attention whose order of heads is known."""
+HEADS_ALONG: Mapping[str, int | None] = {
+    **{f"project.{part}": 0 for part in ("q", "k", "v")},
+    **{"gate.linear": 0, "core.softmax": 0, "inner_norm": 0, "output": 1},
+    **dict.fromkeys(("q_norm", "k_norm", "v_norm", "q_norm_rotated", "k_norm_rotated")),
+}
+"""The axis of the heads in the weights of each module of an attention; None if the heads share the weights."""
 
 
 def _calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[Attends, nn.Module, Tensor, Context]]:
@@ -174,30 +174,32 @@ def memory_order(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("head-order", "has heads in any order")
 def head_order(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Heads in reverse order, with their queries, keys, values and columns of the output, return the same."""
+    """Heads in reverse order, with all of their weights, return the same."""
     model, inputs, applied = copy.deepcopy(subject.model), subject.inputs(), False
     for attending in subject.attentions:
-        by_head = isinstance(attending.config.position, ScoreBiasConfig) or attending.config.kv_heads < 2
+        by_head = isinstance(attending.config.position, ScoreBiasConfig) or attending.config.n_heads < 2
         attention = model.get_submodule(attending.path)
-        if by_head or {name for name, _ in attention.named_parameters()} - PROJECTIONS:
+        modules = {name.rpartition(".")[0] for name in places(attention)}
+        if by_head or not modules <= HEADS_ALONG.keys():
             continue
         applied = True
-        _turn(attention, attending.config)
+        _reverse_heads(attention, attending.config)
         detail = "heads in reverse order change the outputs by {}"
         yield from compared(subject.model, inputs, inputs, detail, second=model, where=attending.path)
-        _turn(attention, attending.config)  # back again
-    require(applied, "no attention has several heads with weights in its projections only")
+        _reverse_heads(attention, attending.config)  # back again
+    require(applied, "no attention has several heads whose weights are known")
 
 
-def _turn(attention: nn.Module, config: AttentionConfig) -> None:
-    """Reverse the order of key-value heads, each with its query heads, in place."""
+def _reverse_heads(attention: nn.Module, config: AttentionConfig) -> None:
+    """Reverse the order of query heads, and of key-value heads, in place."""
     state = attention.state_dict()
     with torch.no_grad():
         for name, place in places(attention).items():
-            view, axis = place.view(state), 1 if name == "output.weight" else 0
-            if name != "output.bias":
-                heads = view.unflatten(axis, (config.kv_heads, -1, config.head_width))
-                view.copy_(heads.flip(axis).flatten(axis, axis + 2).clone())
+            view, path = place.view(state), name.rpartition(".")[0]
+            axis = 0 if view.dim() == 2 and path in ("q_norm", "k_norm") else HEADS_ALONG[path]
+            if axis is not None and axis < view.dim():  # the bias of the output belongs to no head
+                heads = config.kv_heads if path in ("project.k", "project.v", "k_norm") else config.n_heads
+                view.copy_(view.unflatten(axis, (heads, -1)).flip(axis).flatten(axis, axis + 1).clone())
 
 
 @property_of("backends", "is equal with every attention backend", follows=("alone",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.build.first_run import run_watched
-from tfkit.tools.check.measure import Deviation, compared, in_words, property_of, require
+from tfkit.tools.check.measure import Deviation, compared, in_words, outputs_of, property_of, require
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call
 
@@ -104,11 +105,14 @@ def eval_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("init", "has weights as its init declares", of_weights=False)
 def init(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The spread that `init` gives to a matrix of the same role and shape, drawn separately."""
+    """The spread that `init` gives to a matrix of the same role and shape, drawn separately.
+
+    Whether a matrix writes to the residual stream follows from the outputs of a run instead of the module's attribute.
+    """
     model, declared = build(subject.graph, seed=subject.seed), subject.graph.spec.model.init
     depths = {node.name: node.stack.depth if node.stack else None for node in subject.graph.nodes}
     tied = {f"{owner}.tokens" for owner in heads_of_tables(subject.graph)}
-    adding = tuple(f"{path}.{step.name}." for path, layer in subject.layers.items() for step in layer.steps)
+    writes = _writes_to_stream(subject)
     generator = torch.Generator().manual_seed(subject.seed + 1)
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding):
@@ -117,12 +121,42 @@ def init(subject: ModelUnderTest) -> Iterator[Deviation]:
             yield _spread(path, module.weight, sample)
         elif isinstance(module, Linear | StackedLinear):
             parts = list(module.parts.values()) if module.parts else [module.weight.size(-2)]
-            residual, depth = module.residual and path.startswith(adding), depths.get(path.partition(".")[0])
+            residual, depth = writes.get(path, False), depths.get(path.partition(".")[0])
             for part in module.weight.split(parts, dim=-2):
                 sample = torch.empty(part.size(-2), part.size(-1)).repeat(max(1, 4096 // part[..., 0].numel()), 1, 1)
                 for matrix in sample:
                     declared.linear(matrix, residual=residual, n_layers=depth, generator=generator)
                 yield _spread(path, part, sample)
+
+
+def _writes_to_stream(subject: ModelUnderTest) -> dict[str, bool]:
+    """Return for each linear layer of a sublayer whether its output is the output of the sublayer.
+
+    Of stacked layers, such as experts, those write to the stream that return its width and take a different one. In a
+    sublayer that ends with an operation on the outputs of its layers, the attribute `residual` decides.
+    """
+    sublayers = [f"{path}.{step.name}" for path, layer in subject.layers.items() for step in layer.steps]
+    linear = {
+        path: (module, owner)
+        for path, module in subject.model.named_modules()
+        for owner in sublayers
+        if isinstance(module, Linear | StackedLinear) and path.startswith(f"{owner}.")
+    }
+    outputs = outputs_of(subject.model, partial(call, subject.model, subject.inputs()), [*sublayers, *linear])
+    last = {
+        owner: path
+        for path, (_, owner) in linear.items()
+        if path in outputs and owner in outputs and torch.equal(outputs[path], outputs[owner])
+    }
+    writes = {}
+    for path, (module, owner) in linear.items():
+        *_, d_out, d_in = module.weight.shape
+        stacked = isinstance(module, StackedLinear) and owner in outputs and d_in != d_out
+        if owner in last:
+            writes[path] = last[owner] == path
+        else:
+            writes[path] = d_out == outputs[owner].size(-1) if stacked else module.residual
+    return writes
 
 
 def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:

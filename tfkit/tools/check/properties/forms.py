@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, difference, in_words, property_of, require
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Inputs, call, example_inputs
+from tfkit.tools.compare.comparison import compare
 from tfkit.tools.export.exported_programs import looping
 from tfkit.tools.export.torchscript_format import refusal, script
 from tfkit.tools.import_.importing import export_config
@@ -74,12 +76,39 @@ def saved(subject: ModelUnderTest) -> Iterator[Deviation]:
 @property_of("publish", "is read again from a published folder", follows=("save",))
 def publish(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The folder of a published model, with a config.json and the tensors of its family, gives the same model."""
+    _require_published(subject)
+    yield from _read_again(subject, "huggingface")
+
+
+@property_of("transformers", "equals the class of its family", level="full", follows=("publish",))
+def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
+    """The published folder, opened by transformers, returns the same: `publish` alone reads what it wrote itself."""
+    _require_published(subject)
+    family = subject.graph.spec.family
+    if family is not None and family.differences:
+        raise DoesNotApplyError(f"the class of transformers differs: {family.differences[0]}")
+    installed = importlib.util.find_spec("transformers") is not None
+    require(installed, "transformers is not installed: the map of its weights was compared with nothing")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        save(subject.model, path, layout="huggingface", plugins=subject.plugins)
+        try:
+            comparison = compare(subject.graph, path, length=subject.length)
+        except Exception as failure:  # of a class that checks more than its config says
+            raise DoesNotApplyError(f"transformers cannot open the reduced model: {in_words(failure)}") from None
+    if comparison.difference is None:
+        yield Deviation.fault("the outputs of transformers have a different shape")
+        return
+    error, where = comparison.parts[-1].relative, comparison.first.name if comparison.first else ""
+    yield Deviation(error, f"the outputs of transformers differ by {error:.1e}", where=where)
+
+
+def _require_published(subject: ModelUnderTest) -> None:
     require(subject.graph.spec.model.checkpoint is not None, "the spec has no `checkpoint`")
     try:
         export_config(subject.graph, subject.plugins)
     except SpecError as error:
         raise DoesNotApplyError(f"no config.json can state these values: {error.diagnostics[0].message}") from None
-    yield from _read_again(subject, "huggingface")
 
 
 def _read_again(subject: ModelUnderTest, layout: Layout) -> Iterator[Deviation]:

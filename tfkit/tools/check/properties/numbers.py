@@ -16,9 +16,10 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import name_of
 from tfkit.building.builder import build, inputs_of
-from tfkit.component import Layer, Layers, Learned, RopeScalingConfig, Scale
+from tfkit.component import Layer, Layers, Learned, RopeScalingConfig, RotaryConfig, Scale
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, Node
+from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.reference import Result, UnknownKind
 from tfkit.reference import run as run_reference
 from tfkit.tools.build.first_run import run_watched
@@ -37,8 +38,9 @@ from tfkit.tools.check.measure import (
     require,
     unequal,
 )
-from tfkit.tools.check.model_under_test import ModelUnderTest
-from tfkit.tools.check.runs import Choices, Inputs, arguments_of, call, cast, example_inputs, hooked
+from tfkit.tools.check.model_under_test import LENGTH, ModelUnderTest
+from tfkit.tools.check.reduced import FAR
+from tfkit.tools.check.runs import Choices, Inputs, Padding, arguments_of, call, cast, example_inputs, hooked
 from tfkit.torch_private.tensors import leaves
 
 Array = NDArray[np.float64]
@@ -53,15 +55,14 @@ LARGE = 1e3
 
 @property_of("meaning", "computes what its spec describes", follows=("alone",))
 def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """In float64, the outputs equal the outputs of `tfkit.reference`, also next to padding on both sides.
+    """In float64, the outputs equal the outputs of `tfkit.reference`.
 
-    Where rotary positions are scaled, a sequence without padding is longer than the others.
+    Padded batches have as many rows as attention has heads, which tells an exchange of the two apart. Where rotary
+    positions are scaled, sequences have the length of the first training, and more.
     """
     model = _converted(subject, torch.float64)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    scaled = any(True for _ in subject.graph.configs(RopeScalingConfig))  # type: ignore[type-abstract]
-    for padding in ("none", "left", "right") if subject.padded else ("none",):
-        values = subject.inputs(padding=padding, length=subject.longest if scaled and padding == "none" else None)
+    for values, limit in _batches(subject):
         inputs = {name: x for name, x in cast(values, torch.float64).items() if name in inputs_of(model)}
         arrays = {name: x.numpy() for name, x in inputs.items()}
         try:
@@ -71,7 +72,25 @@ def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
         for output, (name, array) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):
             error = _distance_of_tokens(output, array, expected.real[name])
             detail = f"`{name}` differs from the reference of the spec by {error:.1e}"
-            yield Deviation(error, detail, where=partial(_where, model, inputs, expected))
+            yield Deviation(error, detail, limit, where=partial(_where, model, inputs, expected))
+
+
+def _batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]]:
+    """Yield the inputs for which a model is compared with its reference, with the largest error allowed."""
+    scalings = [dict(scaling) for _, scaling in subject.graph.configs(RopeScalingConfig)]  # type: ignore[type-abstract]
+    trained = {value for fields in scalings for name, value in fields.items() if name.endswith("max_len")}
+    lengths = {*trained, subject.longest} if scalings else {subject.length}
+    for length in sorted(lengths):
+        yield subject.inputs(length=min(length, subject.longest)), TOLERANCE
+    configs = [attending.config for attending in subject.attentions]
+    if any(isinstance(config.position, RotaryConfig) for config in configs) and not fixed_length(subject.graph):
+        far = min(FAR, max_len(subject.graph) or FAR)
+        # Angles are float32 in every model: their rounding errors grow with the position.
+        yield subject.inputs(batch=1, length=far), TOLERANCE * max(1, far / LENGTH)
+    sides: tuple[tuple[Padding, str], ...] = (("left", "n_heads"), ("right", "kv_heads"))
+    for padding, name in sides if subject.padded else ():
+        heads = max((getattr(config, name) for config in configs), default=1)
+        yield subject.inputs(batch=heads if heads > 1 else 3, padding=padding), TOLERANCE
 
 
 def _distance_of_tokens(output: Tensor, expected: Array, real: Array) -> float:
