@@ -244,10 +244,15 @@ class _Shrink:
         return max(4, round(value * HEAD / attention.head_width / 2) * 2)
 
     def _hidden(self, value: int) -> int:
-        """Return a small width in proportion to the residual stream; equal widths stay equal, different ones differ."""
+        """Return a small width in proportion to the residual stream; equal widths stay equal, different ones differ.
+
+        A few times the width of another stays as many times: shared experts have the width of several experts.
+        """
         if value not in self.hidden:
             large, small = next(iter(self.widths.items()))
             width = value if value <= HEAD else max(HEAD, round(value * small / large / 4) * 4)
+            multiples = (w * (value // v) for v, w in self.hidden.items() if value > v and value % v == 0)
+            width = next((multiple for multiple in multiples if multiple <= 4 * small), width)
             while width in self.hidden.values():
                 width += 4
             self.hidden[value] = width
