@@ -46,7 +46,7 @@ AUTO = {
 
 
 def test_the_gallery_is_large() -> None:
-    kinds = {plain(read_tree(name, known.KNOWN))["checkpoint"] for name in NAMES}
+    kinds = {str(plain(read_tree(name, known.KNOWN))["checkpoint"]) for name in NAMES}
     assert len(NAMES) >= 100
     assert len(kinds) >= 45
 
@@ -113,7 +113,8 @@ def test_a_spec_reads_whole_or_beside_one_other() -> None:
     for name in known.NAMES:
         own = own_keys(name)
         base = own.get("extends")
-        assert "checkpoint" not in own or base is None, f"{name}, the first spec of a family, extends {base}"
+        named = isinstance(own.get("checkpoint"), str)  # a size may change its family in place
+        assert not named or base is None, f"{name}, the first spec of a family, extends {base}"
         assert base is None or "extends" not in own_keys(base), f"{name} extends {base}, which extends another"
 
 
