@@ -70,6 +70,7 @@ from tfkit.decoding.prepare import prepare_decoding as prepare_decoding
 from tfkit.decoding.text import ByteTokenizer as ByteTokenizer
 from tfkit.decoding.text import CharacterTokenizer as CharacterTokenizer
 from tfkit.decoding.text import FileTokenizer as FileTokenizer
+from tfkit.decoding.text import load_tokenizer as load_tokenizer
 from tfkit.errors import Diagnostic as Diagnostic
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid
