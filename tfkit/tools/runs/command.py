@@ -24,11 +24,13 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     values that distinguish it. Each variant is compared to the variant of the
     first DIR, in pairs with equal seeds, as by `tfkit sweep`. Runs that are
     evaluated on different data are an error; different numbers of tokens are
-    reported. `tfkit compare` compares the weights of two runs.
+    reported. `tfkit compare` compares the weights of two runs. --list prints
+    the runs in any DIR, also several levels below it, without a comparison.
 
     Exit status: 0; 1 if the runs cannot be compared.
     """,
     examples="""
+    tfkit runs sweeps --list
     tfkit runs runs/relu-1 runs/relu-2 runs/swiglu-1 runs/swiglu-2
     tfkit runs runs/* --baseline runs/relu-1 -o page.html
     tfkit runs out/runs/* other/runs/* --on val.accuracy --better higher
@@ -38,6 +40,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @number_option("The metric to compare.", default="val.loss")
 @click.option("--baseline", type=FOLDER, metavar="DIR", help="One of its runs.  [default: the first DIR]")
 @click.option("--so-far", is_flag=True, help="Also take unfinished runs; compare all at one step.")
+@click.option("--list", "list_", is_flag=True, help="List the runs with their latest metrics; compare nothing.")
 @output_option("FILE", "Write a page: curves, models, costs.", dir_okay=False)
 @forms_option
 @json_option
@@ -49,6 +52,7 @@ def runs(
     margin: float | None,
     baseline: Path | None,
     so_far: bool,
+    list_: bool,
     output: Path | None,
     form: str | None,
     json: bool,
@@ -60,6 +64,18 @@ def runs(
 
     if form is not None and json:
         raise click.UsageError("only one of --markdown, --latex and --json can be used")
+    if list_:
+        excluded = {
+            "--baseline": baseline,
+            "--so-far": so_far,
+            "--output": output,
+            f"--{form}": form,
+            "--better": better,
+        }
+        if idle := next((name for name, value in excluded.items() if value), None):
+            raise click.UsageError(f"--list cannot be combined with {idle}")
+        _list(folders, on, json=json)
+        return
     comparison = shown_number(on, better, margin)
     compared = compare_runs(folders, reader.plugins, comparison=comparison, baseline=baseline, so_far=so_far)
     if output is not None:
@@ -73,6 +89,29 @@ def runs(
     show_results(compared.results, form)
     if output is not None and form is None:
         click.echo(f"{output}")
+
+
+def _list(folders: tuple[Path, ...], on: str, *, json: bool) -> None:
+    """Print the runs in folders, each with its latest value of a metric."""
+    from tfkit.console.output import print_json, show, table
+    from tfkit.tools.runs.listing import listed_runs
+
+    listed = listed_runs(folders)
+    if json:
+        print_json(listed)
+        return
+    rows = [
+        [
+            run.folder,
+            run.name,
+            "-" if run.step is None else f"{run.step:,} of {run.steps or 0:,}",
+            run.ended or "-",
+            f"{run.latest['loss']:.4g}" if "loss" in run.latest else "-",
+            f"{run.latest[on]:.4g}" if on in run.latest else "-",
+        ]
+        for run in listed
+    ]
+    show(table(["run", "name", "step", "ended", "loss", on], rows, right=["step", "loss", on]))
 
 
 def _show_differing(differing: dict[str, list[Difference]]) -> None:
