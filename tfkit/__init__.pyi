@@ -109,6 +109,7 @@ from tfkit.run.contract import Ratio as Ratio
 from tfkit.run.contract import ScheduleConfig as ScheduleConfig
 from tfkit.run.contract import Tokenizer as Tokenizer
 from tfkit.run.contract import TokenizerConfig as TokenizerConfig
+from tfkit.run.contract import TrackedRun as TrackedRun
 from tfkit.run.contract import TrackerConfig as TrackerConfig
 from tfkit.run.contract import Training as Training
 from tfkit.run.read_rows import Row as Row

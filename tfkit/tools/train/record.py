@@ -28,7 +28,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import Tracker
+from tfkit.run.contract import TrackedRun, Tracker
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
@@ -110,9 +110,11 @@ class RunFolder:
             path.touch()
             os.truncate(path, position)
             self._metrics = path.open("ab")
-        for number, config in enumerate(self._run.config.track):
+        run = self._run
+        tracked = TrackedRun(run.config.name, self.folder, step, run.meaning.values, run.graph)
+        for number, config in enumerate(run.config.track):
             with self._run.guarded(config, "`build`", "track", str(number)):
-                self._trackers.append(config.build(self.folder, step))
+                self._trackers.append(config.build(tracked))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
