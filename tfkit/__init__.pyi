@@ -70,6 +70,7 @@ from tfkit.decoding.prepare import prepare_decoding as prepare_decoding
 from tfkit.decoding.text import ByteTokenizer as ByteTokenizer
 from tfkit.decoding.text import CharacterTokenizer as CharacterTokenizer
 from tfkit.decoding.text import FileTokenizer as FileTokenizer
+from tfkit.decoding.text import load_tokenizer as load_tokenizer
 from tfkit.errors import Diagnostic as Diagnostic
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid
@@ -108,6 +109,7 @@ from tfkit.run.contract import Ratio as Ratio
 from tfkit.run.contract import ScheduleConfig as ScheduleConfig
 from tfkit.run.contract import Tokenizer as Tokenizer
 from tfkit.run.contract import TokenizerConfig as TokenizerConfig
+from tfkit.run.contract import TrackedRun as TrackedRun
 from tfkit.run.contract import TrackerConfig as TrackerConfig
 from tfkit.run.contract import Training as Training
 from tfkit.run.read_rows import Row as Row

@@ -30,6 +30,7 @@ from tfkit.run.contract import (
     MetricConfig,
     OptimizerConfig,
     ScheduleConfig,
+    TrackedRun,
     TrackerConfig,
 )
 from tfkit.run.run_spec import SplitConfig
@@ -438,7 +439,7 @@ class LateCallback(_Where, CallbackConfig):
 class LateTracker(_Where, TrackerConfig):
     """A tracker."""
 
-    def build(self, folder: Path, step: int) -> Any:
+    def build(self, run: TrackedRun) -> Any:
         if self.where == "build":
             raise self.text
         return FailingTracker(self.where, self.text)

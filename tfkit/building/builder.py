@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def build(
     attention_backend: AttentionBackend = "sdpa",
     recompute: bool = False,
     weights: AnyPath | None = None,
+    missing: Sequence[str] = (),
+    unused: Sequence[str] = (),
     allow_change: bool = False,
 ) -> torch.fx.GraphModule:
     """Build the model of a spec.
@@ -108,6 +111,8 @@ def build(
         weights: safetensors to fill it from: a file, the index of several, their folder, or the folder of a run, whose
             latest checkpoint is read. The names are the names in the model's state dict, as `tfkit save` writes
             them, or in the `checkpoint` section of its spec.
+        missing: patterns of weights that are not read and stay initialized, such as `logits.*`.
+        unused: patterns of tensors of the file that the model does not read.
         allow_change: accept weights whose file states that they belong to a model with other values, such as another
             epsilon or other positions. Files that tfkit did not write state nothing.
 
@@ -121,17 +126,29 @@ def build(
     Raises:
         SpecError: the spec is wrong, or a component's `build` failed; or the weights cannot be read, or do not fit this
             model exactly.
-        ValueError: there is no such device, type or attention backend; or `sets` or `allow_change` have no effect.
+        ValueError: there is no such device, type or attention backend; or `sets`, `missing`, `unused` or
+            `allow_change` have no effect.
     """
     if isinstance(spec, Graph) and sets:
         raise ValueError("`sets` have no effect on a loaded graph: pass them to `tfkit.load`")
     device = device_of(device)
     graph = spec if isinstance(spec, Graph) else load(spec, sets=sets)
     weights = graph.weights if weights is None else weights
-    if weights is None and allow_change:
-        raise ValueError("`allow_change` has no effect without weights")
+    choices = {"missing": missing, "unused": unused, "allow_change": allow_change}
+    if weights is None and (idle := next((name for name, value in choices.items() if value), None)):
+        raise ValueError(f"`{idle}` has no effect without weights")
     kind = None if dtype is None else dtype_of(dtype)
     options: dict[str, Any] = {"attention_backend": attention_backend, "recompute": recompute}
+    if weights is not None and (missing or unused) and device.type != "meta":
+        from tfkit.building.transfer import Transfer
+        from tfkit.checkpoint.files import TensorFiles
+        from tfkit.checkpoint.fitting import floating_type
+
+        with TensorFiles.open(Path(weights)) as checkpoint:
+            kind = kind or floating_type(checkpoint)
+        model = build(replace(graph, weights=None), device=device, dtype=kind, seed=seed, **options)
+        transfer = Transfer(missing=missing, unused=unused, allow_change=allow_change)
+        return transfer.filled(model, Path(weights))
     if weights is not None and device.type != "meta":
         return build_filled(graph, Path(weights), device=device, dtype=kind, allow_change=allow_change, **options)
     model = _on_meta(graph, kind, **options)

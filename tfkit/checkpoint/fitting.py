@@ -7,7 +7,7 @@ and again before it is saved without them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tfkit.checkpoint.tensor_names import collapsed, matcher
 from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.graph.semantics import Meaning, changes, meaning_of, parsed
+from tfkit.graph.semantics import Meaning, ValueChange, changes, meaning_of, parsed
 from tfkit.spec.families import FamilyConfig, expanded
 from tfkit.spec.header import AGAIN, Malformed, parse_object, shown
 
@@ -33,6 +33,7 @@ MEANING = "tfkit_meaning"
 DIGEST = "tfkit_digest"
 MOST_DIFFERENCES = 20
 """The maximum number of differences that an error lists."""
+ALLOW_CHANGE = "load them anyway with --allow-change, in Python `allow_change=True`"
 
 
 def fitting_map(
@@ -175,21 +176,28 @@ def safetensors_metadata(graph: Graph) -> dict[str, str]:
 
 
 def check_meaning(checkpoint: TensorFiles, graph: Graph, path: Path) -> None:
-    """Raise SpecError if a file states semantics of its weights that differ from the model's.
+    """Raise SpecError if a file states semantics of its weights that differ from the model's."""
+    reject_changes(stated_changes(checkpoint, graph), path)
+
+
+def stated_changes(checkpoint: TensorFiles, graph: Graph) -> list[ValueChange]:
+    """Return the differences between the semantics that a file states and the model's.
 
     Files that tfkit did not write state none.
     """
     expected = meaning_of(graph)
-    for file, texts in checkpoint.metadata.items():
-        if MEANING not in texts or texts.get(DIGEST) == expected.digest:
-            continue
-        differences = changes(_meaning(texts[MEANING], file), expected)
-        if differences:
-            more = (f"and {len(differences) - MOST_DIFFERENCES} more",) if len(differences) > MOST_DIFFERENCES else ()
-            notes = (*map(str, differences[:MOST_DIFFERENCES]), *more)
-            help = "load them anyway with --allow-change, in Python `allow_change=True`"
-            message = f"the weights in {shown(path)} belong to a different model"
-            raise SpecError(Diagnostic(message, notes=notes, help=help))
+    texts = {file: text for file, text in checkpoint.metadata.items() if MEANING in text}
+    unequal = (file for file, text in texts.items() if text.get(DIGEST) != expected.digest)
+    return next(filter(None, (changes(_meaning(texts[file][MEANING], file), expected) for file in unequal)), [])
+
+
+def reject_changes(differences: Sequence[ValueChange], path: Path, *, help: str = ALLOW_CHANGE) -> None:
+    """Raise SpecError if there are differences between the semantics of weights and a model's."""
+    if differences:
+        more = (f"and {len(differences) - MOST_DIFFERENCES} more",) if len(differences) > MOST_DIFFERENCES else ()
+        notes = (*map(str, differences[:MOST_DIFFERENCES]), *more)
+        message = f"the weights in {shown(path)} belong to a different model"
+        raise SpecError(Diagnostic(message, notes=notes, help=help))
 
 
 def _meaning(text: str, file: Path) -> Meaning:

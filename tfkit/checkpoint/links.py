@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 
@@ -14,6 +14,7 @@ from tfkit.checkpoint.computed import Expected, computed, written
 from tfkit.checkpoint.pattern import Pattern, PatternError
 from tfkit.checkpoint.tensor_names import above, collapsed, filled, holes, matcher, nameless, numbered
 from tfkit.checkpoint.weight_map import Link, WeightMap, places
+from tfkit.component import Component
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
 from tfkit.spec.families import FamilyConfig, expanded
 
@@ -161,20 +162,10 @@ class _Links:
         entry = self.family.tensors[key]
         if isinstance(entry, str):
             return None, {}
-        text = next(iter(entry.values()))
         try:
-            pattern = _parsed(_SIZE.sub(r"\1", text), rank)
+            return pattern_of(next(iter(entry.values())), rank, name, self.components)
         except PatternError as error:
             raise self._wrong(key, error.message, *error.notes, help=error.help) from None
-        return pattern, {**self._sizes(name, pattern), **{letter: int(size) for letter, size in _SIZE.findall(text)}}
-
-    def _sizes(self, name: str, pattern: Pattern) -> dict[str, int]:
-        """Return the sizes that the components around a tensor give to the pattern's names."""
-        sizes: dict[str, int] = {}
-        for path in above(name):
-            if path in self.components:
-                sizes = {**self.components[path].pattern_sizes, **sizes}
-        return {letter: size for letter, size in sizes.items() if letter in pattern.names}
 
     def _expanded(self, name: str, key: str) -> list[str]:
         try:
@@ -199,10 +190,26 @@ class _Links:
         return self.graph.spec.provenance.span(("checkpoint", *path))
 
 
+def pattern_of(
+    text: str, rank: int, name: str, components: Mapping[str, Component], *, resizing: bool = False
+) -> tuple[Pattern, dict[str, int]]:
+    """Return the pattern for a tensor of the model with `rank` axes, and the known sizes of its names.
+
+    Sizes are in the text, or the components around the tensor have them. Raises PatternError.
+    """
+    pattern = _parsed(_SIZE.sub(r"\1", text), rank, resizing)
+    sizes: dict[str, int] = {}
+    for path in above(name):
+        if path in components:
+            sizes = {**components[path].pattern_sizes, **sizes}
+    sizes = {letter: size for letter, size in sizes.items() if letter in pattern.names}
+    return pattern, {**sizes, **{letter: int(size) for letter, size in _SIZE.findall(text)}}
+
+
 @cache
-def _parsed(text: str, rank: int) -> Pattern:
+def _parsed(text: str, rank: int, resizing: bool) -> Pattern:
     """Parse the pattern for a tensor of the model with `rank` axes: `...` expands to the unnamed axes."""
-    named = len(Pattern.parse(text.replace("...", "_")).target[0].items)
-    if "..." not in text:
-        return Pattern.parse(text)
-    return Pattern.parse(text.replace("...", " ".join(f"_{i}" for i in range(rank - named + 1))))
+    named = len(Pattern.parse(text.replace("...", "_"), resizing=resizing).target[0].items)
+    if "..." in text:
+        text = text.replace("...", " ".join(f"_{i}" for i in range(rank - named + 1)))
+    return Pattern.parse(text, resizing=resizing)

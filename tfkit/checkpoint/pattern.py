@@ -17,6 +17,12 @@ One item of each join of a tensor, with all axes outside joins, makes a *block*,
 tensor `(h [q k v] d) i` has the blocks `h q d i`, `h k d i` and `h v d i`. Both sides have the same blocks, each once:
 nothing is lost or added, a pattern can be read in both directions, and it moves bits without reading them.
 
+A *resizing* pattern may also have names on one side only. Names of the left side are averaged over; over names of the
+right side the result is repeated. A pattern does not have names of both kinds, which would accept a misspelt name:
+
+    (g r d) i -> (g d) i                                 the mean of r heads for each of g groups
+    f i -> e f i                                         a matrix for each of e experts
+
 Sizes of names are set, or follow from the tensors: an axis with one unknown name determines the size of that name.
 """
 
@@ -103,8 +109,10 @@ class Pattern:
     target: tuple[Axis, ...] = field(repr=False)
 
     @classmethod
-    def parse(cls, text: str) -> Pattern:
+    def parse(cls, text: str, *, resizing: bool = False) -> Pattern:
         """Parse a pattern, from left to right. Any text is parsed in bounded time.
+
+        A pattern that is `resizing` may have names on one side only. It has no inverse.
 
         Raises:
             PatternError: the text is not a pattern, is too large, or its two sides do not have the same blocks.
@@ -114,12 +122,26 @@ class Pattern:
             if count > most:
                 raise PatternError(f"a pattern must have at most {most} {what}; got {count}", text, (0, len(text)))
         pattern = cls(text, *_parsed(text))
-        _check_blocks(pattern)
+        left, right = pattern.names_of_sides
+        _check_blocks(pattern, left & right if resizing and (left <= right or right <= left) else left | right)
         return pattern
+
+    @cached_property
+    def names_of_sides(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of `source`, and the names of `target`; they differ in a resizing pattern."""
+        left, right = (
+            frozenset(name for tensor in side for name in tensor.names) for side in (self.source, self.target)
+        )
+        return left, right
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """The names of both sides."""
+        return frozenset.intersection(*self.names_of_sides)
 
     @property
     def names(self) -> Set[str]:
-        """The names of both sides, in order. Their sizes are set, or follow from the tensors."""
+        """The names of the two sides, in order. Their sizes are set, or follow from the tensors."""
         return dict.fromkeys(_NAME.findall(self.text)).keys()
 
     def inverse(self) -> Pattern:
@@ -147,11 +169,25 @@ class Pattern:
         """
         solved = self._solve([tuple(tensor.shape) for tensor in tensors], sizes, required)
         views = chain.from_iterable(_views(*pair, solved) for pair in zip(tensors, self.source, strict=True))
-        blocks = {frozenset(names): (names, view) for names, view in views}
+        blocks = dict(self._averaged(names, view) for names, view in views)
         return [self._arranged(tensor, blocks, solved) for tensor in self.target]
 
+    def _averaged(self, names: Names, view: Tensor) -> tuple[frozenset[str], tuple[Names, Tensor]]:
+        """Return a block by the set of its names, as the mean over the names of the left side."""
+        dims = [dim for dim, name in enumerate(names) if name not in self.shared]
+        kept = tuple(name for name in names if name in self.shared)
+        return frozenset(kept), (kept, view.mean(dims) if dims else view)
+
+    def _block(self, blocks: Blocks, names: Names, sizes: Sizes) -> Tensor:
+        """Return the block with its axes in the order of `names`, repeated over the names of the right side."""
+        order, view = blocks[frozenset(names) & self.shared]
+        view = view.permute([order.index(name) for name in names if name in self.shared])
+        for dim in (dim for dim, name in enumerate(names) if name not in self.shared):
+            view = view.unsqueeze(dim)
+        return view.expand([sizes[name] for name in names])
+
     def _arranged(self, tensor: Axis, blocks: Blocks, sizes: Sizes) -> Tensor:
-        first, *rest = (_block(blocks, names) for names in tensor.blocks)
+        first, *rest = (self._block(blocks, names, sizes) for names in tensor.blocks)
         if not rest:
             return first.reshape(tensor.shape(sizes))
         kinds = dict.fromkeys(f"{block.dtype} on {block.device}" for block in (first, *rest))
@@ -161,7 +197,7 @@ class Pattern:
             )
         joined = first.new_empty(tensor.shape(sizes))
         for names, view in _views(joined, tensor, sizes):  # each block is copied once, to its final place
-            view.copy_(_block(blocks, names))
+            view.copy_(self._block(blocks, names, sizes))
         return joined
 
     def _solve(self, shapes: Sequence[Shape], set_sizes: Sizes, required: Sequence[Shape]) -> dict[str, int]:
@@ -262,15 +298,16 @@ def _axis(text: str, columns: Columns, items: Sequence[Axis], kind: Kind = "prod
     return Axis(columns, blocks, tuple(items))
 
 
-def _check_blocks(pattern: Pattern) -> None:
+def _check_blocks(pattern: Pattern, compared: Set[str]) -> None:
+    """Raise PatternError unless the two sides have the same blocks of the names in `compared`, each once."""
     sides = [[(t.columns, block) for t in side for block in t.blocks] for side in (pattern.source, pattern.target)]
-    counts = [Counter(frozenset(block) for _, block in side) for side in sides]
+    counts = [Counter(frozenset(block) & compared for _, block in side) for side in sides]
     for at, name in enumerate(("left", "right")):
         for columns, block in sides[at]:
             shown = quoted(" ".join(block) or "1")
-            if counts[at][frozenset(block)] > 1:
+            if counts[at][frozenset(block) & compared] > 1:
                 raise PatternError(f"the block {shown} is on the {name} side twice", pattern.text, columns)
-            if frozenset(block) not in counts[1 - at]:
+            if frozenset(block) & compared not in counts[1 - at]:
                 note = f"blocks of the other side: {listing(quoted(' '.join(b) or '1') for _, b in sides[1 - at])}"
                 raise PatternError(f"the block {shown} is on the {name} side only", pattern.text, columns, note=note)
 
@@ -293,12 +330,6 @@ def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Te
         starts = accumulate(shape, initial=0)  # not `split`: autograd forbids writing to its results
         for item, start, length in zip(axis.items, starts, shape, strict=False):
             pending.append((view.narrow(dim, start, length), (*before, item, *after)))
-
-
-def _block(blocks: Blocks, names: Names) -> Tensor:
-    """Return the block with its axes in the order of `names`."""
-    order, view = blocks[frozenset(names)]
-    return view.permute([order.index(name) for name in names])
 
 
 def _by(shape: Shape) -> str:

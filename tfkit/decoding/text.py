@@ -76,6 +76,10 @@ class CharacterTokenizer:
         """Return the bytes of UTF-8 that each id stands for."""
         return [len(character.encode()) for character in self.characters]
 
+    def pieces(self) -> list[bytes]:
+        """Return the text of each id in UTF-8."""
+        return [character.encode() for character in self.characters]
+
     def save(self, path: Path) -> None:
         """Write the characters to a JSON file that `load_tokenizer` reads."""
         path.write_text(json.dumps({CHARACTERS: self.characters}, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -101,6 +105,10 @@ class ByteTokenizer:
     def byte_counts(self) -> list[int]:
         """Return the number of bytes of each id, which is 1."""
         return [1] * self.vocab_size
+
+    def pieces(self) -> list[bytes]:
+        """Return the byte of each id."""
+        return [bytes([index]) for index in range(self.vocab_size)]
 
     def save(self, path: Path) -> None:
         """Write a `tokenizer.json` that gives the same ids."""
@@ -160,8 +168,7 @@ class FileTokenizer:
         Raises ValueError if the tokens are not bytes in the alphabet of `ByteLevel`: their text may not be that which
         was encoded.
         """
-        decoder = json.loads(self._tokenizer.to_str())["decoder"]
-        if decoder is None or decoder["type"] != "ByteLevel":
+        if not self._has_bytes:
             raise ValueError("its tokens are not bytes: it is not a byte-level tokenizer")
         tokens = {index: len(text) for text, index in self._tokenizer.get_vocab(with_added_tokens=False).items()}
         added = {
@@ -170,6 +177,23 @@ class FileTokenizer:
         special = dict.fromkeys(self._special.values(), 0)
         counts = tokens | added | special
         return [counts.get(index, 0) for index in range(self.vocab_size)]
+
+    def pieces(self) -> list[bytes | None]:
+        """Return the text of each id in UTF-8, its bytes if the tokens are bytes; None for an id without a token."""
+        alphabet = _byte_alphabet() if self._has_bytes else {}
+        added = self._tokenizer.get_added_tokens_decoder()
+
+        def bytes_of(text: str, index: int) -> bytes:
+            is_plain = index not in added and all(character in alphabet for character in text)
+            return bytes(alphabet[character] for character in text) if is_plain else text.encode()
+
+        texts = map(self._tokenizer.id_to_token, range(self.vocab_size))
+        return [None if text is None else bytes_of(text, index) for index, text in enumerate(texts)]
+
+    @property
+    def _has_bytes(self) -> bool:
+        decoder = json.loads(self._tokenizer.to_str())["decoder"]
+        return decoder is not None and decoder["type"] == "ByteLevel"
 
     def save(self, path: Path) -> None:
         """Write the file."""

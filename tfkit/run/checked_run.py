@@ -25,7 +25,7 @@ from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
 from tfkit.run.run_spec import MODEL, RunSpec, WeightsConfig
 from tfkit.spec.extending import shortest
-from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, step_of
+from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, model_folder, step_of, tokenizer_in
 from tfkit.spec.messages import fault_in, refused
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.weight_files import content_of
@@ -88,6 +88,8 @@ class Run:
         values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         if self.config.weights is not None:
             values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
+            if self.config.weights.tokens and (file := tokenizer_in(model_folder(Path(self.config.weights.path)))):
+                values["weights_tokens"] = self._content(("weights", "tokens"), str(file))
         if self.branch is not None:
             tensors = [content_of(self.branch / name) for name in (WEIGHTS, OPTIMIZER)]
             values |= {"branch_step": step_of(self.branch), "branch_content": ":".join(tensors)}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, fx, nn
 
+    from tfkit.graph.expand import Graph
+
 Ids: TypeAlias = "NDArray[np.int64]"
 """Tokens, or numbers of examples."""
 Array: TypeAlias = "NDArray[Any]"
@@ -538,11 +540,26 @@ class Tracker(Protocol):
         """Write what is left."""
 
 
+@dataclass(frozen=True)
+class TrackedRun:
+    """The run that a tracker shows."""
+
+    name: str
+    folder: Path
+    """Its folder, where a tracker may keep files."""
+    step: int
+    """The step after which it continues: a tracker drops later steps that it has. 0 for a new run."""
+    values: Mapping[str, Any]
+    """Each value of the run and of its model, by its path: `optimizer.lr`, `model.graph.decoder.n_layers`."""
+    graph: Graph
+    """Its model."""
+
+
 class TrackerConfig(Component):
     """Slot `tracker`: a place that numbers are shown in."""
 
     slot = "tracker"
 
     @abstractmethod
-    def build(self, folder: Path, step: int) -> Tracker:
-        """Build the tracker of a run in `folder`, continuing after `step`: it drops what it has of later steps."""
+    def build(self, run: TrackedRun) -> Tracker:
+        """Build the tracker of a run."""

@@ -16,6 +16,7 @@ MODULES = (
     "labelled",
     "metrics",
     "mixture",
+    "mlflow",
     "optimizers",
     "over",
     "pairs",
@@ -23,6 +24,7 @@ MODULES = (
     "tasks",
     "text",
     "tokens",
+    "wandb",
 )
 
 

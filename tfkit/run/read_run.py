@@ -80,7 +80,12 @@ def find_run(
     shipped = own_specs() / "runs" / f"{text.removeprefix('runs/')}.yaml"
     if os.path.isfile(shipped):
         return shipped
-    help = similar("a run", path.stem, shipped_runs(), "give the path of a file: ./my_run.yaml")
+    help = similar(
+        "a run",
+        path.stem,
+        shipped_runs(),
+        "give the path of a file, ./my_run.yaml, or a name that `tfkit list run` prints",
+    )
     help = similar("a run", path.name, [file.name for file in yaml_files(path.parent)], help)
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
 

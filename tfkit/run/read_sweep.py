@@ -74,7 +74,12 @@ def find_sweep(name: str | os.PathLike[str]) -> Path:
     shipped = own_specs() / "sweeps" / f"{text.removeprefix('sweeps/')}.yaml"
     if os.path.isfile(shipped):
         return shipped
-    help = similar("a sweep", text, shipped_sweeps(), "give the path of a file: ./my_sweep.yaml")
+    help = similar(
+        "a sweep",
+        text,
+        shipped_sweeps(),
+        "give the path of a file, ./my_sweep.yaml, or a name that `tfkit list sweep` prints",
+    )
     raise SpecError(Diagnostic(f"there is no sweep {quoted(text)}", help=help))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
@@ -33,6 +33,9 @@ ENDS = frozenset({"steps", "tokens", "passes", "flops"})
 """Keys that say how long a run is; it has one of them."""
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
+
+
+WeightMapping: TypeAlias = Annotated[Mapping[str, Any], "a mapping of weights to weights, or to a weight and a pattern"]
 
 
 class BatchConfig(Config):
@@ -96,12 +99,18 @@ class WeightsConfig(Config):
 
     path: Immaterial[str]
     """Safetensors, their folder, or the folder of a run: its latest checkpoint."""
+    map: WeightMapping | None = None
+    """Weights of the model, and the weights that fill them: `decoder.layers.{i}: decoder.layers.{i // 2}`. With a map,
+    `path` is a folder with a spec, and `unused` has names of its model."""
+    tokens: tuple[str, ...] = ()
+    """Patterns of weights with a row for each token, such as `embedding.tokens.*`. Tokens that the tokenizer of the
+    weights has keep their rows; the rows of new tokens begin at random."""
     missing: tuple[str, ...] = ()
     """Patterns of weights that are not read and begin at random, by their names in the model, such as `logits.*`."""
     unused: tuple[str, ...] = ()
     """Patterns of tensors that the model does not read, by their names in the file, such as `lm_head.weight`."""
-    allow_change: bool = False
-    """If true, accept weights whose metadata describes another model."""
+    allow_change: bool | tuple[str, ...] = False
+    """If true, accept weights of a model with other values; or patterns of the values that may differ."""
 
     def located(self, folder: Path) -> Self:
         """Return the config with an absolute path. A relative path starts at `folder`."""

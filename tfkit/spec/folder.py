@@ -16,6 +16,8 @@ SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+TOKENIZERS = ("tokenizer.json", "chars.json")
+"""The files of a tokenizer that tfkit reads, in this order."""
 OPTIMIZER = "optimizer.safetensors"
 RUN = "run.yaml"
 LATEST = "latest"
@@ -93,3 +95,8 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
 def has_weights(folder: Path) -> bool:
     """Return True if the folder of the spec has weights."""
     return any(os.path.exists(model_folder(folder) / name) for name in (WEIGHTS, INDEX))
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """Return the file of the tokenizer in a folder; None if there is none that tfkit reads."""
+    return next((folder / name for name in TOKENIZERS if os.path.isfile(folder / name)), None)

@@ -153,7 +153,7 @@ def test_sgd_continues(tmp_path: Path, optimizer: str) -> None:
 
 def test_tensorboard_shows_the_numbers(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    tracker = made("tracker", "tensorboard").build(tmp_path, 0)
+    tracker = made("tracker", "tensorboard").build(tfkit.TrackedRun("small", tmp_path, 0, {}, None))
     tracker.log(1, {"val.loss": 2.5})
     tracker.text(1, "sample", "a\nb")
     tracker.close()

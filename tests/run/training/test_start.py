@@ -335,3 +335,33 @@ def test_tensors_of_a_checkpoint_are_read_as_saved(tmp_path: Path) -> None:
     assert torch.equal(
         load_file("out/step-8/model.safetensors")["embedding.tokens.weight"], weights["embedding.tokens.weight"]
     )
+
+
+def test_known_tokens_keep_their_rows_and_layers_are_mapped(tmp_path: Path) -> None:
+    assert train("small.yaml", "-o", "base", "--set", "steps=1") == 0
+    Path("other.txt").write_text("zebras and 3 goats.\n" * 40, encoding="utf-8")
+    sets = ["data.files=other.txt", "model.decoder.n_layers=1"]
+    words = "path: base, tokens: ['embedding.tokens.*', 'head.*'], unused: ['decoder.layers.*']"
+    weights = f"weights={{{words}, map: {{'decoder.layers.{{i}}': 'decoder.layers.{{i + 1}}'}}}}"
+    run = small_run(tmp_path, *sets, weights)
+    state, fresh = (
+        Trainer(run, Memory()).model.state_dict(),
+        Trainer(small_run(tmp_path, *sets), Memory()).model.state_dict(),
+    )
+    old, new = tfkit.load_tokenizer(Path("base/step-1/chars.json")), run.data.tokenizer
+    before = load_file("base/step-1/model.safetensors")
+    known = set(old.characters) & set(new.characters)
+    assert 3 < len(known) < new.vocab_size
+    for name in ("embedding.tokens.weight", "head.output.weight"):
+        for character in new.characters:
+            row = before[name][old.encode(character)] if character in known else fresh[name][new.encode(character)]
+            assert torch.equal(state[name][new.encode(character)], row)
+    layer = "decoder.layers.{}.ffn.up.weight"
+    assert torch.equal(state[layer.format(0)], before[layer.format(1)])
+    digests = {small_run(tmp_path, *sets, text).digest for text in (weights, weights.replace("i + 1", "i"))}
+    assert len({run.digest, *digests}) == 2
+    Path("base/step-1/chars.json").write_text('{"characters": "' + old.characters[::-1].replace("\n", "\\n") + '"}')
+    assert small_run(tmp_path, *sets, weights).digest not in digests
+    Path("base/step-1/chars.json").unlink()
+    with pytest.raises(SpecError, match="must have a tokenizer next to them"):
+        Trainer(small_run(tmp_path, *sets, weights), Memory())

@@ -290,3 +290,20 @@ def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], N
         of_sweep = run("runs", *RELU, *GELU, form, stderr=True)
         assert of_sweep.splitlines() == here["notes"]
     assert main(["runs", *RELU, "-o", "nowhere/page.html", "--no-plugins"]) == 1
+
+
+def test_runs_below_a_folder_are_listed(here: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/begun").mkdir(parents=True)
+    shutil.copy("relu-0/run.yaml", "runs/begun/run.yaml")
+    shutil.copytree("relu-0", "runs/relu-0")
+    assert main(["runs", "runs", "gelu-1", "--list", "--json"]) == 0
+    begun, first, second = json.loads(capsys.readouterr().out)
+    assert [begun["folder"], first["folder"], second["folder"]] == ["runs/begun", "runs/relu-0", "gelu-1"]
+    assert (first["name"], first["step"], first["steps"], first["ended"]) == ("small", 8, 8, "finished")
+    assert (begun["step"], begun["steps"], begun["ended"], begun["latest"]) == (None, None, None, {})
+    assert main(["runs", "runs", "--list", "--on", "val.accuracy"]) == 0
+    assert f"{first['latest']['val.accuracy']:.4g}" in capsys.readouterr().out
+    assert main(["runs", "runs", "--list", "--so-far"]) == 2
+    Path("empty").mkdir()
+    assert main(["runs", "empty", "--list"]) == 1
+    assert "`empty` contains no run" in capsys.readouterr().err

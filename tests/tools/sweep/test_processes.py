@@ -29,7 +29,7 @@ from tfkit.tools.train.record import locked
 
 from ...sampling import chosen
 from .in_process import InProcess
-from .small import SWEEP, sweep, write
+from .small import SWEEP, TUNE, sweep, write
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -253,3 +253,23 @@ def test_a_sweep_asked_to_end_asks_its_processes() -> None:
     (folder,) = Path("out").glob("runs/*")
     with locked(folder):  # nobody trains in it
         assert json.loads((folder / "run.json").read_text())["ended"] is None
+
+
+@pytest.mark.slow
+def test_printed_commands_train_the_sweep(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    write(SWEEP.replace("[0, 1, 2]", "[0]") + TUNE.replace("1e-2]", "1e-2, 1e-3]"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    counts = []
+    while True:
+        capfd.readouterr()
+        assert sweep("--commands") == 0
+        printed = capfd.readouterr()
+        counts.append(len(printed.out.splitlines()))
+        if not counts[-1]:
+            break
+        words = ["xargs", "-P", "2", "-I", "{}", "sh", "-c", "{}"]
+        subprocess.run(words, input=printed.out, text=True, check=True, stdout=subprocess.DEVNULL)
+    assert counts == [6, 2, 0]
+    before = sessions()
+    assert sweep() == 0
+    assert sessions() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tfkit.cli import main
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import tuning as tuning_module
 from tfkit.tools.sweep.scaling import law_of
@@ -305,3 +307,23 @@ def test_what_a_law_needs(wrong: str, capsys: pytest.CaptureFixture[str], golden
     write(LADDER.replace("[4k, 8k, 16k, 32k]", wrong))
     assert sweep("--plan") == 1
     golden(f"sweeps/errors/law_{len(wrong)}", capsys.readouterr().err)
+
+
+def test_commands_train_the_missing_runs_alone(finished: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("--commands") == 0
+    assert capsys.readouterr().out == ""
+    shutil.rmtree(Path("out/runs") / finished[1])
+    assert sweep("--commands") == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"tfkit train out/runs/{finished[1]} --no-plugins\n"
+    assert printed.err == "1 run is missing; then compare the runs without --commands\n"
+    assert main(shlex.split(printed.out)[1:]) == 0
+    assert sweep("--commands") == 0
+    assert capsys.readouterr().err.endswith("0 runs are missing; then compare the runs without --commands\n")
+    write(SWEEP + TUNE)
+    assert sweep("--commands") == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2 * 2
+    assert printed.err.endswith("then print the commands of the next runs with --commands\n")
+    assert sweep("--commands", "--jobs", "2") == 2
+    assert "--commands cannot be combined with --jobs" in capsys.readouterr().err

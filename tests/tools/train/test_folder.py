@@ -210,3 +210,41 @@ def test_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     with locked(Path("out")):
         assert train("out") == 1
     assert "another process trains in `out`" in capsys.readouterr().err
+
+
+EMA = "{kind: ema, decay: 0.9}"
+
+
+def weights(folder: str) -> dict[str, bytes]:
+    tensors = load_file(next(iter(Path(folder).glob("*.safetensors"))))
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def test_settings_that_change_no_weight_change_in_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """The averages of `ema` continue although its number among the callbacks changes."""
+    final = ["--set", f"callbacks=[{{kind: spikes, window: 3}}, {EMA}]", "--set", "eval.every=3"]
+    final += ["--set", "checkpoint.every=null", "--set", "nonfinite.skip=1", "--set", "steps=6"]
+    assert train("whole", *final) == 0
+    assert train("out", "--set", f"callbacks=[{EMA}]", "--set", "steps=6", "--stop-after", "4") == 0
+    capsys.readouterr()
+    assert train("out", *final) == 0
+    assert "changed: eval.every: 4 -> 3" in capsys.readouterr().err
+    assert weights("out/step-6") == weights("whole/step-6")
+    assert weights("out/ema") == weights("whole/ema")
+    facts, expected = (json.loads(Path(name, "run.json").read_text()) for name in ("out", "whole"))
+    assert (facts["digest"], facts["meaning"]) == (expected["digest"], expected["meaning"])
+    assert "eval.every: 4 -> 3" in facts["sessions"][1]["changed"]
+    assert Path("out/run.yaml").read_bytes() == Path("whole/run.yaml").read_bytes()
+    lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "val.loss" in line] == [0, 6]
+    assert train("out", *final, "--set", "eval.every=6") == 1
+    assert "has finished, and eval.every would have no effect" in capsys.readouterr().err
+
+
+def test_a_run_that_a_callback_ended_goes_on_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    stop = ["--set", "callbacks={kind: stop_at, metric: val.loss, below: 100}"]
+    assert train("out", *stop) == 0
+    assert json.loads(Path("out/run.json").read_text())["ended"] not in (None, "finished")
+    assert train("out", *stop, "--set", "optimizer.lr=1") == 1
+    assert train("out", "--set", "callbacks=[]", "--stop-after", "1") == 0
+    assert Path("out/latest").read_text() == "step-1\n"

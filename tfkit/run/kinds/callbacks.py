@@ -24,7 +24,16 @@ import tfkit
 from tfkit.component import PositiveFloat
 from tfkit.errors import Invalid
 from tfkit.nn import part
-from tfkit.run.contract import Callback, CallbackConfig, NonNegative, PositiveCount, Tracker, TrackerConfig, Training
+from tfkit.run.contract import (
+    Callback,
+    CallbackConfig,
+    NonNegative,
+    PositiveCount,
+    TrackedRun,
+    Tracker,
+    TrackerConfig,
+    Training,
+)
 
 
 class SamplesConfig(CallbackConfig):
@@ -338,9 +347,9 @@ class TensorBoardConfig(TrackerConfig):
 
     kind: Literal["tensorboard"] = "tensorboard"
 
-    def build(self, folder: Path, step: int) -> Tracker:
+    def build(self, run: TrackedRun) -> Tracker:
         try:
-            return TensorBoard(folder / "tb", step)
+            return TensorBoard(run.folder / "tb", run.step)
         except ModuleNotFoundError as error:
             message = f"`tensorboard` needs the package {error.name}"
             raise Invalid("", message, help='pip install "tfkit[profile]", or remove it from `track`') from error

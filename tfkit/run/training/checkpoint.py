@@ -42,7 +42,8 @@ class Restored:
     step: int
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    callbacks: tuple[Mapping[str, Any], ...]
+    callbacks: tuple[Mapping[str, Any] | None, ...]
+    """The memory of each callback of the run; None for a callback that begins anew."""
     ended: str | None
     skipped: int = 0
     tensors: Mapping[str, Tensor] = field(default_factory=dict)

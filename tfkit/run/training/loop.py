@@ -311,6 +311,8 @@ class Trainer:
             self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
             self._begins = restored.branch
             for number, state in enumerate(restored.callbacks):
+                if state is None:
+                    continue
                 begin = f"{number}{SEPARATOR}"
                 named = {name.removeprefix(begin): t for name, t in restored.tensors.items() if name.startswith(begin)}
                 self._restore_callback(number, state, named)

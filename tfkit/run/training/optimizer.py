@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, TypeAlias
 
@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from tfkit.arguments import Limit, checked, unknown_argument
 from tfkit.building.builder import graph_of
-from tfkit.errors import Invalid, closest
+from tfkit.building.transfer import no_match
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import OptimizerConfig
 
@@ -137,18 +137,3 @@ def _settings(model: fx.GraphModule, config: OptimizerConfig) -> dict[nn.Paramet
         for group in groups
         for parameter in group["params"]
     }
-
-
-def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> Invalid:
-    """Return the error of a pattern that matches no name in `names`."""
-    words = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
-    parts = [part.strip("*") for part in pattern.split(".") if part.strip("*")]
-    near = next((word for part in parts if part not in words and (word := closest(part, words))), None)
-    help = (
-        f"a component with a similar name exists: `{near}`"
-        if near
-        else f"names are such as `{names[-1]}`"
-        if names
-        else None
-    )
-    return Invalid(field, message, help=help)

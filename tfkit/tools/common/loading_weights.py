@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,9 +13,11 @@ from torch import fx
 from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import build, build_filled, graph_of
 from tfkit.building.model import BuiltModel, whole
+from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.graph.expand import Graph
+from tfkit.spec.folder import TOKENIZERS
 from tfkit.spec.header import shown
 from tfkit.tools.common.memory_needs import check_memory
 
@@ -45,13 +49,24 @@ def build_with_weights(
 
 
 @checked
-def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False) -> None:
+def load_weights(
+    model: BuiltModel,
+    path: AnyPath,
+    *,
+    map: Mapping[str, Any] | None = None,
+    missing: Sequence[str] = (),
+    unused: Sequence[str] = (),
+    allow_change: bool | Sequence[str] = False,
+) -> None:
     """Fill a model that `tfkit.build` returned from a file; its type and device are unchanged.
 
     Args:
         model: the model.
-        path: safetensors, as `tfkit.build` takes them for `weights`.
-        allow_change: see `tfkit.build`.
+        path: safetensors, as `tfkit.build` takes them for `weights`; with a map, the folder of a model or a run.
+        map: weights of the model and the weights that fill them, as in the `weights` of a run.
+        missing: patterns of weights that are not read and keep their values.
+        unused: patterns of tensors that the model does not read; with a map, of weights of the model in the folder.
+        allow_change: see `tfkit.build`; or patterns of the values that may differ.
 
     Raises:
         SpecError: the file cannot be read, or does not contain exactly this model; or a value is not finite, or
@@ -59,6 +74,9 @@ def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False
         ValueError: it was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
+    if map or missing or unused or not isinstance(allow_change, bool):
+        Transfer(map=map, missing=missing, unused=unused, allow_change=allow_change).filled(model, path)
+        return
     with TensorFiles.open(path) as checkpoint:
         weights = fitting_map(model, graph_of(model), checkpoint, path, allow_change=allow_change)
         state = model.state_dict()
@@ -71,11 +89,9 @@ def load_weights(model: BuiltModel, path: AnyPath, *, allow_change: bool = False
 # ---- the tokenizer that weights were trained with ----
 
 
-OURS = ("tokenizer.json", "chars.json")
-"""The files that tfkit reads, in this order."""
 NAMES = frozenset(
     {
-        *OURS,
+        *TOKENIZERS,
         "tokenizer_config.json",
         "special_tokens_map.json",
         "added_tokens.json",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import CONTENT, Run
 from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
 
@@ -26,6 +27,7 @@ class Session(BaseModel):
     Attributes:
         environment: versions and commit of the process.
         code: digests of the code by kind and module, if they differ from the process before.
+        changed: the settings that this process changed in place.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -38,6 +40,7 @@ class Session(BaseModel):
     step: int | None = None
     environment: dict[str, Any] = {}
     code: dict[str, dict[str, str]] = {}
+    changed: list[str] = []
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
@@ -59,9 +62,15 @@ class Facts:
     sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
     ended: str | None = None
     """The reason why no step follows."""
+    earlier: dict[str, list[str]] = field(default_factory=dict)
+    """Digests of the run before changes in place, and the kinds of its callbacks then: older checkpoints have them."""
 
 
 _FACTS = TypeAdapter(Facts)
+FINISHED = "finished"
+"""`ended` of a run with all its steps."""
+IN_PLACE = frozenset({"eval", "checkpoint", "callbacks", "nonfinite"})
+"""Settings of a run that may change when it continues."""
 
 
 def read_facts(folder: Path) -> Facts | None:
@@ -76,13 +85,31 @@ def read_facts(folder: Path) -> Facts | None:
     return facts
 
 
-def facts_of(folder: Path, run: Run) -> Facts | None:
-    """Read `run.json`; return None if there is none. Raise SpecError if the folder belongs to another run."""
+def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
+    """Read `run.json`; return None if there is none. Raise SpecError if the folder belongs to another run.
+
+    With `in_place`, settings that do not decide the weights may differ, unless the run has finished.
+    """
     facts = read_facts(folder)
     differences = run.meaning.differences(facts.meaning) if facts else []
+    if facts and in_place and all(path.partition(".")[0] in IN_PLACE for path in differences):
+        if facts.ended != FINISHED:
+            return facts
+        if differences:
+            message = (
+                f"the run in {quoted(str(folder))} has finished, and {listing(differences, 4)} would have no effect"
+            )
+            help = "evaluate it with `tfkit eval`, or continue it as a `branch`"
+            raise SpecError(Diagnostic(message, help=help))
     if facts and differences:
         raise _another(folder, differences, facts.meaning, run.meaning.values)
     return facts
+
+
+def callbacks_in(meaning: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of the callbacks in the meaning of a run, in their order."""
+    paths = (f"callbacks.{number}.kind" for number in count())
+    return [meaning[path] for path in takewhile(meaning.__contains__, paths)]
 
 
 def read_json(path: Path, schema: TypeAdapter[T]) -> T:

@@ -100,7 +100,7 @@ def job_of(request: Request, graph: Graph) -> Job:
 
 def _tokenizer(request: Request) -> Tokenizer:
     from tfkit.decoding.text import NumberTokenizer, load_tokenizer
-    from tfkit.tools.common.loading_weights import OURS
+    from tfkit.spec.folder import TOKENIZERS, tokenizer_in
 
     if request.tokens:
         return NumberTokenizer()
@@ -113,13 +113,12 @@ def _tokenizer(request: Request) -> Tokenizer:
         if os.path.isdir(request.weights)
         else request.weights.parent
     )
-    candidates = [] if folder is None else [folder / name for name in OURS]
-    for path in candidates:
-        if os.path.exists(path):
-            return load_tokenizer(path)
+    path = None if folder is None else tokenizer_in(folder)
+    if path is not None:
+        return load_tokenizer(path)
     where = " next to the weights" if request.weights is not None else ""
     help = "name a file with --tokenizer, or pass token ids with --tokens instead of a prompt"
-    raise SpecError(Diagnostic(f"there is no {' or '.join(OURS)}{where}", help=help))
+    raise SpecError(Diagnostic(f"there is no {' or '.join(TOKENIZERS)}{where}", help=help))
 
 
 def _check_vocabulary(tokenizer: Tokenizer, rows: int | None) -> None:

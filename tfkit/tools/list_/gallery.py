@@ -23,6 +23,8 @@ from tfkit.spec.source import plain, read
 
 EXPERIMENTS: tuple[Literal["run", "sweep"], ...] = ("run", "sweep")
 
+SORTS = {f"{sort}s": sort for sort in EXPERIMENTS}
+
 
 @dataclass(frozen=True)
 class Shipped:
@@ -77,6 +79,7 @@ def experiments(words: Collection[str] = ()) -> list[Experiment]:
     """Return each run and sweep that comes with tfkit and has all of these words in its name, sort or description."""
     names = {"run": shipped_runs(), "sweep": shipped_sweeps()}
     entries = [_experiment(name, sort) for sort in EXPERIMENTS for name in names[sort]]
+    words = [SORTS.get(word.casefold(), word) for word in words]
     texts = [" ".join(filter(None, (entry.name, entry.sort, entry.description))).casefold() for entry in entries]
     return [entry for entry, text in zip(entries, texts, strict=True) if all(word.casefold() in text for word in words)]
 

@@ -31,29 +31,46 @@ if TYPE_CHECKING:
     The plugin works immediately: its FFN, mixer, mask rule or residual is a
     kind NAME, its spec is NAME_tiny, and its tests prove what tfkit guarantees
     for a component. Its README describes what to change first, and where
-    `make test` gets tfkit from.
+    `make test` gets tfkit from. `tfkit new run SPEC` writes a commented run file
+    for a model, which trains as it is on data that comes with tfkit.
     """,
     examples="""
     tfkit new plugin shift
     cd tfkit-shift && make test
     tfkit new plugin token_shift -o ~/token-shift
     tfkit new plugin smooth --slot mixer
+    tfkit new run gpt2 -o my_run.yaml && tfkit train my_run.yaml --plan
     """,
 )
-@click.argument("what", metavar="plugin", type=click.Choice(["plugin"]))
-@click.argument("name", metavar="NAME")
+@click.argument("what", metavar="{plugin|run}", type=click.Choice(["plugin", "run"]))
+@click.argument("name", metavar="NAME|SPEC")
 @click.option(
     "--slot",
     type=click.Choice(["ffn", "mixer", "mask_rule", "residual"]),
-    default="ffn",
-    help="The slot of its component.",
+    help="The slot of the component of a plugin.  [default: ffn]",
 )
-@output_option("DIR", "The folder to write.  [default: tfkit-NAME]")
-def new(reader: Reader, what: str, name: str, slot: str, output: Path | None) -> None:
-    names = checked_names(name, reader.found, slot)
+@output_option("PATH", "The folder or file to write.  [default: tfkit-NAME, run.yaml]")
+def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | None) -> None:
+    if what == "run":
+        if slot is not None:
+            raise click.UsageError("--slot cannot be combined with `new run`")
+        _new_run(reader, name, output or Path("run.yaml"))
+        return
+    names = checked_names(name, reader.found, slot or "ffn")
     folder = output or Path(names.distribution)
     files = write_plugin(names, folder)
     click.echo(f"wrote {printable(str(folder))}: {len(files)} files; next: make test, in it")
+
+
+def _new_run(reader: Reader, spec: str, file: Path) -> None:
+    """Write a run file, unless there is a file of that name."""
+    from tfkit.tools.common.atomic_files import write_file
+    from tfkit.tools.new.run_file import run_text
+
+    if file.exists():
+        raise SpecError(Diagnostic(f"{quoted(str(file))} exists already", help="name a new file: -o FILE"))
+    write_file(file, run_text(spec, file.absolute().parent, reader.plugins))
+    click.echo(f"wrote {printable(str(file))}; next: tfkit train {printable(str(file))}")
 
 
 # ---- the project of a new plugin: the files in `template/`, a plugin that works, under another name ----

@@ -11,6 +11,7 @@ from tfkit.console.commands import Reader, command
 from tfkit.console.options import forms_option, json_option, number_option, output_option, shown_number
 
 if TYPE_CHECKING:
+    from tfkit.plugin.manager import Plugins
     from tfkit.tools.diff import Difference
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -24,11 +25,16 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     values that distinguish it. Each variant is compared to the variant of the
     first DIR, in pairs with equal seeds, as by `tfkit sweep`. Runs that are
     evaluated on different data are an error; different numbers of tokens are
-    reported. `tfkit compare` compares the weights of two runs.
+    reported. `tfkit compare` compares the weights of two runs. --list prints
+    the runs in any DIR, also several levels below it, without a comparison.
+    --fit lays one scaling law through all runs, L = E + A / N^a + B / D^b, for
+    N parameters and D tokens.
 
     Exit status: 0; 1 if the runs cannot be compared.
     """,
     examples="""
+    tfkit runs sweeps --list
+    tfkit runs sweeps/sizes/runs/* --fit
     tfkit runs runs/relu-1 runs/relu-2 runs/swiglu-1 runs/swiglu-2
     tfkit runs runs/* --baseline runs/relu-1 -o page.html
     tfkit runs out/runs/* other/runs/* --on val.accuracy --better higher
@@ -38,6 +44,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @number_option("The metric to compare.", default="val.loss")
 @click.option("--baseline", type=FOLDER, metavar="DIR", help="One of its runs.  [default: the first DIR]")
 @click.option("--so-far", is_flag=True, help="Also take unfinished runs; compare all at one step.")
+@click.option("--list", "list_", is_flag=True, help="List the runs with their latest metrics; compare nothing.")
+@click.option("--fit", is_flag=True, help="Fit a scaling law in parameters and tokens; compare nothing.")
 @output_option("FILE", "Write a page: curves, models, costs.", dir_okay=False)
 @forms_option
 @json_option
@@ -49,6 +57,8 @@ def runs(
     margin: float | None,
     baseline: Path | None,
     so_far: bool,
+    list_: bool,
+    fit: bool,
     output: Path | None,
     form: str | None,
     json: bool,
@@ -60,6 +70,19 @@ def runs(
 
     if form is not None and json:
         raise click.UsageError("only one of --markdown, --latex and --json can be used")
+    if list_ or fit:
+        sole = "--list" if list_ else "--fit"
+        excluded = {
+            "--baseline": baseline,
+            "--so-far": so_far,
+            "--output": output,
+            f"--{form}": form,
+            "--better": better,
+        }
+        if idle := next((name for name, value in {**excluded, "--fit": list_ and fit}.items() if value), None):
+            raise click.UsageError(f"{sole} cannot be combined with {idle}")
+        _list(folders, on, json=json) if list_ else _fit(folders, reader.plugins, on, json=json)
+        return
     comparison = shown_number(on, better, margin)
     compared = compare_runs(folders, reader.plugins, comparison=comparison, baseline=baseline, so_far=so_far)
     if output is not None:
@@ -73,6 +96,48 @@ def runs(
     show_results(compared.results, form)
     if output is not None and form is None:
         click.echo(f"{output}")
+
+
+def _list(folders: tuple[Path, ...], on: str, *, json: bool) -> None:
+    """Print the runs in folders, each with its latest value of a metric."""
+    from tfkit.console.output import print_json, show, table
+    from tfkit.tools.runs.listing import listed_runs
+
+    listed = listed_runs(folders)
+    if json:
+        print_json(listed)
+        return
+    rows = [
+        [
+            run.folder,
+            run.name,
+            "-" if run.step is None else f"{run.step:,} of {run.steps or 0:,}",
+            run.ended or "-",
+            f"{run.latest['loss']:.4g}" if "loss" in run.latest else "-",
+            f"{run.latest[on]:.4g}" if on in run.latest else "-",
+        ]
+        for run in listed
+    ]
+    show(table(["run", "name", "step", "ended", "loss", on], rows, right=["step", "loss", on]))
+
+
+def _fit(folders: tuple[Path, ...], plugins: Plugins, on: str, *, json: bool) -> None:
+    """Print the scaling law of runs."""
+    from tfkit.console.output import print_json, show, table
+    from tfkit.tools.runs.law import law_of_runs
+
+    law = law_of_runs(folders, plugins, on)
+    if json:
+        print_json({**vars(law), "growth": law.growth})
+        return
+    values = (law.floor, *law.scales, *law.exponents)
+    rows = [
+        [name, f"{value:.4g}", f"{low:.4g} .. {high:.4g}"]
+        for name, value, (low, high) in zip("EABab", values, law.intervals, strict=True)
+    ]
+    show(table([f"{on} of {law.runs} runs", "", "95% interval"], rows, right=["", "95% interval"]), "")
+    click.echo(f"the best number of parameters grows with compute^{law.growth:.3f}")
+    click.echo(f"the run with the most compute differs by {law.missed:+.4f} from the law of the remaining runs")
 
 
 def _show_differing(differing: dict[str, list[Difference]]) -> None:

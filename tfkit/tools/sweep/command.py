@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     trains only the missing runs: after an interruption, or for a new variant.
     Several sweeps may share a DIR. --set changes the base run of all variants;
     --on compares another metric of the same runs, and does not repeat tuning.
+    --commands prints the commands that train the missing runs, each on a line,
+    for a job array or `xargs -P`: in any order, on machines that share DIR.
     DIR/report.html shows curves, differences, pictures and costs. If the code
     of a kind has changed, the runs that it trained are an error, unless
     --allow-change accepts them.
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     examples="""
     tfkit sweep swiglu --plan
     tfkit sweep swiglu -o out --jobs 2
+    tfkit sweep swiglu -o out --commands | xargs -P 2 -I{} sh -c {}
     tfkit sweep my_sweep.yaml --set steps=200 --markdown
     tfkit sweep my_sweep.yaml --so-far --on val.accuracy --better higher
     """,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 )
 @count_option("--jobs", "Parallel runs, each on its own GPU.", default=1)
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; train nothing.")
+@click.option("--commands", is_flag=True, help="Print the commands that train the missing runs; train nothing.")
 @click.option("--so-far", is_flag=True, help="Compare the finished runs; train nothing.")
 @click.option("--allow-change", is_flag=True, help="Take runs although the code of their kinds has changed.")
 @number_option("The metric to compare.  [default: the metric of SWEEP]")
@@ -54,6 +58,7 @@ def sweep(
     output: Path | None,
     jobs: int,
     plan: bool,
+    commands: bool,
     so_far: bool,
     allow_change: bool,
     on: str | None,
@@ -65,8 +70,11 @@ def sweep(
     from tfkit.console.output import print_json
     from tfkit.tools.sweep.sweep import Sweep
 
+    excluded = {"plan": plan, "so-far": so_far, "on": on, "json": json, form or "": form, "jobs": jobs > 1}
     if (form is not None) + plan + json > 1 and not (plan and json):
         raise click.UsageError("only one of --plan, --markdown, --latex and --json can be used, or --plan with --json")
+    if commands and (idle := next((name for name, value in excluded.items() if value), None)):
+        raise click.UsageError(f"--commands cannot be combined with --{idle}")
     if plan and (so_far or on is not None):
         raise click.UsageError(f"--plan cannot be combined with {'--so-far' if so_far else '--on'}")
     if on is None and (better is not None or margin is not None):
@@ -78,7 +86,11 @@ def sweep(
         outline = loaded.outline()
         print_json(outline) if json else _show_outline(outline)
         return
-    results = loaded.so_far() if so_far else _run(loaded, jobs, _options(reader, allow_change=allow_change))
+    options = _options(reader, allow_change=allow_change)
+    if commands:
+        _show_commands(*loaded.commands(options))
+        return
+    results = loaded.so_far() if so_far else _run(loaded, jobs, options)
     page = loaded.write(results)
     if json:
         print_json({**vars(results), "page": str(page)})
@@ -110,6 +122,14 @@ def _options(reader: Reader, *, allow_change: bool) -> list[str]:
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
     flags = [("--no-plugins", reader.no_plugins), ("--allow-change", allow_change)]
     return [*folders, *(flag for flag, is_set in flags if is_set)]
+
+
+def _show_commands(commands: list[str], more: bool) -> None:
+    """Print commands, each on a line, and on stderr what comes after them."""
+    for text in commands:
+        click.echo(text)
+    after = "print the commands of the next runs with --commands" if more else "compare the runs without --commands"
+    click.echo(f"{len(commands)} {'run is' if len(commands) == 1 else 'runs are'} missing; then {after}", err=True)
 
 
 def _show(results: Results, form: str | None, page: Path) -> None:

@@ -21,7 +21,7 @@ from tfkit.tools.sweep.result import Results, Tuned, speed_of
 from tfkit.tools.sweep.scaling import check_laws
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS
 from tfkit.tools.sweep.tuning import Search, Tuning
-from tfkit.tools.sweep.work import OnFailure, check_runs, is_complete, missing, work
+from tfkit.tools.sweep.work import OnFailure, check_runs, commands, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
 
 PAGE = "report.html"
@@ -180,16 +180,26 @@ class Sweep:
         errors = dict[str, str]()
         more = bool(self._tunings)
         while more:
-            trials = [
-                sweep_run for tuning in self._tunings.values() for trial in tuning.waiting() for sweep_run in trial.runs
-            ]
-            errors |= _train("tuning", trials, jobs, options, on_progress, on_failure)
+            errors |= _train("tuning", self._waiting(), jobs, options, on_progress, on_failure)
             more = sum(tuning.go_on() for tuning in self._tunings.values()) > 0
         if self._choices() != self._sized:
             self._sized = self._choices()
             self._sizes = self._checked()
         errors |= _train("runs", list(self._runs(self._chosen())), jobs, options, on_progress, on_failure)
         return self.so_far(errors)
+
+    def commands(self, options: Sequence[str]) -> tuple[list[str], bool]:
+        """Return the commands that train the missing runs, and True if more runs follow them.
+
+        The runs of an arm follow its trials, and the trials of a search follow each other. The commands can run in any
+        order, in parallel, and on several machines that share the folder.
+        """
+        trials = self._waiting()
+        return commands(trials or list(self._runs(self._chosen())), options), bool(trials)
+
+    def _waiting(self) -> list[SweepRun]:
+        """Return the runs of the trials that are not complete."""
+        return [run for tuning in self._tunings.values() for trial in tuning.waiting() for run in trial.runs]
 
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are the errors of failed runs by folder."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,7 @@ def _start(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | No
         if is_complete(sweep_run):
             return []
         write_file(sweep_run.folder / RUN, _text(sweep_run.run))
-        command = [sys.executable, "-m", "tfkit", "train", str(sweep_run.folder), *options]
+        command = [sys.executable, "-m", "tfkit", *arguments_of(sweep_run, options)]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         popen = subprocess.Popen(
@@ -137,6 +138,21 @@ def _start(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | No
         return [_Process(sweep_run, popen, errors, gpu)]
     finally:
         os.close(lock)
+
+
+def commands(runs: Sequence[SweepRun], options: Sequence[str]) -> list[str]:
+    """Write the files of the missing runs, and return for each the command that trains it."""
+    to_train = missing(runs)
+    for sweep_run in to_train:
+        with writing(sweep_run.folder):
+            sweep_run.folder.mkdir(parents=True, exist_ok=True)
+        write_file(sweep_run.folder / RUN, _text(sweep_run.run))
+    return [shlex.join(["tfkit", *arguments_of(sweep_run, options)]) for sweep_run in to_train]
+
+
+def arguments_of(sweep_run: SweepRun, options: Sequence[str]) -> list[str]:
+    """Return the arguments of `tfkit` that train a run whose file is in its folder."""
+    return ["train", str(sweep_run.folder), *options]
 
 
 def _text(run: Run) -> str:

@@ -11,8 +11,9 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -107,16 +108,24 @@ def _digest_of(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_checkpoint(folder: Path, run: Run, model: fx.GraphModule, *, branch: bool = False) -> tuple[State, Restored]:
+def read_checkpoint(
+    folder: Path,
+    run: Run,
+    model: fx.GraphModule,
+    *,
+    branch: bool = False,
+    earlier: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> tuple[State, Restored]:
     """Read a checkpoint and check everything in it; nothing is changed, neither on the disk nor in the model.
 
-    A `branch` reads a checkpoint of another run, without the states of its callbacks.
+    A `branch` reads a checkpoint of another run, without the states of its callbacks. `earlier` has digests of the run
+    before changes in place, and the kinds of its callbacks then.
 
     Raises:
         SpecError: a file cannot be read, was changed after the checkpoint was written, or belongs to another run or
             model.
     """
-    state = _read_state(folder, run, branch=branch)
+    state = _read_state(folder, run, branch=branch, earlier=earlier)
     with TensorFiles.open(folder / WEIGHTS) as file:
         _check_names(folder / WEIGHTS, _described(model.state_dict()), _described(file.names))
         weights = _tensors(file, folder / WEIGHTS, state.model)
@@ -132,7 +141,26 @@ def read_checkpoint(folder: Path, run: Run, model: fx.GraphModule, *, branch: bo
     if state.tensors is not None:
         with TensorFiles.open(folder / CALLBACKS) as file:
             tensors = _tensors(file, folder / CALLBACKS, state.tensors)
-    return state, Restored(state.step, weights, optimizer, tuple(state.callbacks), state.ended, state.skipped, tensors)
+    states, ended = tuple[Mapping[str, Any] | None, ...](state.callbacks), state.ended
+    if state.meaning != run.digest:
+        numbers = _numbers(earlier[state.meaning], [config.kind_name() for config in run.config.callbacks])
+        states, ended = tuple(None if old is None else state.callbacks[old] for old in numbers), None
+        parts = {name: name.partition(SEPARATOR) for name in tensors}
+        tensors = {
+            f"{numbers.index(int(old))}{SEPARATOR}{rest}": tensors[name]
+            for name, (old, _, rest) in parts.items()
+            if int(old) in numbers
+        }
+    return state, Restored(state.step, weights, optimizer, states, ended, state.skipped, tensors)
+
+
+def _numbers(before: Sequence[str], kinds: Sequence[str]) -> list[int | None]:
+    """Return for each callback the number of the callback of its kind before; None if it begins anew."""
+    free, numbers = dict(enumerate(before)), list[int | None]()
+    for kind in kinds:
+        numbers.append(next((number for number, old in free.items() if old == kind), None))
+        free = {number: old for number, old in free.items() if number != numbers[-1]}
+    return numbers
 
 
 def read_branch(run: Run, model: fx.GraphModule) -> Restored:
@@ -164,20 +192,20 @@ def unusable(folder: Path, error: SpecError) -> SpecError:
     return SpecError(Diagnostic(message, notes=first.notes, help=help))
 
 
-def _read_state(folder: Path, run: Run, *, branch: bool) -> State:
+def _read_state(folder: Path, run: Run, *, branch: bool, earlier: Mapping[str, Sequence[str]]) -> State:
     path = folder / STATE
     state = read_json(path, STATES)
     message = None
     if _digest_of(state.model_dump(exclude={"digest"})) != state.digest:
         message = f"{shown(path)} was changed after it was written"
-    elif not branch and state.meaning != run.digest:
+    elif not branch and state.meaning not in {run.digest, *earlier}:
         message = f"it belongs to a different run, {state.meaning}; this run is {run.digest}"
     elif folder.name != f"step-{state.step}":
         message = f"{shown(path)} belongs to step {state.step}"
     elif state.step > run.steps:
         message = f"it has {state.step:,} steps, but the run has {run.steps:,}"
-    elif not branch and len(state.callbacks) != len(run.config.callbacks):
-        message = f"it has {len(state.callbacks)} callbacks, but the run has {len(run.config.callbacks)}"
+    elif not branch and len(state.callbacks) != (n := len(earlier.get(state.meaning, run.config.callbacks))):
+        message = f"it has {len(state.callbacks)} callbacks, but the run has {n}"
     if message is not None:
         raise SpecError(Diagnostic(message))
     return state

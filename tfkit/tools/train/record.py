@@ -28,14 +28,14 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import Tracker
+from tfkit.run.contract import TrackedRun, Tracker
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.atomic_files import held, sweep, write_file, writing, written_folder
-from tfkit.tools.common.run_facts import FACTS, Facts, facts_of
+from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
 from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
 
@@ -50,6 +50,8 @@ class RunFolder:
         self.folder = folder
         self.notes: list[str] = []
         """The differences from the process before, which may change the last digits."""
+        self.changes: list[str] = []
+        """The settings that change in place with this process."""
         self._run = run
         self.facts = self._facts(bits, environment)
         for leftover in folder.glob(".*.new"):  # of a killed process
@@ -64,18 +66,29 @@ class RunFolder:
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """Read the contents of `run.json`, or create them; raise SpecError for another run."""
-        facts = facts_of(self.folder, self._run)
+        facts, meaning = facts_of(self.folder, self._run, in_place=True), self._run.meaning.values
         if facts is None:
             write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
-            return Facts(self._run.digest, self._run.meaning.values, bits, environment, [])
+            return Facts(self._run.digest, meaning, bits, environment, [])
         changed = [name for name in bits if facts.bits.get(name) != bits[name]]
         self.notes = [f"{name}: {facts.bits.get(name)} -> {bits[name]}" for name in changed]
-        return Facts(self._run.digest, self._run.meaning.values, bits, environment, facts.sessions, facts.ended)
+        ended, earlier = facts.ended, facts.earlier
+        self.changes = [
+            f"{path}: {facts.meaning.get(path)} -> {meaning.get(path)}"
+            for path in self._run.meaning.differences(facts.meaning)
+        ]
+        if self.changes:
+            # The reason for which the run ended may no longer hold: a callback, or a step that was not finite.
+            ended, earlier = None, {**earlier, facts.digest: callbacks_in(facts.meaning)}
+        return Facts(self._run.digest, meaning, bits, environment, facts.sessions, ended, earlier)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
         """Note a new process; `code` is the result of `tfkit.tools.common.run_code.session_code`."""
         session = {"command": command, "began": time, "ended": None, "environment": self.facts.environment, **code}
         self.facts.sessions.append(session)
+        if self.changes:
+            session["changed"] = self.changes
+            write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
         self._write_facts()
 
     def end(self, how: str, seconds: float, memory: int, step: int, *, finished: bool) -> None:
@@ -110,9 +123,11 @@ class RunFolder:
             path.touch()
             os.truncate(path, position)
             self._metrics = path.open("ab")
-        for number, config in enumerate(self._run.config.track):
+        run = self._run
+        tracked = TrackedRun(run.config.name, self.folder, step, run.meaning.values, run.graph)
+        for number, config in enumerate(run.config.track):
             with self._run.guarded(config, "`build`", "track", str(number)):
-                self._trackers.append(config.build(self.folder, step))
+                self._trackers.append(config.build(tracked))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
@@ -217,7 +232,7 @@ def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | Non
         branch = run.config.branch
         return None if branch is None else _Latest(read_branch(run, model), 0, hashlib.sha256())
     try:
-        state, restored = read_checkpoint(checkpoint, run, model)
+        state, restored = read_checkpoint(checkpoint, run, model, earlier=_earlier(folder))
         digest = _digest_of_beginning(folder / METRICS, state.position)
         if digest.hexdigest() != state.metrics:
             message = f"{shown(folder / METRICS)} was changed in its first {state.position:,} bytes"
@@ -225,6 +240,12 @@ def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | Non
     except SpecError as error:
         raise unusable(checkpoint, error) from error
     return _Latest(restored, state.position, digest)
+
+
+def _earlier(folder: Path) -> dict[str, list[str]]:
+    """Return the digests that checkpoints in a folder may have, and the kinds of their callbacks."""
+    facts = read_facts(folder)
+    return {} if facts is None else {**facts.earlier, facts.digest: callbacks_in(facts.meaning)}
 
 
 def _digest_of_beginning(path: Path, size: int) -> Any:

@@ -124,6 +124,8 @@ def train_run(
             return _ended(record, run)
         for note in record.notes:
             progress.warn(f"the last digits may differ from before: {note}")
+        for note in record.changes:
+            progress.note(f"changed: {note}")
         for note in changes(record.facts, folder, code):
             progress.warn(f"the run continues with other code: {note}")
         begin = time.perf_counter()

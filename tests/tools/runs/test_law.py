@@ -1,0 +1,75 @@
+"""The law in two variables, from losses whose law is known, and from the folders of runs."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.run.training.runs import RUN, write_run
+from tfkit.cli import main
+from tfkit.tools.runs import law as module
+from tfkit.tools.runs.law import law_of
+
+CHINCHILLA = (1.69, 406.4, 410.7, 0.34, 0.28)
+"""E, A, B, a, b of table 3 and equation 10 in https://arxiv.org/abs/2203.15556."""
+SIZES = list(product([44e6, 175e6, 0.7e9, 2.8e9, 11e9], [1e9, 5e9, 25e9, 125e9]))
+
+
+@pytest.fixture(autouse=True)
+def draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRAWS", 6)
+
+
+def losses(sizes: list[tuple[float, float]], noise: float = 0.0) -> list[float]:
+    floor, a_scale, b_scale, a, b = CHINCHILLA
+    exact = np.array([floor + a_scale * n**-a + b_scale * d**-b for n, d in sizes])
+    values: list[float] = (exact * np.exp(noise * np.random.default_rng(1).normal(size=len(sizes)))).tolist()
+    return values
+
+
+def test_the_published_law_comes_back_from_its_losses() -> None:
+    """And with it the published growth of the best model: Chinchilla's approach 3 says 0.46 of compute."""
+    values = losses(SIZES)
+    law = law_of(SIZES, values)
+    assert (law.floor, *law.scales, *law.exponents) == pytest.approx(CHINCHILLA, rel=1e-3)
+    assert law.growth == pytest.approx(0.46, abs=0.01)
+    assert law.missed == pytest.approx(0, abs=1e-5)
+    assert law.at(*SIZES[7]) == pytest.approx(values[7], rel=1e-6)
+
+
+def test_a_failed_run_does_not_decide_the_law_and_noise_is_in_the_intervals() -> None:
+    values = losses(SIZES, 1e-3)
+    values[6] *= 1.3
+    law = law_of(SIZES, values)
+    assert law.exponents == pytest.approx(CHINCHILLA[3:], rel=0.1)
+    assert all(low < value < high for value, (low, high) in zip(CHINCHILLA, law.intervals, strict=True))
+
+
+@pytest.mark.slow
+def test_runs_of_a_folder_have_a_law(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, RUN + "eval: {every: 4, splits: {val: {batches: 1}}}\n")
+    monkeypatch.chdir(tmp_path)
+    shape = ["model.decoder.ffn.d_ff={}", "steps={}"]
+    pairs = [(4, 1), (8, 2), (32, 3), (32, 1), (4, 2), (8, 1)]
+    for number, pair in enumerate(pairs):
+        sets = [word for text, value in zip(shape, pair, strict=True) for word in ("--set", text.format(value))]
+        assert main(["train", "small.yaml", "-o", f"out/{number}", *sets]) == 0
+    folders = [f"out/{number}" for number in range(len(pairs))]
+    capsys.readouterr()
+    assert main(["runs", *folders, "--fit", "--json"]) == 0
+    law = json.loads(capsys.readouterr().out)
+    lines = [json.loads(line) for line in Path("out/2/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = next(line["val.loss"] for line in reversed(lines) if "val.loss" in line)
+    assert law["runs"] == 6
+    assert 0 < law["floor"] <= last
+    assert main(["runs", *folders, "--fit"]) == 0
+    assert "the best number of parameters grows with compute^" in capsys.readouterr().out
+    assert main(["runs", *folders[:3], "--fit"]) == 1
+    assert "got 3 runs, 3 numbers of parameters and 3 of tokens" in " ".join(capsys.readouterr().err.split())
+    assert main(["runs", *folders, "--fit", "--list"]) == 2

@@ -1,0 +1,378 @@
+"""Weights for a model that differs from the model of a checkpoint: some of its tensors, or a map of weights to weights.
+
+A map has the form of a family's `tensors`, with the names of two models instead of the names of a model and of a file.
+Its keys are weights of the new model, or modules around them; its values are weights of the old model:
+
+    decoder.layers.{i}: decoder.layers.{i // 2}                                   each layer twice
+    decoder.layers.{i}.ffn.experts: {decoder.layers.{i}.ffn: "o i -> e o i"}      each expert a copy
+
+Numbers in the braces of a value are computed from the numbers of the key. Weights without an entry have the same name
+in the old model. If several entries match, the most specific entry counts: it has the most segments, then the fewest
+braces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.building.builder import build, graph_of
+from tfkit.checkpoint.files import BROKEN, TensorFiles, is_finite
+from tfkit.checkpoint.fitting import check, nearest_map, reject_changes, stated_changes
+from tfkit.checkpoint.links import pattern_of
+from tfkit.checkpoint.pattern import PatternError
+from tfkit.checkpoint.tensor_names import collapsed, holes
+from tfkit.checkpoint.weight_map import Link, WeightMap, places
+from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
+from tfkit.graph.semantics import ValueChange, changes, meaning_of
+from tfkit.spec.arithmetic import ExpressionError, evaluate
+from tfkit.spec.extending import shortest
+from tfkit.spec.families import expanded
+from tfkit.spec.folder import model_folder
+
+ALLOW = "list what to skip: `weights: {path: ..., missing: [names in the model], unused: [names in the file]}`"
+SIDES = "`missing` takes the names of the model's weights, `unused` the names of the file's tensors"
+CHANGE = "accept them with `allow_change: true`, or only some of them by their paths: `allow_change: [decoder.ffn]`"
+SIZES = ("n_layers", "vocab_size")
+"""Values that a map changes: the weights of each layer and each token are mapped."""
+_NUMBERS = re.compile(r"\.layers\.[^.]+")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The weights that a model takes from a checkpoint, and the weights that it leaves out."""
+
+    map: Mapping[str, Any] | None = None
+    """Weights of the model, and the weights of the checkpoint's model that fill them."""
+    tokens: Sequence[str] = ()
+    """Patterns of weights with one row for each token, which take `rows` only."""
+    rows: Sequence[tuple[int, int]] = ()
+    """Rows of the model, and the rows of the checkpoint's model for the same tokens."""
+    missing: Sequence[str] = ()
+    """Patterns of weights that keep their values."""
+    unused: Sequence[str] = ()
+    """Patterns of the checkpoint's tensors, or with a map the weights of its model, that are not read."""
+    allow_change: bool | Sequence[str] = False
+    """Patterns of semantic values that may differ, or True for all values."""
+
+    def fill(self, model: fx.GraphModule, path: Path) -> str:
+        """Fill a model, and return a description.
+
+        Raises:
+            SpecError: the weights cannot be read, or do not fit.
+            Invalid: a pattern or an entry of the map is invalid, or without effect; its field is a name of this class.
+        """
+        folder = model_folder(path)
+        return _mapped(model, folder, self) if self.map or self.tokens else _in_part(model, folder, self)
+
+    def filled(self, model: fx.GraphModule, path: Path) -> fx.GraphModule:
+        """Fill a model, and return it; raises SpecError only."""
+        try:
+            self.fill(model, path)
+        except Invalid as error:
+            raise SpecError(Diagnostic(error.message, notes=tuple(error.notes), help=error.help)) from error
+        return model
+
+
+# ---- a part of the tensors of a file ----
+
+
+def _in_part(model: fx.GraphModule, path: Path, transfer: Transfer) -> str:
+    graph = graph_of(model)
+    with TensorFiles.open(path) as checkpoint:
+        weights = nearest_map(model, graph, checkpoint)
+        read, missing, unused = _selected(weights, checkpoint.names, transfer)
+        try:
+            check(read, model.state_dict(), checkpoint.names, path)
+        except SpecError as error:
+            raise _unfit(path, {part.message: part.notes for part in error.diagnostics}) from error
+        reject_changes(_not_allowed(stated_changes(checkpoint, graph), transfer), path, help=CHANGE)
+        state = model.state_dict()
+        read.check_values(checkpoint, state)
+        read.load(checkpoint, state, checked=True)
+    left = sorted(weights.left_out(name for name in checkpoint.names if name not in unused))
+    count = f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"
+    return _description(count, omitted=left, missing=missing, unused=unused)
+
+
+def _selected(weights: WeightMap, names: Collection[str], transfer: Transfer) -> tuple[WeightMap, list[str], list[str]]:
+    """Return the map of the tensors to load, the model's allowed missing names, and the file's allowed unused names."""
+    links: list[Link] = []
+    left_out: list[Link] = []
+    for link in weights.links:
+        (left_out if all(_matches(name, transfer.missing) for name in link.model) else links).append(link)
+    taken = {name for link in links for name in link.file}
+    unread = [name for name in names if name not in taken]
+    unused = [name for name in unread if _matches(name, transfer.unused)]
+    names_of_model = _own(weights.links)
+    surplus = "no tensor that the model does not read matches"
+    check_matches("missing", transfer.missing, names_of_model, names, "no weight of the model matches")
+    check_matches("unused", transfer.unused, unread, set(names_of_model) - set(names), surplus)
+    ignored = {**weights.ignored, **dict.fromkeys(unused, "omitted by the run")}
+    # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
+    separate = {name for link in left_out for name in link.file}
+    copies = {name: other for name, other in weights.copies.items() if name not in separate}
+    zeros = {name: path for name, path in weights.zeros.items() if name not in separate}
+    read = replace(weights, links=tuple(links), ignored=ignored, copies=copies, zeros=zeros)
+    return read, _own(left_out), unused
+
+
+def _own(links: Sequence[Link]) -> list[str]:
+    return [name for link in links for name in link.model]
+
+
+# ---- a map of weights to weights ----
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An entry of a map, for one of the names that its brackets stand for."""
+
+    key: str
+    """The key of the entry as it is written."""
+    target: str
+    source: str
+    pattern: str | None
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The names that the rule maps. Raises `Invalid` for a name that is malformed."""
+        names = holes(self.target)
+        text = re.escape(self.target)
+        for name in names:
+            text = text.replace(rf"\{{{name}\}}", rf"(?P<{name}>\d+)", 1)
+        if "{" in text or len(set(names)) < len(names) or not all(map(str.isidentifier, names)):
+            help = "write arithmetic in the value: `decoder.layers.{i}: decoder.layers.{i // 2}`"
+            raise Invalid("map", f"braces of a key must hold a name, each once; got {quoted(self.key)}", help=help)
+        return re.compile(rf"{text}(?P<_rest>\..+)?")
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among the rules that match a name; the largest wins."""
+        return self.target.count("."), -len(holes(self.target))
+
+    def source_of(self, name: str) -> str | None:
+        """Return the weight of the old model that fills a weight; None if the rule does not map it."""
+        match = self.regex.fullmatch(name)
+        if match is None:
+            return None
+        numbers = match.groupdict()
+        rest = numbers.pop("_rest") or ""
+
+        def number(braces: re.Match[str]) -> str:
+            value = evaluate(braces[1], lambda word: self._number(word, numbers))
+            if value != int(value) or value < 0:
+                raise ExpressionError(f"{braces[0]} must be an integer of 0 or more; got {value:g} for {quoted(name)}")
+            return str(int(value))
+
+        try:
+            return _BRACES.sub(number, self.source) + rest
+        except ExpressionError as error:
+            raise Invalid("map", f"{quoted(self.source)}: {error.message}", help=error.help) from error
+
+    def _number(self, word: str, numbers: Mapping[str, str]) -> int:
+        if word not in numbers:
+            raise ExpressionError(f"`{word}` must be a name in the braces of {quoted(self.key)}")
+        return int(numbers[word])
+
+
+def rules_of(entries: Mapping[str, Any]) -> list[Rule]:
+    """Return the rules of a map. Raise `Invalid` for an entry that is malformed."""
+    rules = []
+    for key, value in entries.items():
+        text, pattern = next(iter(value.items()), (None, None)) if isinstance(value, Mapping) else (value, None)
+        if not isinstance(text, str) or (
+            isinstance(value, Mapping) and (len(value) > 1 or not isinstance(pattern, str))
+        ):
+            help = 'write `NEW: OLD`, or `NEW: {OLD: "f i -> e f i"}`'
+            raise Invalid("map", f"{quoted(key)} must be mapped to a weight, or a weight and its pattern", help=help)
+        targets, sources = expanded(key), expanded(text)
+        if len(sources) not in (1, len(targets)):
+            message = f"the brackets of {quoted(text)} must have {len(targets)} words, as in {quoted(key)}"
+            raise Invalid("map", f"{message}; got {len(sources)}")
+        sources = sources if len(sources) == len(targets) else sources * len(targets)
+        rules += [Rule(key, target, source, pattern) for target, source in zip(targets, sources, strict=True)]
+    return rules
+
+
+def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
+    """Fill a model by a map, from the model of a folder."""
+    if not folder.is_dir():
+        help = "name the folder of a run or of a model, which has a spec"
+        raise Invalid("path", f"weights can be mapped only from a folder; got {quoted(folder.name)}", help=help)
+    rules = rules_of(transfer.map or {})
+    old = build(folder, device="cpu")
+    reject_changes(_not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
+    state, new_state = old.state_dict(), model.state_dict()
+    weights = {name: place.view(state) for name, place in places(old).items()}
+    views = {name: place.view(new_state) for name, place in places(model).items()}
+    missing = [name for name in views if _matches(name, transfer.missing)]
+    sources = {name: _source(name, rules) for name in views if name not in missing}
+    _check_effect(rules, sources)
+    read = {source for source, _ in sources.values()}
+    unread = [name for name in weights if name not in read]
+    unused = [name for name in unread if _matches(name, transfer.unused)]
+    check_matches("missing", transfer.missing, views, weights, "no weight of the model matches")
+    check_matches("tokens", transfer.tokens, sources, (), "no weight that is read matches")
+    check_matches("unused", transfer.unused, unread, views, "no weight that the map leaves out matches")
+    tensors: dict[str, Tensor] = {}
+    lost, misfits = dict[str, str](), dict[str, str]()
+    for name, (source, rule) in sources.items():
+        # Names as in the entry, without the numbers of layers, so that equal layers are listed once.
+        origin = "" if rule is None else f" from {quoted(rule.source)}"
+        if source not in weights:
+            lost[name] = origin
+            continue
+        tensors[name] = _tensor(name, weights[source], views[name], rule, transfer, model)
+        if tensors[name].shape != views[name].shape:
+            misfits[name] = f": {list(tensors[name].shape)}{origin}, {list(views[name].shape)} in the model"
+    surplus = {name: f" {list(weights[name].shape)}" for name in unread if name not in unused}
+    titles = "weights that the old model lacks", "other shapes", "weights of the old model that the model does not use"
+    if lost or misfits or surplus:
+        problems = zip(titles, (lost, misfits, surplus), strict=True)
+        raise _unfit(
+            folder, {title: [name + text for name, text in collapsed(names)] for title, names in problems if names}
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            views[name].copy_(tensor)
+    count = f"{len(tensors):,} of {len(views):,} weights from {shortest(folder)}"
+    rows = f"; {len(transfer.rows):,} tokens are in both vocabularies" if transfer.tokens else ""
+    return _description(count + rows, missing=missing, unused=unused)
+
+
+def _tensor(
+    name: str, tensor: Tensor, view: Tensor, rule: Rule | None, transfer: Transfer, model: fx.GraphModule
+) -> Tensor:
+    """Return the new values of a weight from a weight of the old model."""
+    by_rows = _matches(name, transfer.tokens)
+    if rule is not None and rule.pattern is not None:
+        if by_rows:
+            raise Invalid("tokens", f"{quoted(name)} cannot have a pattern, because `tokens` selects its rows")
+        try:
+            pattern, sizes = pattern_of(rule.pattern, view.dim(), name, model.meta["components"], resizing=True)
+            tensor = pattern.apply([tensor.to(view.dtype)], sizes, [tuple(view.shape)])[0]
+        except PatternError as error:
+            message = f"{quoted(rule.pattern)} does not fit {quoted(name)} {list(view.shape)}: {error.message}"
+            raise Invalid("map", message, notes=error.notes, help=error.help) from error
+    elif by_rows and view.shape[1:] == tensor.shape[1:]:
+        # Tables may have fewer or more rows than a tokenizer has tokens.
+        rows = [row for row in transfer.rows if row[0] < len(view) and row[1] < len(tensor)]
+        values = tensor[[old for _, old in rows]].to(view)
+        tensor = view.index_copy(0, torch.tensor([new for new, _ in rows], device=view.device), values)
+    if not is_finite(tensor, view.dtype):
+        raise SpecError(Diagnostic(f"{quoted(name)} would have {BROKEN}"))
+    return tensor
+
+
+def _source(name: str, rules: Sequence[Rule]) -> tuple[str, Rule | None]:
+    """Return the weight of the old model for a weight, and the rule that maps it, if there is such a rule."""
+    matches = [(rule, source) for rule in rules if (source := rule.source_of(name)) is not None]
+    if not matches:
+        return name, None
+    highest = max(rule.rank for rule, _ in matches)
+    (rule, source), *rivals = [(rule, source) for rule, source in matches if rule.rank == highest]
+    if rivals:
+        message = f"{quoted(name)} must match one entry; got {quoted(rule.key)} and {quoted(rivals[0][0].key)}"
+        raise Invalid("map", message)
+    return source, rule
+
+
+def _check_effect(rules: Sequence[Rule], sources: Mapping[str, tuple[str, Rule | None]]) -> None:
+    """Raise `Invalid` for an entry without which each weight would be filled as with it."""
+    for rule in rules:
+        remaining = [other for other in rules if other is not rule]
+        mapped = [name for name, (_, winner) in sources.items() if winner is rule]
+        if all(_effect(_source(name, remaining)) == _effect(sources[name]) for name in mapped):
+            names = list(sources)
+            reason = "fills weights that it would fill anyway" if mapped else "matches no weight that is read"
+            error = no_match("map", f"{quoted(rule.target)} {reason}", rule.target, names)
+            error.help = "remove the entry: weights without an entry keep their name" if mapped else error.help
+            raise error
+
+
+def _effect(mapping: tuple[str, Rule | None]) -> tuple[str, str | None]:
+    source, rule = mapping
+    return source, None if rule is None else rule.pattern
+
+
+def _changes_of(old: fx.GraphModule, model: fx.GraphModule) -> list[ValueChange]:
+    """Return the semantic values in which two models differ, except parts that only one model has."""
+    differences = changes(meaning_of(graph_of(old)), meaning_of(graph_of(model)))
+    return [
+        change
+        for change in differences
+        if "nothing" not in (change.there, change.here) and change.path.rpartition(".")[2] not in SIZES
+    ]
+
+
+# ---- patterns of names, and descriptions ----
+
+
+def _not_allowed(differences: Sequence[ValueChange], transfer: Transfer) -> list[ValueChange]:
+    """Return the differences that are not allowed. Raise `Invalid` for a pattern without effect."""
+    if isinstance(transfer.allow_change, bool):
+        return [] if transfer.allow_change else list(differences)
+    # Layers that only one model has keep the remaining layers from being all layers: their numbers are left out.
+    paths = [_NUMBERS.sub("", change.path) for change in differences]
+    check_matches("allow_change", transfer.allow_change, paths, (), "no value that differs matches")
+    return [
+        change for change, path in zip(differences, paths, strict=True) if not _matches(path, transfer.allow_change)
+    ]
+
+
+def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> Invalid:
+    """Return the error of a pattern that matches no name in `names`."""
+    words = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
+    parts = [part.strip("*") for part in pattern.split(".") if part.strip("*")]
+    near = next((word for part in parts if part not in words and (word := closest(part, words))), None)
+    help = (
+        f"a component with a similar name exists: `{near}`"
+        if near
+        else f"names are such as `{names[-1]}`"
+        if names
+        else None
+    )
+    return Invalid(field, message, help=help)
+
+
+def check_matches(
+    field: str, patterns: Sequence[str], names: Collection[str], other_side: Collection[str], message: str
+) -> None:
+    """Raise `Invalid` for a pattern that matches none of the names; its help says if it matches the other side's."""
+    for number, pattern in enumerate(patterns):
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        error = no_match(f"{field}.{number}", f"{message} {quoted(pattern)}", pattern, list(names))
+        if any(fnmatchcase(name, pattern) for name in other_side):
+            error.help = SIDES
+        raise error
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _unfit(path: Path, problems: Mapping[str, Sequence[str]]) -> SpecError:
+    notes = [line for message, names in problems.items() for line in (f"{message}:", *(f"  {name}" for name in names))]
+    message = f"the weights in {quoted(str(shortest(path)))} do not fit the model"
+    return SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW))
+
+
+def _description(count: str, **names: Sequence[str]) -> str:
+    """Return a count of weights, and lists of names, with equal layers of a stack listed once."""
+    return "; ".join([count, *(f"{title}: {listing(shortened(part), 24)}" for title, part in names.items() if part)])
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """Return the names, with equal layers of a stack listed once."""
+    return [name for name, _ in collapsed(dict.fromkeys(names))]

@@ -1,0 +1,61 @@
+"""The runs in folders as rows of a table, read from their files without their models and data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.spec.folder import RUN
+from tfkit.spec.source import plain, read
+from tfkit.tools.common.run_facts import read_facts
+from tfkit.tools.train.history import history
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run and its state.
+
+    Attributes:
+        folder: its folder.
+        name: its name.
+        step: the last step that is in its metrics; None before the first.
+        steps: the steps of the entire run; None before it begins.
+        ended: the reason why no step follows; None if the run can be continued.
+        latest: the last value of each metric.
+    """
+
+    folder: str
+    name: str
+    step: int | None
+    steps: int | None
+    ended: str | None
+    latest: dict[str, float]
+
+
+def listed_runs(folders: Iterable[Path]) -> list[ListedRun]:
+    """Return the runs in folders. A folder is a run, or contains runs at any depth. Raises SpecError if it has none."""
+    runs = []
+    for folder in folders:
+        files = sorted(path for path in folder.rglob(RUN) if path.is_file())
+        if not files:
+            help = "name folders that `tfkit train` or `tfkit sweep` wrote"
+            raise SpecError(Diagnostic(f"{quoted(str(folder))} contains no run", help=help))
+        runs += [_listed(path.parent) for path in files]
+    return runs
+
+
+def _listed(folder: Path) -> ListedRun:
+    root: Any = plain(read(folder / RUN))
+    facts, curves = read_facts(folder), history(folder).curves
+    steps = [step for points in curves.values() for step, _ in points]
+    return ListedRun(
+        folder=str(folder),
+        name=str(root.get("name")),
+        step=max(steps, default=None),
+        steps=None if facts is None else facts.meaning.get("steps"),
+        ended=None if facts is None else facts.ended,
+        latest={name: points[-1][1] for name, points in curves.items()},
+    )
