@@ -116,7 +116,6 @@ from tfkit.run.training.loss import Loss as Loss
 from tfkit.run.training.loss import loss as loss
 from tfkit.run.training.optimizer import adamw as adamw
 from tfkit.run.training.optimizer import parameter_groups as parameter_groups
-from tfkit.tools.attention.observe import attention_weights as attention_weights
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
 from tfkit.tools.check.measure import Property as Property
@@ -137,6 +136,8 @@ from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.save import save as save
 from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
+from tfkit.tools.trace.activity import activity as activity
+from tfkit.tools.trace.attention_weights import attention_weights as attention_weights
 from tfkit.tools.trace.lens import contributions as contributions
 from tfkit.tools.trace.lens import lens as lens
 from tfkit.tools.trace.trace import trace as trace

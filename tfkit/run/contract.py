@@ -464,6 +464,9 @@ class Training(Protocol):
     def text(self, name: str, text: str) -> None:
         """Note a text in the run's record and trackers."""
 
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the arguments of the model for examples, by name, on the model's device; masks among them."""
+
     def stop(self, reason: str) -> None:
         """End the run after this step; it then counts as finished."""
 
@@ -487,7 +490,8 @@ class Callback:
     def reject(self, training: Training, numbers: Mapping[str, float]) -> str | None:
         """Return a reason to leave out an update, or None, from its `loss`, `lr` and `grad_norm`.
 
-        The step counts nevertheless, so the next step trains on further examples. `training.step` is the step before.
+        The weights are those before the update, and have gradients. The step counts nevertheless, so the next step
+        trains on further examples. `training.step` is the step before.
         """
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -332,13 +332,14 @@ class Trainer:
         """Add a number to the line of this step; see `tfkit.run.contract.Training`."""
         if self._line is None:
             raise Invalid("", f"`{name}` cannot be logged here", help="call `log` in `on_step` or `on_eval`")
-        if name in self._line or name in self._reserved():
+        if name in self._line or name in self._reserved:
             raise Invalid("", f"`{name}` is already logged", help="choose a different name")
         try:
             self._line[name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise Invalid("", f"the value of `{name}` must be a number; got {quoted(str(value))}") from error
 
+    @cached_property
     def _reserved(self) -> set[str]:
         """Return the names of numbers that the loop itself writes."""
         config = self.config.eval
@@ -348,6 +349,10 @@ class Trainer:
     def text(self, name: str, text: str) -> None:
         """Note a text in the record; see `tfkit.run.contract.Training`."""
         self.record.text(self.step, name, text)
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the arguments of the model; see `tfkit.run.contract.Training`."""
+        return tensors(batch, self.model, self.device, self.config.loss)[0]
 
     def stop(self, reason: str) -> None:
         """End the run after this step."""
