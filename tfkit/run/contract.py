@@ -259,6 +259,14 @@ class LossConfig(Component):
         """The inputs of the model that are its tokens, this many positions ahead, and that no data has."""
         return {}
 
+    @property
+    def undivided(self) -> bool:
+        """True if the loss of a step is not the sum of the losses of its sequences.
+
+        It cannot be computed in micro-batches or by several processes.
+        """
+        return False
+
     @abstractmethod
     def build(self, model: fx.GraphModule) -> nn.Module:
         """Build a module that takes inputs and targets, and returns the sum over the positions that count.
