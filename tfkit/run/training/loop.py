@@ -31,6 +31,7 @@ from tfkit.run.training.guarded import guarded
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, mix
+from tfkit.run.training.prefetch import Prefetch
 from tfkit.run.training.processes import Processes, check_count
 from tfkit.run.training.start import begin
 
@@ -85,6 +86,7 @@ class Trainer:
         self._asked_to_end = asked_to_end
         self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
+        self._batches = Prefetch(self.batch, min(self._until, run.steps))
         self._callbacks = [self._callback(number) for number in range(len(run.config.callbacks))]
         self._rejecting = [n for n, call in enumerate(self._callbacks) if type(call).reject is not Callback.reject]
         """The callbacks that can reject an update; a step without them needs no agreement of processes."""
@@ -133,6 +135,7 @@ class Trainer:
                 self._restore()
                 return self.ended or self._train()
             finally:
+                self._batches.close()
                 self.record.close()
 
     def _train(self) -> str:
@@ -170,7 +173,8 @@ class Trainer:
         factor = self.run.factor(step)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        losses = self._gradients(self.batch(step), step)
+        losses = self._gradients(self._batches.take(step), step)
+        self._batches.wait()
         loss = self._weighted(losses)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         norm = whole(norm)
