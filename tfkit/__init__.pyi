@@ -110,6 +110,9 @@ from tfkit.run.contract import Tokenizer as Tokenizer
 from tfkit.run.contract import TokenizerConfig as TokenizerConfig
 from tfkit.run.contract import TrackerConfig as TrackerConfig
 from tfkit.run.contract import Training as Training
+from tfkit.run.kinds.examples import RowsData as RowsData
+from tfkit.run.kinds.examples import StreamData as StreamData
+from tfkit.run.kinds.examples import next_tokens as next_tokens
 from tfkit.run.read_rows import Row as Row
 from tfkit.run.read_rows import read_rows as read_rows
 from tfkit.run.training.loss import Loss as Loss

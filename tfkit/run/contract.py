@@ -123,7 +123,7 @@ class Examples(Protocol):
         """Return the number of examples, which make up one pass over the split."""
 
     def batch(self, indices: Ids) -> Batch:
-        """Return the examples with these indices. The result depends on nothing else."""
+        """Return the examples with these indices, [b]. The result depends on nothing else."""
 
 
 class Data(Protocol):
@@ -452,8 +452,11 @@ class Training(Protocol):
     """The run as a callback sees it."""
 
     model: fx.GraphModule
+    """The model, with its current weights."""
     data: Data
+    """The data of the run."""
     seed: int
+    """The seed of the run."""
     step: int
     """Updates so far."""
     steps: int

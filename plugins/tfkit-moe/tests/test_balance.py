@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
 
 import tfkit
-from tfkit.run.checked_run import load_run
-from tfkit.run.kinds.metrics import CrossEntropyConfig
-from tfkit.run.training.loop import Trainer
+from tfkit.cli import main
 
 from .layer import PLUGINS
+
+PLUGIN = Path(__file__).parents[1]
 
 SPEC: dict[str, Any] = {
     "tfkit": 1,
@@ -39,8 +40,17 @@ TOKENS = torch.arange(24).view(3, 8) * 7 % 29
 MASK = torch.tensor([[1] * 8, [1] * 5 + [0] * 3, [1] * 6 + [0] * 2]).bool()
 
 
+class NothingConfig(tfkit.LossConfig):
+    """No loss."""
+
+    kind: Literal["nothing"] = "nothing"
+
+    def build(self, model: torch.fx.GraphModule) -> nn.Module:
+        return Nothing(model)
+
+
 def balanced(**fields: Any) -> BalancedConfig:
-    return BalancedConfig(base=CrossEntropyConfig(), **fields)
+    return BalancedConfig(base=NothingConfig(), **fields)
 
 
 class Nothing(nn.Module):
@@ -110,42 +120,29 @@ loss: {kind: balanced, balance: 0.5, router_z: 0.1, over: sequence}
 """
 
 
-class Record:
-    """A record in memory."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def log(self, step: int, numbers: dict[str, float]) -> None:
-        self.losses.append(numbers["loss"])
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
-
-
-def losses(folder: Path, *sets: str) -> list[float]:
+def train(folder: Path, name: str, *sets: str) -> list[float]:
+    """The losses of a run."""
     folder.joinpath("sheep.txt").write_text("seven sheep and nine goats went up the hill.\n" * 40)
-    graph = {**SPEC["graph"]}
     path = folder / "small.yaml"
-    path.write_text(RUN.replace("GRAPH", str(graph).replace("'", "")))
-    record: Any = Record()
-    Trainer(load_run(path, PLUGINS, sets=sets), record).train()
-    return record.losses
+    path.write_text(RUN.replace("GRAPH", str(SPEC["graph"]).replace("'", "")))
+    words = ["train", str(path), "-o", str(folder / name), "--plugin-dir", str(PLUGIN)]
+    if main([*words, *(word for change in sets for word in ("--set", change))]):
+        return []
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
 
 
-def test_a_run_in_micro_batches_has_the_same_losses(tmp_path: Path) -> None:
-    together = losses(tmp_path)
-    assert losses(tmp_path, "machine.micro_batch=2") == pytest.approx(together, rel=1e-5)
-    assert losses(tmp_path, "loss.over=batch") != pytest.approx(together, rel=1e-5)
-    assert losses(tmp_path, "loss.balance=0.0") != pytest.approx(together, rel=1e-3)
-    with pytest.raises(tfkit.SpecError, match="`balanced` must be computed from all sequences of a step together"):
-        losses(tmp_path, "loss.over=batch", "machine.micro_batch=2")
-    with pytest.raises(tfkit.SpecError, match="both weights are 0"):
-        losses(tmp_path, "loss.balance=0.0", "loss.router_z=0.0")
-    with pytest.raises(tfkit.SpecError, match="must have a mixture of experts"):
-        losses(tmp_path, "model.decoder.ffn={kind: relu, d_ff: 8}")
-    digests = {
-        load_run(tmp_path / "small.yaml", PLUGINS, sets=[f"loss.{change}"]).digest
-        for change in ("balance=0.5", "balance=0.4", "router_z=0.2", "over=batch")
-    }
-    assert len(digests) == 4
+def test_a_run_in_micro_batches_has_the_same_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    together = train(tmp_path, "together")
+    assert train(tmp_path, "parts", "machine.micro_batch=2") == pytest.approx(together, rel=1e-5)
+    assert train(tmp_path, "batch", "loss.over=batch") != pytest.approx(together, rel=1e-5)
+    assert train(tmp_path, "z", "loss.balance=0.0") != pytest.approx(together, rel=1e-3)
+    for change, message in {
+        "machine.micro_batch=2": "`balanced` must be computed from all sequences of a step together",
+        "loss={kind: balanced, balance: 0.0}": "both weights are 0",
+        "model.decoder.ffn={kind: relu, d_ff: 8}": "must have a mixture of experts",
+        "loss.balance=0.4": "has a different run",
+    }.items():
+        capsys.readouterr()
+        assert not train(tmp_path, "batch" if "0.4" in change else "wrong", "loss.over=batch", change)
+        assert message in " ".join(capsys.readouterr().err.replace("\n      ", " ").split())

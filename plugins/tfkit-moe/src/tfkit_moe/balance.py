@@ -14,16 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import tfkit
 from tfkit import Invalid
-from tfkit.run.contract import IGNORED, NonNegative, OutputConfig
 from tfkit_moe.router import Router
+
+IGNORED = -100
+"""The target of a position that does not count."""
+Weight = Annotated[float, Field(ge=0)]
 
 
 class BalancedConfig(tfkit.LossConfig):
@@ -33,9 +37,9 @@ class BalancedConfig(tfkit.LossConfig):
 
     base: tfkit.LossConfig = tfkit.slot("cross_entropy")
     """The loss that the terms are added to."""
-    balance: NonNegative = 0.01
+    balance: Weight = 0.01
     """The weight of the load balance, which is at least 1, or for unequal scores a bit less."""
-    router_z: NonNegative = 0.0
+    router_z: Weight = 0.0
     """The weight of the squared logarithm of the sum of the exponentials of a router's logits."""
     over: Literal["batch", "sequence"] = "batch"
     """The tokens that should be balanced: all tokens of a step, as in transformers; or the tokens of each sequence.
@@ -48,7 +52,7 @@ class BalancedConfig(tfkit.LossConfig):
             raise Invalid("balance", "`balanced` has no effect: both weights are 0", help="write `loss: cross_entropy`")
 
     @property
-    def terms(self) -> Mapping[str, OutputConfig]:
+    def terms(self) -> Mapping[str, Any]:
         return self.base.terms
 
     @property
