@@ -112,13 +112,15 @@ from tfkit.run.contract import TokenizerConfig as TokenizerConfig
 from tfkit.run.contract import TrackedRun as TrackedRun
 from tfkit.run.contract import TrackerConfig as TrackerConfig
 from tfkit.run.contract import Training as Training
+from tfkit.run.kinds.examples import RowsData as RowsData
+from tfkit.run.kinds.examples import StreamData as StreamData
+from tfkit.run.kinds.examples import next_tokens as next_tokens
 from tfkit.run.read_rows import Row as Row
 from tfkit.run.read_rows import read_rows as read_rows
 from tfkit.run.training.loss import Loss as Loss
 from tfkit.run.training.loss import loss as loss
 from tfkit.run.training.optimizer import adamw as adamw
 from tfkit.run.training.optimizer import parameter_groups as parameter_groups
-from tfkit.tools.attention.observe import attention_weights as attention_weights
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
 from tfkit.tools.check.measure import Property as Property
@@ -139,6 +141,8 @@ from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.save import save as save
 from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
+from tfkit.tools.trace.activity import activity as activity
+from tfkit.tools.trace.attention_weights import attention_weights as attention_weights
 from tfkit.tools.trace.lens import contributions as contributions
 from tfkit.tools.trace.lens import lens as lens
 from tfkit.tools.trace.trace import trace as trace

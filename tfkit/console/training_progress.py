@@ -58,7 +58,9 @@ class TrainingProgress(Callback):
         self.numbers |= numbers
         if self._bar is not None:
             speed = f"{self.tokens_per_second or 0:,.0f} tokens/s"
-            logged = [f"  {name} {number:.4g}" for name, number in numbers.items() if name not in LOOP]
+            logged = [
+                f"  {name} {number:.4g}" for name, number in numbers.items() if name not in LOOP and "/" not in name
+            ]
             loss = f"loss {numbers['loss']:.3f}  lr {numbers['lr']:.1e}{''.join(logged)}"
             self._bar.update(self._task, completed=training.step, loss=loss, rate=speed)
 

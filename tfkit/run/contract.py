@@ -125,7 +125,7 @@ class Examples(Protocol):
         """Return the number of examples, which make up one pass over the split."""
 
     def batch(self, indices: Ids) -> Batch:
-        """Return the examples with these indices. The result depends on nothing else."""
+        """Return the examples with these indices, [b]. The result depends on nothing else."""
 
 
 class Data(Protocol):
@@ -260,6 +260,14 @@ class LossConfig(Component):
     def inputs_ahead(self) -> Mapping[str, int]:
         """The inputs of the model that are its tokens, this many positions ahead, and that no data has."""
         return {}
+
+    @property
+    def undivided(self) -> bool:
+        """True if the loss of a step is not the sum of the losses of its sequences.
+
+        It cannot be computed in micro-batches or by several processes.
+        """
+        return False
 
     @abstractmethod
     def build(self, model: fx.GraphModule) -> nn.Module:
@@ -446,8 +454,11 @@ class Training(Protocol):
     """The run as a callback sees it."""
 
     model: fx.GraphModule
+    """The model, with its current weights."""
     data: Data
+    """The data of the run."""
     seed: int
+    """The seed of the run."""
     step: int
     """Updates so far."""
     steps: int
@@ -465,6 +476,9 @@ class Training(Protocol):
 
     def text(self, name: str, text: str) -> None:
         """Note a text in the run's record and trackers."""
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the arguments of the model for examples, by name, on the model's device; masks among them."""
 
     def stop(self, reason: str) -> None:
         """End the run after this step; it then counts as finished."""
@@ -489,7 +503,8 @@ class Callback:
     def reject(self, training: Training, numbers: Mapping[str, float]) -> str | None:
         """Return a reason to leave out an update, or None, from its `loss`, `lr` and `grad_norm`.
 
-        The step counts nevertheless, so the next step trains on further examples. `training.step` is the step before.
+        The weights are those before the update, and have gradients. The step counts nevertheless, so the next step
+        trains on further examples. `training.step` is the step before.
         """
         return None
 

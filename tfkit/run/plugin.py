@@ -13,6 +13,7 @@ MODULES = (
     "calculator",
     "callbacks",
     "columns",
+    "distillation",
     "labelled",
     "metrics",
     "mixture",

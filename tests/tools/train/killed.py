@@ -1,6 +1,7 @@
 """A run that is killed with SIGKILL at random moments, and started again each time.
 
 python -m tests.tools.train.killed 100
+python -m tests.tools.train.killed 10 distillation
 """
 
 from __future__ import annotations
@@ -63,13 +64,40 @@ def check_latest(folder: Path) -> None:
         assert {"model.safetensors", "optimizer.safetensors", "state.json", "spec.yaml"} <= set(os.listdir(step))
 
 
-def run_script(times: int) -> None:
-    from tests.run.training.runs import write_run
-    from tests.tools.train.test_folder import SETS, contents
+CALLBACKS = """callbacks=[{kind: components, every: 2}, {kind: ema, decay: 0.8}, {kind: patience, evaluations: 9},
+    {kind: spikes, window: 2, deviations: 0.01, skip: true}]"""
+
+
+def write_case(folder: Path, case: str) -> list[str]:
+    """The arguments of a run: `text`, `distillation`, or a data kind of rows; the last two with all new callbacks."""
+    import tfkit
+    from tests.run.kinds.test_columns import CASES, QUESTIONS, columns_run, write_lines
+    from tests.run.training.launches import options
+    from tests.run.training.runs import small_run, write_run
+    from tests.tools.train.test_folder import SETS
+
+    if case in CASES:
+        model, data, metrics, split = CASES[case]
+        write_lines(folder / "rows.jsonl")
+        write_lines(folder / "quiz.jsonl", QUESTIONS)
+        columns_run(folder, model, data, "batch.length=20")
+        evaluation = f"eval={{every: 3, splits: {{{split}: all}}, metrics: {metrics}}}"
+        patience = CALLBACKS.replace("evaluations: 9", f"metric: {split}.{metrics.strip('[]').partition(',')[0]}")
+        sets = ["batch.length=20", "batch.sequences=4", evaluation, patience]
+        return [str(folder / "run.yaml"), *options(*sets, "checkpoint={every: 1, last: 2}")]
+    run = [str(write_run(folder)), *SETS, *options("checkpoint={every: 1, last: 2}")]
+    if case == "distillation":
+        tfkit.save(tfkit.build(small_run(folder).graph), folder / "teacher")
+        return [*run, *options(f"loss={{kind: distillation, teacher: {folder / 'teacher'}}}", CALLBACKS)]
+    return run
+
+
+def run_script(times: int, case: str = "text") -> None:
+    from tests.tools.train.test_folder import contents
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = [str(write_run(folder)), *SETS, "--set", "checkpoint={every: 1, last: 2}"]
+        run = write_case(folder, case)
         complete, saving = killed_at_random(run, folder, times, seed=int.from_bytes(os.urandom(4)))
         wrong = [one.name for one in complete if contents(str(one)) != contents(str(folder / "whole"))]
     print(f"{times} deaths, {saving} of them in a save; {len(complete)} complete runs; {len(wrong)} differ")
@@ -77,4 +105,4 @@ def run_script(times: int) -> None:
 
 
 if __name__ == "__main__":
-    run_script(int(sys.argv[1]))
+    run_script(int(sys.argv[1]), *sys.argv[2:])

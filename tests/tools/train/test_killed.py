@@ -66,8 +66,12 @@ def test_killed_at_every_moment() -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random() -> None:
+@pytest.mark.parametrize(
+    ("times", "case"),
+    [(TIMES, "text"), *((10, case) for case in ("distillation", "pairs", "labelled", "choices", "mixture"))],
+)
+def test_killed_at_random(times: int, case: str) -> None:
     """In a process of its own: one that has computed gradients cannot be forked."""
-    words = [sys.executable, "-m", "tests.tools.train.killed", str(TIMES)]
+    words = [sys.executable, "-m", "tests.tools.train.killed", str(times), case]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

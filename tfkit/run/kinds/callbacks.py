@@ -1,12 +1,13 @@
 """Callbacks and trackers: observers of a run.
 
-Callbacks write samples of its text, note or leave out jumps of its loss, end it at a goal, average its weights, or
-profile some of its steps. Trackers show its numbers, in addition to `metrics.jsonl`.
+Callbacks write samples of its text, note or leave out jumps of its loss, end it at a goal, average its weights, measure
+its components, or profile some of its steps. Trackers show its numbers, in addition to `metrics.jsonl`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.profiler import profile
 
@@ -297,6 +300,72 @@ def _trained(training: Training) -> dict[str, nn.Parameter]:
 def _copy(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
     for value, parameter in zip(values, parameters, strict=True):
         parameter.copy_(value)
+
+
+class ComponentsConfig(CallbackConfig):
+    """Log how active each component is, by its name in the spec, and draw the numbers over layers and steps.
+
+    It logs the numbers of `tfkit.activity` on the first examples of the training split, without dropout; and the
+    norms of each component's weights, of their gradients after `clip`, and of their update, such as
+    `update/decoder.layers.0.ffn`. The report of the run has heat maps of them.
+    """
+
+    kind: Literal["components"] = "components"
+
+    every: PositiveCount = 50
+    """Steps between two measurements."""
+    sequences: PositiveCount = 4
+    """The number of examples. Attention weights of a layer, [sequences, heads, t, t], are in memory at once."""
+
+    def build(self) -> Callback:
+        return Components(self)
+
+
+class Components(Callback):
+    """Measures after some steps; for the size of an update, it copies the weights before it."""
+
+    def __init__(self, config: ComponentsConfig) -> None:
+        self._config = config
+        self._before: dict[str, Tensor] = {}
+
+    def on_start(self, training: Training) -> None:
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise Invalid("", "`components` cannot be used with several processes: each has a part of the weights")
+        examples = training.data.examples("train", "sequential")
+        batch = examples.batch(np.arange(min(self._config.sequences, len(examples))))
+        self._inputs: dict[str, Any] = dict(training.inputs(batch))
+
+    def reject(self, training: Training, numbers: Mapping[str, float]) -> str | None:
+        if (training.step + 1) % self._config.every == 0:
+            self._before = {name: parameter.detach().clone() for name, parameter in _trained(training).items()}
+        return None
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        if training.step % self._config.every:
+            return
+        trained, before, self._before = _trained(training), self._before, {}
+        gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
+        updates = {name: parameter.detach() - before.pop(name) for name, parameter in trained.items()}
+        measured = tfkit.activity(training.model, **self._inputs)
+        for quantity, tensors in (("weight", trained), ("gradient", gradients), ("update", updates)):
+            measured |= {f"{quantity}/{name}": norm for name, norm in _norms(tensors).items()}
+        for name, number in measured.items():
+            training.log(name, number)
+
+
+_COMPONENT = re.compile(r"(.+?\.layers\.\d+\.[^.]+|[^.]+)\.")
+"""The beginning of the name of a parameter: a module of a layer, such as `decoder.layers.0.ffn.`, or a node."""
+
+
+@torch.no_grad()
+def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the norm of each component's tensors together."""
+    components: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _COMPONENT.match(name)
+        components.setdefault(match[1] if match else name, []).append(tensor)
+    norms = [get_total_norm(of_component).float() for of_component in components.values()]
+    return dict(zip(components, torch.stack(norms).tolist() if norms else [], strict=True))
 
 
 class ProfileConfig(CallbackConfig):

@@ -1,4 +1,4 @@
-"""Examples of the built-in data kinds: rows of one length, and windows over a long row of tokens."""
+"""Examples of data kinds: rows of one length, and windows over a long row of tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tfkit.run.contract import IGNORED, Batch, DataConfig, Examples, Ids, Order,
 
 @dataclass(frozen=True)
 class RowsData:
-    """The rows of each split."""
+    """The rows of each split; see `tfkit.Data` for its fields."""
 
     parts: Mapping[str, Examples]
+    """The examples of each split."""
     length: int
     vocab_size: int
     tokenizer: Tokenizer | None = None
@@ -41,7 +42,10 @@ def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
 
 
 def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
-    """Build rows in which the target of each token is the next token; if `counted`, only that many at the end count."""
+    """Build a batch from rows of tokens [b, t + 1], in which the target of each token is the next token.
+
+    With `counted`, only that many targets at the end count.
+    """
     targets = rows[:, 1:].copy()
     if counted is not None:
         targets[:, :-counted] = IGNORED
@@ -65,9 +69,14 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class StreamData:
-    """The tokens of each split, in windows; raises `Invalid` if a split has too few for one."""
+    """The tokens of each split, in windows; see `tfkit.Data` for its fields.
+
+    A window has `length` tokens [b, length], and the next token of each as its target. Raises `Invalid` if a split has
+    too few tokens for a window.
+    """
 
     parts: Mapping[str, Stream]
+    """The tokens of each split, [n]: an array, or an object that reads tokens at any places."""
     length: int
     vocab_size: int
     tokenizer: Tokenizer | None

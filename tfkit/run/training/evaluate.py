@@ -23,6 +23,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
 from tfkit.run.contract import (
     IGNORED,
+    Array,
     Batch,
     ChoiceMetric,
     DecodedMetric,
@@ -244,19 +245,25 @@ def tensors(
     """Return the batch as arguments of the model, and its targets: a tensor, or one by the name of each term."""
     graph = model.meta["graph"]
     names = inputs_for(graph, batch.inputs, loss.inputs_ahead)
-    inputs = {names[name]: torch.from_numpy(ids).to(device) for name, ids in batch.inputs.items()}
+    inputs = {names[name]: _moved(ids, device) for name, ids in batch.inputs.items()}
     of_pairs = None if batch.documents is None else mask_of(graph, inputs)
     for name, mask in batch.masks.items():
-        inputs[padding_mask_of(graph, names[name])] = torch.from_numpy(mask).to(device)
-    if of_pairs is not None:
-        numbers = torch.from_numpy(batch.documents).to(device)
+        inputs[padding_mask_of(graph, names[name])] = _moved(mask, device)
+    if batch.documents is not None and of_pairs is not None:
+        numbers = _moved(batch.documents, device)
         if of_pairs in inputs:  # padding counts as a separate document
             numbers = numbers.masked_fill(~inputs[of_pairs], -1)
         inputs[of_pairs] = numbers[:, :, None] == numbers[:, None, :]
     for name, distance in loss.inputs_ahead.items():
         inputs[name] = F.pad(inputs[next(iter(names.values()))][:, distance:], (0, distance))
-    targets = {name: torch.from_numpy(ids).to(device) for name, ids in batch.targets_of(loss.terms).items()}
+    targets = {name: _moved(ids, device) for name, ids in batch.targets_of(loss.terms).items()}
     return inputs, targets if loss.terms else targets[""]
+
+
+def _moved(values: Array, device: torch.device) -> Tensor:
+    """Copy values to a device; to a GPU while the process goes on."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:

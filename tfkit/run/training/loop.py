@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ from tfkit.run.training.guarded import guarded
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, mix
+from tfkit.run.training.prefetch import Prefetch
 from tfkit.run.training.processes import Processes, check_count
 from tfkit.run.training.start import begin
 
@@ -85,6 +86,7 @@ class Trainer:
         self._asked_to_end = asked_to_end
         self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
+        self._batches = Prefetch(self.batch, min(self._until, run.steps))
         self._callbacks = [self._callback(number) for number in range(len(run.config.callbacks))]
         self._rejecting = [n for n, call in enumerate(self._callbacks) if type(call).reject is not Callback.reject]
         """The callbacks that can reject an update; a step without them needs no agreement of processes."""
@@ -133,6 +135,7 @@ class Trainer:
                 self._restore()
                 return self.ended or self._train()
             finally:
+                self._batches.close()
                 self.record.close()
 
     def _train(self) -> str:
@@ -170,7 +173,8 @@ class Trainer:
         factor = self.run.factor(step)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        losses = self._gradients(self.batch(step), step)
+        losses = self._gradients(self._batches.take(step), step)
+        self._batches.wait()
         loss = self._weighted(losses)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         norm = whole(norm)
@@ -334,13 +338,14 @@ class Trainer:
         """Add a number to the line of this step; see `tfkit.run.contract.Training`."""
         if self._line is None:
             raise Invalid("", f"`{name}` cannot be logged here", help="call `log` in `on_step` or `on_eval`")
-        if name in self._line or name in self._reserved():
+        if name in self._line or name in self._reserved:
             raise Invalid("", f"`{name}` is already logged", help="choose a different name")
         try:
             self._line[name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise Invalid("", f"the value of `{name}` must be a number; got {quoted(str(value))}") from error
 
+    @cached_property
     def _reserved(self) -> set[str]:
         """Return the names of numbers that the loop itself writes."""
         config = self.config.eval
@@ -350,6 +355,10 @@ class Trainer:
     def text(self, name: str, text: str) -> None:
         """Note a text in the record; see `tfkit.run.contract.Training`."""
         self.record.text(self.step, name, text)
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the arguments of the model; see `tfkit.run.contract.Training`."""
+        return tensors(batch, self.model, self.device, self.config.loss)[0]
 
     def stop(self, reason: str) -> None:
         """End the run after this step."""

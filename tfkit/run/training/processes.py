@@ -76,7 +76,11 @@ def check_count(run: Run, count: int) -> None:
     if sequences % count:
         message = f"a batch of {sequences} sequences cannot be divided among {count} processes"
         raise run.error(message, "batch", "sequences", help=f"start a number of processes that divides {sequences}")
-    if count > 1 and run.config.machine.micro_batch == "auto":
+    size = run.config.machine.micro_batch
+    if run.config.loss.undivided and (count > 1 or size == "auto" or run.config.micro_batch < sequences):
+        message = f"the loss `{run.config.loss.kind_name()}` must be computed from all sequences of a step together"
+        raise run.error(message, "loss", help="train in one process, with `micro_batch` at its default")
+    if count > 1 and size == "auto":
         message = "`micro_batch: auto` cannot be used with several processes"
         raise run.error(message, "machine", "micro_batch", help="set `micro_batch` to a number")
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
     from tfkit.run.checked_run import Run
     from tfkit.run.training.processes import Processes
+    from tfkit.tools.train.history import History
     from tfkit.tools.train.plan import Plan
     from tfkit.tools.train.train import Trained
 
@@ -133,6 +134,7 @@ def _train(
 def _show(trained: Trained, run: Run, *, json: bool) -> None:
     """Print the result: as a table, or as JSON."""
     from tfkit.console.output import print_json, show, table
+    from tfkit.tools.train.components import without_components
     from tfkit.tools.train.plan import known_device, utilisation
 
     numbers, speed = trained.history.latest, trained.tokens_per_second
@@ -145,10 +147,23 @@ def _show(trained: Trained, run: Run, *, json: bool) -> None:
         click.echo(f"the run in {trained.folder} is complete: {trained.ended} after step {trained.step:,}")
         return
     rows = [("step", f"{trained.step:,}"), ("ended", trained.ended)]
-    rows += [(name, f"{number:.4g}") for name, number in numbers.items()]
+    rows += [(name, f"{numbers[name]:.4g}") for name in without_components(numbers)]
     rows += [("tokens/s", f"{speed:,.0f}")] if speed else []
     rows += [("MFU, causal", f"{mfu.causal:.1%}"), ("MFU, full", f"{mfu.full:.1%}")] if mfu else []
     show(table([str(trained.folder), ""], rows, right=[""]))
+    _show_components(trained.history)
+
+
+def _show_components(history: History) -> None:
+    """Print the last numbers of the components, and what stands out, if the run measures them."""
+    from tfkit.console.output import show, table
+    from tfkit.tools.train.components import component_table, findings, heat_maps
+
+    columns, rows = component_table(history)
+    if rows:
+        show("", table(columns, rows, right=columns[1:]))
+        for text in findings(heat_maps(history)):
+            click.echo(text)
 
 
 def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:

@@ -12,6 +12,8 @@ from tfkit.tools.common.pages import Child, Line, Section, bullets, curves, rema
 from tfkit.tools.common.run_facts import Facts
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
+from tfkit.tools.train.components import STYLE as COMPONENTS_STYLE
+from tfkit.tools.train.components import components, without_components
 from tfkit.tools.train.history import History, Points
 
 MOST_POINTS, LAST_TEXTS = 300, 20
@@ -28,23 +30,26 @@ def report(run: Run, facts: Facts, numbers: History) -> str:
     config, last = run.config, facts.sessions[-1]
     sections: list[Section] = [
         ("numbers", "Numbers", list(_numbers(numbers))),
+        ("components", "Components", list(components(numbers))),
         ("texts", "Texts", list(_texts(numbers))),
         ("model", "Model", [tag("div", inline(draw(run.graph)), class_="picture")]),
         ("run", "The run", [tag("pre", render_run(config, run.graph.spec.model))]),
         ("origin", "Where it comes from", list(_origin(run, facts))),
     ]
     lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest(numbers)]
-    return report_page(config.name, "run", lines, sections, style=pages.CHART_STYLE + STYLE)
+    return report_page(config.name, "run", lines, sections, style=pages.CHART_STYLE + COMPONENTS_STYLE + STYLE)
 
 
 def _latest(numbers: History) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.latest.items() if name not in (RATE, NORM))
+    names = [name for name in without_components(numbers.latest) if name not in (RATE, NORM)]
+    return ", ".join(f"{name} {numbers.latest[name]:.4g}" for name in names)
 
 
 def _numbers(recorded: History) -> Iterator[Child]:
     """Yield a chart for each kind of number, with a line for each split."""
-    order = ["loss", *sorted({_kind(name) for name in recorded.curves} - {"loss", RATE, NORM}), RATE, NORM]
-    by_kind = {kind: list(names) for kind, names in groupby(sorted(recorded.curves, key=_kind), _kind)}
+    shown = without_components(recorded.curves)
+    order = ["loss", *sorted({_kind(name) for name in shown} - {"loss", RATE, NORM}), RATE, NORM]
+    by_kind = {kind: list(names) for kind, names in groupby(sorted(shown, key=_kind), _kind)}
     for kind in order:
         names = by_kind.get(kind, [])
         lines = [Line(index, _binned(recorded.curves[name])) for index, name in enumerate(names)]

@@ -1,7 +1,8 @@
-"""Mixture of experts: the `ffn` kind `moe`.
+"""Mixture of experts: the `ffn` kind `moe`, and the `loss` kind `balanced`.
 
 `moe.py` has the config and the whole layer, `router.py` the choice of experts, `experts.py` their computation,
-`stacked.py` one layer of all of them, `checks.py` warnings, `properties.py` a property for `tfkit check`.
+`stacked.py` one layer of all of them, `balance.py` the loss, `checks.py` warnings, `properties.py` a property for
+`tfkit check`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tfkit
+from tfkit_moe.balance import BalancedConfig, BalancedLoss
 from tfkit_moe.checks import idle_routers, slow_widths
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.moe import MoE, MoEConfig, SharedConfig
@@ -16,6 +18,8 @@ from tfkit_moe.router import GroupsConfig, Router, RouterConfig
 from tfkit_moe.stacked import ExpertLinear
 
 __all__ = [
+    "BalancedConfig",
+    "BalancedLoss",
     "ExpertLinear",
     "Experts",
     "Gate",
@@ -31,8 +35,9 @@ __all__ = [
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    """Hand the config to tfkit."""
+    """Hand the configs to tfkit."""
     register(MoEConfig)
+    register(BalancedConfig)
 
 
 @tfkit.hookimpl

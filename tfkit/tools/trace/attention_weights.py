@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
@@ -37,24 +39,40 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
             exposes its weights.
     """
     model = whole(model)
-    graph = graph_of(model)
-    with torch.device("meta"):
-        twin = assemble(graph, attention_backend="eager").eval()
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    if tensors.keys() != {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}:
-        raise ValueError(f"`{graph.name}` must have the parameters that it was built with: its modules were changed")
-    names = _names(twin)
+    twin, tensors = written_out(model)
+    names = softmaxes(twin)
     if not names:
-        raise ValueError(f"`{graph.name}` has no attention that exposes its weights")
+        raise ValueError(f"`{graph_of(model).name}` has no attention that exposes its weights")
     runs: list[tuple[str, Tensor]] = []
-    for path, name in names.items():
-        twin.get_submodule(path).register_forward_hook(partial(_record, runs, name))
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for path, name in names.items():
+            handle = twin.get_submodule(path).register_forward_hook(partial(_record, runs, name))
+            hooks.callback(handle.remove)
         torch.func.functional_call(twin, tensors, inputs, named)
     return _numbered(runs)
 
 
-def _names(model: fx.GraphModule) -> dict[str, str]:
+_TWINS: WeakKeyDictionary[fx.GraphModule, fx.GraphModule] = WeakKeyDictionary()
+"""The second models, which take long to assemble."""
+
+
+def written_out(model: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, Tensor]]:
+    """Return a second model in eval mode, whose attention is written out, and the tensors to call it with.
+
+    Raise ValueError if the modules of the model were changed.
+    """
+    graph = graph_of(model)
+    if model not in _TWINS:
+        with torch.device("meta"):
+            _TWINS[model] = assemble(graph, attention_backend="eager").eval()
+    twin = _TWINS[model]
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    if tensors.keys() != {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}:
+        raise ValueError(f"`{graph.name}` must have the parameters that it was built with: its modules were changed")
+    return twin, tensors
+
+
+def softmaxes(model: fx.GraphModule) -> dict[str, str]:
     """Map the path of each softmax in an attention to the attention's path, or to its own path if there are several."""
     attentions = [path for path, config in model.meta["components"].items() if config.slot == "attention"]
     owners: dict[str, str] = {}

@@ -1,0 +1,104 @@
+"""The loss kind `distillation`: a model learns from the targets and from the logits of a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import tfkit
+from tfkit.component import ContentPath, PositiveFloat
+from tfkit.run.contract import IGNORED, LossConfig
+
+TEACHER = "teacher"
+MOST_LOGITS = 2**25
+"""Logits that are computed at once."""
+
+
+class DistillationConfig(LossConfig):
+    """Cross-entropy, and the divergence of the model's predictions from a teacher's (https://arxiv.org/abs/1503.02531).
+
+    (1 - weight) * cross-entropy + weight * temperature^2 * KL(teacher, model), both distributions at the temperature.
+    """
+
+    kind: Literal["distillation"] = "distillation"
+
+    teacher: ContentPath
+    """The folder of a model, or of a run, whose latest checkpoint is the teacher. It has the inputs and the vocabulary
+    of the model. Its content is part of the run's meaning."""
+    temperature: PositiveFloat = 2.0
+    """The divisor of the logits of both models."""
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The weight of the divergence; cross-entropy has the rest."""
+
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        return DistillationLoss(model, tfkit.build(self.teacher), self)
+
+
+class DistillationLoss(tfkit.Loss):
+    """Inputs and targets -> the sum of the loss over the positions that count.
+
+    The teacher is in eval mode, has no gradient, and is no submodule: it is neither trained nor saved.
+    """
+
+    def __init__(self, model: fx.GraphModule, teacher: fx.GraphModule, config: DistillationConfig) -> None:
+        super().__init__(model, reduction="sum")
+        self.config = config
+        weight = next(model.parameters())
+        teacher = teacher.to(weight.device, weight.dtype).eval().requires_grad_(False)
+        self._teacher = (tfkit.Loss(teacher),)
+        inputs, of_teacher = (list(m.meta["graph"].inputs) for m in (model, teacher))
+        if inputs != of_teacher:
+            raise ValueError(f"the teacher must have the inputs {', '.join(inputs)}; it has {', '.join(of_teacher)}")
+        sizes = [next(iter(loss.ends.values())).vocab_size for loss in (self, self._teacher[0])]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"the teacher must return {sizes[0]:,} logits for each position; it returns {sizes[1]:,}")
+
+    def read(self, inputs: Any) -> dict[str, Any]:
+        """Run both models up to their heads."""
+        with torch.no_grad():
+            (taught,) = self._teacher[0].read(inputs).values()
+        return {**super().read(inputs), TEACHER: taught}
+
+    def of(self, reads: Mapping[str, Any], targets: Any = None) -> Tensor:
+        """Return the loss of what `read` returned; targets as in `tfkit.Loss`."""
+        states = dict(reads)
+        taught = states.pop(TEACHER)
+        ((name, read),) = states.items()
+        total = (1 - self.config.weight) * super().of(states, targets)
+        rows, teacher_rows = read.hidden.flatten(0, -2), taught.hidden.flatten(0, -2)
+        heads = self.model.get_submodule(name), self._teacher[0].model.get_submodule(*self._teacher[0].ends)
+        chunks = -(-len(rows) * self.ends[name].vocab_size // MOST_LOGITS)
+        divergence = partial(self._divergence, *heads, read.extra, taught.extra)
+        for part in zip(*(t.tensor_split(chunks) for t in (rows, teacher_rows, targets.flatten())), strict=True):
+            # Computed again in the backward pass, so that the logits of a single chunk exist.
+            total = total + self.config.weight * checkpoint(divergence, *part, use_reentrant=False)
+        return total
+
+    def _divergence(
+        self,
+        head: nn.Module,
+        teacher_head: nn.Module,
+        extra: Mapping[str, Tensor],
+        teacher_extra: Mapping[str, Tensor],
+        rows: Tensor,
+        teacher_rows: Tensor,
+        targets: Tensor,
+    ) -> Tensor:
+        """Return the divergence of some rows, times the square of the temperature."""
+        temperature = self.config.temperature
+        with torch.no_grad():
+            taught = _log_softmax(teacher_head(teacher_rows, **teacher_extra) / temperature)
+        predicted = _log_softmax(head(rows, **extra) / temperature)
+        divergences = F.kl_div(predicted, taught, reduction="none", log_target=True).sum(-1)
+        return temperature**2 * divergences.masked_fill(targets == IGNORED, 0.0).sum()
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)

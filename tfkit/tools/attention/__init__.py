@@ -1,1 +1,0 @@
-"""The attention weights of a model."""
