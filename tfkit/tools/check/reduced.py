@@ -20,6 +20,7 @@ from tfkit.component import (
     AttentionConfig,
     AttentionPositionConfig,
     Config,
+    ContentScoreConfig,
     FFNConfig,
     MaskConfig,
     MaskRuleConfig,
@@ -49,6 +50,8 @@ ORIGINAL_MAX_LEN = 16
 """Tokens of the training that a rotary scaling stretches: more than most sequences of a check have."""
 TEMPERATURE = 4
 """Tokens with an equal temperature of queries."""
+DISTANCES = {"n_buckets": 4, "max_distance": 5}
+"""Rows for distances, all of which occur in the sequences of a check."""
 RULE = 5
 """Positions of a chunk or a block in the rule of a mask: they divide no window."""
 EXPERTS = 16
@@ -209,6 +212,8 @@ class _Shrink:
             return ORIGINAL_MAX_LEN
         if name == "max_len":
             return min(value, max(MAX_LEN, *self.lengths, 0))
+        if isinstance(config, ContentScoreConfig):
+            return min(value, DISTANCES.get(name, value))
         if isinstance(config, ScoreBiasConfig) or (isinstance(config, InputConfig) and name == "length"):
             return value
         if value in self.rows and name not in ("d_ff", "d_model"):
