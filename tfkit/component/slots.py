@@ -103,6 +103,8 @@ class SublayerConfig(Component):
 
     takes_context: ClassVar[bool] = True
     """False if the module's `forward` takes x alone, because it computes each position independently."""
+    untrained: ClassVar[tuple[str, ...]] = ()
+    """Paths of modules inside the sublayer whose parameters get no gradient, by design."""
 
     def check(self) -> None:
         """Raise `Invalid` for a norm inside the sublayer that takes the condition, which only norms of layers get."""
@@ -280,6 +282,8 @@ class AttentionConfig(SublayerConfig):
         }
     )
     """Fields that cross-attention cannot have, and why. Cross-attention derived from self-attention drops them."""
+    chooses_keys: ClassVar[bool] = False
+    """True if a query attends to only some of the keys that its mask allows, by what the tokens are."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""

@@ -56,8 +56,8 @@ RULE = 5
 """Positions of a chunk or a block in the rule of a mask: they divide no window."""
 EXPERTS = 16
 WINDOW = 4
-DIM, COUNT = 2**26, 4096
-"""The bounds of a `Dim` and of a `Count`."""
+DIM, COUNT, EXTENT = 2**26, 4096, 2**31
+"""The bounds of a `Dim`, of a `Count` and of an `Extent`."""
 PATTERN = 4
 """Layers of the longest pattern that is kept as it is."""
 
@@ -212,6 +212,8 @@ class _Shrink:
             return ORIGINAL_MAX_LEN
         if name == "max_len":
             return min(value, max(MAX_LEN, *self.lengths, 0))
+        if most == EXTENT and attention is not None and attention.chooses_keys:
+            return min(value, WINDOW - 1)
         if isinstance(config, ContentScoreConfig):
             return min(value, DISTANCES.get(name, value))
         if isinstance(config, ScoreBiasConfig) or (isinstance(config, InputConfig) and name == "length"):
