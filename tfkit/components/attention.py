@@ -99,7 +99,7 @@ class Attention(nn.Module):
         if temperature is not None:
             q = q * temperature
         k, v = update_cache(k, context, 0), update_cache(v, context, 1)
-        mask = context.mask
+        added = context.mask
         if self.relative is not None:
             relative = context.relative
             assert relative is not None
@@ -109,8 +109,8 @@ class Attention(nn.Module):
             else:
                 row_q, row_k, _ = self.relative_project(rows)
             scores = self.relative(q, k, row_q, row_k, index)
-            mask = scores if mask is None else scores + mask
-        return self.merge(self.core(q, k, v, mask), x)
+            added = scores if added is None else scores + added
+        return self.merge(self.core(q, k, v, added), x)
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Merge the outputs of the heads [b, h, q, d] -> [b, q, d_model]; x is the layer's input."""

@@ -15,7 +15,7 @@ Temperature: https://arxiv.org/abs/2501.19399.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -295,3 +295,11 @@ def tfkit_register(register: tfkit.Register) -> None:
 
     register(LatentAttentionConfig)
     register(IndexedAttentionConfig)
+
+
+@tfkit.hookimpl
+def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return the formulas of the attentions."""
+    from tfkit_mla import reference
+
+    return {"attention": {"mla": reference.mla, "mla_indexed": reference.mla_indexed}}
