@@ -101,6 +101,8 @@ def test_a_plugin_imports_public_modules_only(path: Path) -> None:
     public = {"tfkit", "tfkit.nn"} | (
         {"tfkit.testing", "tfkit.reference", "tfkit.cli"} if "tests" in path.parts else set()
     )
+    if path.name == "reference.py":
+        public.add("tfkit.reference")
     found = [
         name
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

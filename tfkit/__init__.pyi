@@ -11,6 +11,7 @@ from tfkit.component import Call as Call
 from tfkit.component import Component as Component
 from tfkit.component import Config as Config
 from tfkit.component import ContentPath as ContentPath
+from tfkit.component import ContentScoreConfig as ContentScoreConfig
 from tfkit.component import Count as Count
 from tfkit.component import Dim as Dim
 from tfkit.component import Dropout as Dropout

@@ -45,8 +45,10 @@ NOT_SHOWN = {
 }
 OTHER_MODELS = ("tfkit_media", "tfkit_streams")
 """Plugins whose kinds fit images or residual streams, and not the small model of this test."""
+INDEX: Part = {"n_heads": 2, "d_head": 6, "keep": 4}
 SMALL: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "n_classes": 3}
 SMALL |= {"original_max_len": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+SMALL |= {"q_rank": 6, "index": INDEX}
 SMALL |= {"kv_rank": 6, "d_nope": 4, "d_rope": 4, "d_v": 4, "n_experts": 4, "n_experts_per_token": 2}
 SMALL_OF: dict[str, Part] = {
     "learned": {"max_len": 32},
@@ -107,6 +109,9 @@ OTHERS: dict[str, list[Any]] = {
     "n_buckets": [16],
     "max_distance": [64],
     "shared": [False],
+    "disentangled.terms": [["c2p"], ["p2c"]],
+    "disentangled.shared": [True],
+    "disentangled.dropout": [0.2],
     "factor": [3.0],
     "original_max_len": [32],
     "low_freq_factor": [2.0],
@@ -159,6 +164,8 @@ OTHERS: dict[str, list[Any]] = {
     "along": ["width"],
     "q_rank": [6, 4],
     "kv_rank": [4],
+    "mla_indexed.q_rank": [4],
+    "index": [{**INDEX, "n_heads": 3}, {**INDEX, "keep": 3}, {**INDEX, "d_head": 8}],
     "d_nope": [6],
     "d_rope": [6],
     "d_v": [6],

@@ -33,6 +33,7 @@ SHAPES = {
 }
 NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
 COUNTS_PADDING = ("none", "right")
+DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 
 
 def masked(model_type: str, config: Mapping[str, Any], **more: Any) -> Case:
@@ -238,4 +239,38 @@ ENCODERS: dict[str, Case] = {
         uncounted=CONTACTS,
     ),
     "esmc": masked("esmc", BERT | {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3}),
+    # Distances of the input reach rows of each kind: near, logarithmic and, beyond 9, clipped.
+    "deberta_v3": masked(
+        "deberta-v2",
+        BERT
+        | DISENTANGLED
+        | {
+            "position_buckets": 4,
+            "max_relative_positions": 9,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu_new",
+        },
+    ),
+    "deberta_v2_separate": masked(
+        "deberta-v2",
+        BERT
+        | DISENTANGLED
+        | {"position_biased_input": True, "max_relative_positions": 5, "type_vocab_size": 3, "pos_att_type": "p2c"},
+        sides=COUNTS_PADDING,
+        token_types=3,
+    ),
+    "deberta": masked(
+        "deberta",
+        BERT | DISENTANGLED | {"max_relative_positions": 4, "type_vocab_size": 2},
+        sides=COUNTS_PADDING,
+        token_types=2,
+    ),
+    "deberta_c2p": masked(
+        "deberta",
+        BERT | DISENTANGLED | {"pos_att_type": ["c2p"], "tie_word_embeddings": False},
+        uncounted={"cls.predictions.bias": "not read beside an untied head"},
+        leaves_out=None,
+    ),
 }

@@ -6,8 +6,11 @@ from typing import Any
 
 from .case import Case
 from .experts import CORRECTION, DEEPSEEK, GROUPS, LATENT, YARN, correction
+from .llama_kin import ROPE
 
 DEEPSEEK_LAYERS = {key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"}
+
+INDEX = {"index_n_heads": 9, "index_head_dim": 6, "index_topk": 4}  # few heads would often all be silent: equal scores
 
 
 def deepseek_v3(**more: Any) -> Case:
@@ -62,6 +65,23 @@ LATENT_KIN: dict[str, Case] = {
     ),
     "glm4_moe_lite": Case(
         "glm4_moe_lite", {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True}, buffers=correction(CORRECTION, 1, 2)
+    ),
+    "deepseek_v32": Case(
+        "deepseek_v32",
+        {
+            **DEEPSEEK,
+            **GROUPS,
+            **INDEX,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        buffers=correction(CORRECTION, 1, 2),
+    ),
+    "glm_moe_dsa": Case(
+        "glm_moe_dsa",
+        {**DEEPSEEK, **GROUPS, **INDEX, "rms_norm_eps": 1e-4, "rope_parameters": ROPE},
+        buffers=correction(CORRECTION, 1, 2),
     ),
     "axk1": Case(
         "axk1",

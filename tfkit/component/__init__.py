@@ -53,6 +53,7 @@ from tfkit.component.slots import ActivationConfig as ActivationConfig
 from tfkit.component.slots import AttentionConfig as AttentionConfig
 from tfkit.component.slots import AttentionPositionConfig as AttentionPositionConfig
 from tfkit.component.slots import Cached as Cached
+from tfkit.component.slots import ContentScoreConfig as ContentScoreConfig
 from tfkit.component.slots import FFNConfig as FFNConfig
 from tfkit.component.slots import InitConfig as InitConfig
 from tfkit.component.slots import InnerValue as InnerValue

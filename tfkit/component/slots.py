@@ -103,6 +103,8 @@ class SublayerConfig(Component):
 
     takes_context: ClassVar[bool] = True
     """False if the module's `forward` takes x alone, because it computes each position independently."""
+    untrained: ClassVar[tuple[str, ...]] = ()
+    """Paths of modules inside the sublayer whose parameters get no gradient, by design."""
 
     def check(self) -> None:
         """Raise `Invalid` for a norm inside the sublayer that takes the condition, which only norms of layers get."""
@@ -280,6 +282,8 @@ class AttentionConfig(SublayerConfig):
         }
     )
     """Fields that cross-attention cannot have, and why. Cross-attention derived from self-attention drops them."""
+    chooses_keys: ClassVar[bool] = False
+    """True if a query attends to only some of the keys that its mask allows, by what the tokens are."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""
@@ -290,7 +294,7 @@ class AttentionConfig(SublayerConfig):
     dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the attention weights."""
     position: AttentionPositionConfig | None = None
-    """Positions that act inside attention: rope, alibi, t5."""
+    """Positions that act inside attention: rope, alibi, t5, disentangled."""
     mask: MaskConfig | None = None
     """Extent of the attention; unlimited in an encoder, causal in a decoder unless given."""
 
@@ -336,6 +340,16 @@ class AttentionConfig(SublayerConfig):
     def score_bias(self) -> ScoreBiasConfig | None:
         """The position, if it is added to the scores: the context's mask then has it."""
         return self.position if isinstance(self.position, ScoreBiasConfig) else None
+
+    @property
+    def content_scores(self) -> ContentScoreConfig | None:
+        """The position, if scores depend on it and on the tokens: the context's `relative` then has its rows."""
+        return self.position if isinstance(self.position, ContentScoreConfig) else None
+
+    @property
+    def adds_content_scores(self) -> bool:
+        """True if the module adds the scores of a `ContentScoreConfig`."""
+        return False
 
     @property
     def query_temperature(self) -> TemperatureConfig | None:
@@ -469,6 +483,44 @@ class ScoreBiasConfig(AttentionPositionConfig):
         FlexAttention computes such a bias in its kernel, without a matrix.
         """
         return None
+
+
+class ContentScoreConfig(AttentionPositionConfig):
+    """Positions that are added to the attention scores as products with queries and keys.
+
+    A row of a table stands for each class of distances. The context's `relative` has the rows, and the index of the row
+    of each query and key.
+    """
+
+    @property
+    def n_terms(self) -> int:
+        """Number of products that the default scale of the scores counts, (d_head * (1 + n_terms)) ** -0.5."""
+        return 0
+
+    def check_attention(self, attention: AttentionConfig) -> None:
+        """Raise `Invalid` if the attention does not add such scores."""
+        if not attention.adds_content_scores:
+            kinds = f"`{attention.kind_name()}` cannot have the position `{self.kind_name()}`"
+            raise Invalid("position", f"attention {kinds}: it does not add scores of positions and tokens")
+
+    @abstractmethod
+    def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
+        """Build the table: positions of queries and of keys -> rows [1, n, width], and int indices [b or 1, q, k].
+
+        The positions are [b or 1, q] and [b or 1, k]. In a cache, the keys are in any order, and an empty slot has a
+        negative position: it is masked.
+        """
+
+    @abstractmethod
+    def build_projection(self, attention: AttentionConfig) -> nn.Module | None:
+        """Build the module: rows -> their queries and keys, [1, heads or 1, n, d] each, and any third tensor.
+
+        With None, the attention projects the rows as it projects tokens.
+        """
+
+    @abstractmethod
+    def build_scores(self, attention: AttentionConfig, scale: float) -> nn.Module:
+        """Build the module: queries and keys of the tokens, then of the rows, and the indices -> [b, h, q, k]."""
 
 
 class InitConfig(Component):

@@ -12,6 +12,7 @@ MODULES = (
     "attention",
     "combine",
     "decoder",
+    "disentangled",
     "embedding",
     "encoder",
     "feedforward",

@@ -2,7 +2,7 @@
 
     project -> clip -> norm over the full width -> heads                                 projection.py
     -> norm per head -> rotate -> norm after it -> temperature of the queries            here
-    -> scores (scale, soft-cap, position bias, mask) -> softmax with sinks -> values     attention_core.py, flex.py
+    -> scores (scale, soft-cap, position, mask) -> softmax      with sinks -> values     attention_core.py, flex.py
     -> gate -> inner norm -> output                                                      here
 
 `mha`, `gqa` and `mqa` are one module with different numbers of key-value heads. A plugin that computes scores in
@@ -60,6 +60,8 @@ class Attention(nn.Module):
         rotate: nn.Module | None,
         q_norm_rotated: nn.Module | None,
         k_norm_rotated: nn.Module | None,
+        relative_project: nn.Module | None,
+        relative: nn.Module | None,
         core: nn.Module,
         gate: nn.Module | None,
         inner_norm: nn.Module | None,
@@ -73,6 +75,8 @@ class Attention(nn.Module):
         self.rotate = rotate
         self.q_norm_rotated = q_norm_rotated
         self.k_norm_rotated = k_norm_rotated
+        self.relative_project = relative_project
+        self.relative = relative
         self.core = core
         self.gate = gate
         self.inner_norm = inner_norm
@@ -95,7 +99,18 @@ class Attention(nn.Module):
         if temperature is not None:
             q = q * temperature
         k, v = update_cache(k, context, 0), update_cache(v, context, 1)
-        return self.merge(self.core(q, k, v, context.mask), x)
+        added = context.mask
+        if self.relative is not None:
+            relative = context.relative
+            assert relative is not None
+            rows, index = relative
+            if self.relative_project is None:
+                row_q, row_k, _ = self.project(rows)
+            else:
+                row_q, row_k, _ = self.relative_project(rows)
+            scores = self.relative(q, k, row_q, row_k, index)
+            added = scores if added is None else scores + added
+        return self.merge(self.core(q, k, v, added), x)
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Merge the outputs of the heads [b, h, q, d] -> [b, q, d_model]; x is the layer's input."""
@@ -185,7 +200,7 @@ class MultiHeadConfig(ProjectedConfig):
 
     kind: Literal["mha"] = "mha"
     scale: PositiveFloat | None = None
-    """Factor of the scores; d_head ** -0.5 unless given."""
+    """Factor of the scores; d_head ** -0.5 unless given. With n terms of positions, (d_head * (1 + n)) ** -0.5."""
     softcap: PositiveFloat | None = None
     """Bound of the scores, which are bent to stay within it: softcap * tanh(scores / softcap)."""
     sinks: bool = False
@@ -233,15 +248,20 @@ class MultiHeadConfig(ProjectedConfig):
         return self.temperature
 
     @property
+    def adds_content_scores(self) -> bool:
+        return type(self).build is MultiHeadConfig.build  # a different module need not add them
+
+    @property
     def counts_tokens(self) -> bool:
         # After a rotation, scores depend only on the difference of two angles; weights after it would undo that.
         return self.qk_norm_rotated is not None
 
     def causal_flag(self, backend: AttentionBackend) -> bool:
-        return self._cores_are_ours and self.softcap is None and backend != "eager"
+        flag = self._cores_are_ours and self.content_scores is None
+        return flag and self.softcap is None and backend != "eager"
 
     def flex_mask(self, backend: AttentionBackend) -> bool:
-        ours = self._cores_are_ours and not self.sinks
+        ours = self._cores_are_ours and not self.sinks and self.content_scores is None
         return ours and backend == "flex" and self.dropout == 0 and self.head_width >= MIN_WIDTH
 
     @property
@@ -249,13 +269,19 @@ class MultiHeadConfig(ProjectedConfig):
         """True if no subclass replaces the core: a different core may not support flags, or masks as rules."""
         return type(self).build_core is MultiHeadConfig.build_core
 
+    @property
+    def score_scale(self) -> float:
+        """The factor of the scores."""
+        n_terms = 0 if self.content_scores is None else self.content_scores.n_terms
+        return (self.head_width * (1 + n_terms)) ** -0.5 if self.scale is None else self.scale
+
     def build_core(self, make: Make, *, causal: bool) -> nn.Module:
         """Build the module that turns queries [b, h, q, d], keys and values [b, g, k, d] and a mask into [b, h, q, d].
 
         A subclass that overrides it gets its mask as a tensor, and `causal` is never set. A module with parameters of
         its own fills them in `reset_parameters`; one with a softmax uses `tfkit.nn.Softmax`, which shows the weights.
         """
-        scale = self.head_width**-0.5 if self.scale is None else self.scale
+        scale = self.score_scale
         heads = (self.n_heads, self.kv_heads)
         grouped, fused = self.kv_heads != self.n_heads, self.softcap is None and make.attention_backend != "eager"
         softmax = SinkSoftmax(self.n_heads) if self.sinks else None
@@ -273,6 +299,7 @@ class MultiHeadConfig(ProjectedConfig):
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         width, rotated = self.head_width, self.qk_norm_rotated
         attention = Attention if d_memory is None else CrossAttention
+        relative = self.content_scores
         return attention(
             project=self.build_projection(make, d_memory),
             q_norm=self._build_norm(make, self.n_heads),
@@ -281,6 +308,8 @@ class MultiHeadConfig(ProjectedConfig):
             rotate=self.rotary.build_rotation(self) if self.rotary else None,
             q_norm_rotated=make(rotated, width) if rotated else None,
             k_norm_rotated=make(rotated, width) if rotated else None,
+            relative_project=relative.build_projection(self) if relative else None,
+            relative=relative.build_scores(self, self.score_scale) if relative else None,
             core=self.build_core(make, causal=causal),
             gate=self.gate.build(make, self) if self.gate else None,
             inner_norm=make(self.inner_norm, self.n_heads * width) if self.inner_norm else None,

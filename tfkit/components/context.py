@@ -86,13 +86,18 @@ class ContextKey:
         attention, slopes = self.attention, None
         rotary: nn.Module | None = None
         position: nn.Module | None = None
+        relative: nn.Module | None = None
         if attention is not None and attention.rotary is not None:
             rotary = make(attention.rotary, attention)
         if attention is not None and attention.score_bias is not None:
             position = make(attention.score_bias, attention, self.mask.causal)
             slopes = attention.score_bias.slopes(attention)
+        if attention is not None and attention.content_scores is not None:
+            relative = make(attention.content_scores, attention)
         rule = None if self.mask.rule is None else make(self.mask.rule)
-        return AttentionContext(self, rotary=rotary, position=position, slopes=slopes, rule=rule, gaps=gaps)
+        return AttentionContext(
+            self, rotary=rotary, position=position, relative=relative, slopes=slopes, rule=rule, gaps=gaps
+        )
 
 
 class AttentionContext(nn.Module):
@@ -108,6 +113,7 @@ class AttentionContext(nn.Module):
         *,
         rotary: nn.Module | None,
         position: nn.Module | None,
+        relative: nn.Module | None = None,
         slopes: Sequence[float] | None,
         rule: nn.Module | None = None,
         gaps: bool = False,
@@ -119,12 +125,13 @@ class AttentionContext(nn.Module):
         self.reads_all = key.reads_all
         self.rotary = rotary
         self.position = position
+        self.relative = relative
         self.temperature = Temperature(key.temperature) if key.temperature else None
         self.counts = key.counts
         self.slopes = None if slopes is None else list(slopes)
         self.rule = rule
         self.gaps = gaps or rule is not None
-        self.near = rotary is not None or position is not None or key.mask.left is not None
+        self.near = relative is not None or rotary is not None or position is not None or key.mask.left is not None
         self.flex = key.flex and not gaps and (position is None or slopes is not None)
 
     def forward(
@@ -167,7 +174,10 @@ class AttentionContext(nn.Module):
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
-        return Context(mask, rotary, None, cache, temperature, real, places, condition)
+        relative: tuple[Tensor, Tensor] | None = None
+        if self.relative is not None:
+            relative = self.relative(queries, keys)
+        return Context(mask, rotary, None, cache, temperature, real, places, condition, relative)
 
     def reads_everything(self, queries: Tensor, keys: Tensor) -> bool:
         """Return True if no mask is needed, because the causal flag replaces it or the newest token reads all keys."""

@@ -72,6 +72,8 @@ class Context(NamedTuple):
             there is no padding, and in a stack without mixers.
         places: the place of each position in that order, [b, t]; None with `padding`.
         condition: the vector of the stack's `condition`, [b, width]; None without, and in cross-attention.
+        relative: rows for classes of distances, [1, n, d_model], and the index of the row of each query and key, int
+            [b or 1, q, k]; None unless the position is a `ContentScoreConfig`, such as disentangled.
     """
 
     mask: Tensor | None
@@ -82,6 +84,7 @@ class Context(NamedTuple):
     padding: Tensor | None = None
     places: Tensor | None = None
     condition: Tensor | None = None
+    relative: tuple[Tensor, Tensor] | None = None
 
 
 def token_order(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,8 +159,8 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
     if cache is None or caches is None:
         return context
     layer_cache = Cache(caches[layer], cache.slots, cache.before, cache.after)
-    mask, rotary, memory, _, temperature, padding, places, condition = context
-    return Context(mask, rotary, memory, layer_cache, temperature, padding, places, condition)
+    mask, rotary, memory, _, temperature, padding, places, condition, relative = context
+    return Context(mask, rotary, memory, layer_cache, temperature, padding, places, condition, relative)
 
 
 def cache_of_next(context: Context, before: int) -> Context:

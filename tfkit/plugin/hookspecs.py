@@ -16,14 +16,15 @@ format or its suffix, a command) are an error that names both; nothing wins sile
 | `tfkit_export_formats` | when a model is exported | `[project.entry-points.tfkit]` |
 | `tfkit_checks` | by `tfkit validate`, `build` and `train`, for each spec | the same |
 | `tfkit_properties` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
+| `tfkit_reference` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
 | `tfkit_command` | when the command runs | `[project.entry-points."tfkit.commands"]` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
@@ -141,6 +142,23 @@ def tfkit_properties() -> Iterable[tfkit.Property]:  # type: ignore[empty-body]
             from tfkit_mine.properties import order_of_experts
 
             return [tfkit.Property("expert-order", "is unchanged with experts reordered", order_of_experts)]
+    """
+
+
+@hookspec
+def tfkit_reference() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type: ignore[empty-body]
+    """Return functions in NumPy that define what kinds of the plugin compute, by slot and kind.
+
+    `help(tfkit.reference)` lists the arguments of each slot. The property `meaning` of `tfkit check` compares every
+    model with them. Called when a model is checked, so the module of the functions is imported inside the function. If
+    it fails, or returns anything else, `meaning` fails with the reason.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+            from tfkit_mine import reference
+
+            return {"ffn": {"mine": reference.mine}}
     """
 
 

@@ -5,11 +5,11 @@ t positions, q queries, k keys, h query heads, g key-value heads, d width of a h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tfkit.component import RotaryConfig, ScoreBiasConfig
+from tfkit.component import ContentScoreConfig, RotaryConfig, ScoreBiasConfig
 from tfkit.reference.model import Array, Function, Part
 from tfkit.reference.pointwise import bias_of
 
@@ -40,6 +40,11 @@ def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None
     bias = np.zeros((len(q), 1, 1))
     if position is not None and isinstance(position.config, ScoreBiasConfig):
         bias = position(config, scope.positions, scope.causal)
+    if position is not None and isinstance(position.config, ContentScoreConfig):
+        content = replace(position, trace=[])  # the module of this path returns rows and indices
+        bias = content(part, q, k, scope.positions, lambda rows: _projected(part, rows, Scope(scope.visible), g))
+        if config.scale is None:  # a score is a sum of products: https://arxiv.org/abs/2006.03654, section 3.1
+            q = q * (1 + position.config.n_terms) ** -0.5
     y = (core or dot_product)(part, q, k, v, bias, scope.visible)
     if config.gate is not None:  # a factor of each channel or head: https://arxiv.org/abs/2505.06708
         gate = part.at("gate.activation", config.gate.activation)(part.at("gate.linear").linear(x, False))

@@ -132,7 +132,43 @@ def t5(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
     return part.weight("buckets.weight")[first + bucket].transpose(2, 0, 1)
 
 
-POSITIONS: dict[str, Function] = {function.__name__: function for function in (learned, sinusoidal, rope, alibi, t5)}
+# ---- content: the attention's part, queries [h, q, d], keys [h, k, d], positions [t], projection -> [h, q, k] ----
+
+
+def disentangled(part: Part, attention: Part, q: Array, k: Array, positions: Array, project: Function) -> Array:
+    """Add products with a row for each distance, clipped or in logarithmic buckets.
+
+    https://arxiv.org/abs/2006.03654, section 3.1; buckets and shared projections: https://arxiv.org/abs/2111.09543.
+    """
+    config, distance = part.config, positions[:, None] - positions
+    rows, n = part.at("norm", config.norm)(part.weight("table.weight")), config.n_buckets or config.max_distance
+    if config.n_buckets is not None:
+        near = n // 2
+        growth = np.log(np.maximum(np.abs(distance), near) / near) / math.log((config.max_distance - 1) / near)
+        far = near + np.ceil(growth * (near - 1)).astype(int)
+        distance = np.where(np.abs(distance) > near, np.sign(distance) * far, distance)
+    index, scores = np.clip(distance, -n, n - 1) + n, np.zeros((len(q), len(distance), len(distance)))
+    d, biases = q.shape[2], attention.config.biases
+    scale = (d * (1 + len(config.terms))) ** -0.5 if attention.config.scale is None else attention.config.scale
+    row_q, row_k = project(rows)[:2] if config.shared else (rows, rows)
+    for term in config.terms:
+        name, side = ("k", row_k) if term == "c2p" else ("q", row_q)
+        if not config.shared:
+            side = attention.at(f"relative_project.{name}").linear(rows, getattr(biases, name))
+        rows_by_head, keys = (
+            np.repeat(heads, len(q) // len(heads), axis=0)
+            for heads in (side.reshape(len(rows), -1, d).swapaxes(0, 1)[:, index], k)  # [h, q, k, d], [h, k, d]
+        )
+        if term == "c2p":
+            scores += scale * np.einsum("hqd,hqkd->hqk", q, rows_by_head)
+        else:
+            scores += scale * np.einsum("hkd,hqkd->hqk", keys, rows_by_head)
+    return scores
+
+
+POSITIONS: dict[str, Function] = {
+    function.__name__: function for function in (learned, sinusoidal, rope, alibi, t5, disentangled)
+}
 ROPE_SCALINGS: dict[str, Function] = {
     # positions are divided by the factor: https://arxiv.org/abs/2306.15595
     "linear": lambda part, frequencies, theta, n_keys: (frequencies / part.config.factor, 1.0),

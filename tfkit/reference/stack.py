@@ -57,7 +57,8 @@ def stack(
         layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
         attention = layer.config.attention
         context = resolved.layers[number].context  # of the stack: layers may share the weights of their positions
-        position = part.at(f"{context}.position", attention and attention.position)
+        place = "relative" if attention is not None and attention.content_scores is not None else "position"
+        position = part.at(f"{context}.{place}", attention and attention.position)
         rule = part.at(f"{context}.rule", attention and attention.mask and attention.mask.rule)
         scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal)
         x = _layer(layer, x, scopes, row)

@@ -95,6 +95,7 @@ def _left_out(loaded_plugins: Plugins) -> Iterator[str]:
 LATER = {
     "tfkit_checks": "called for each spec by `tfkit validate` and `tfkit build`",
     "tfkit_properties": "called by `tfkit check`",
+    "tfkit_reference": "called by `tfkit check`",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from diffusers.models.embeddings import get_2d_sincos_pos_embed
@@ -13,8 +15,9 @@ from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
 import tfkit
 import tfkit.testing
+from tfkit.cli import main
 
-from .models import PLUGINS, sequence_of, wrong
+from .models import PLUGINS, sequence_of, spec_of, wrong
 
 
 @torch.no_grad()
@@ -156,3 +159,36 @@ def test_pictures_show_an_image_going_in() -> None:
 @pytest.mark.slow
 def test_a_tiny_vit_passes_all_checks() -> None:
     tfkit.testing.check_model("vit_base_16", plugins=PLUGINS)
+
+
+SLOW = ("dinov2_with_registers_base", "dinov3_vit_small_16", "siglip_vision_base_16")
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_base_16", "whisper_tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
+)
+def test_models_compute_what_the_reference_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", name, "--only", "meaning"]) == 0, capsys.readouterr()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 ok")  # not: does not apply
+
+
+@pytest.mark.parametrize(
+    ("fields", "height"),
+    [
+        ({"learned_height": 24, "learned_width": 16, "antialias": True}, 12),
+        ({"learned_height": 8, "learned_width": 12, "distillation_token": True, "registers": 2}, 12),
+        ({"position": "sinusoidal", "bias": False}, 9),
+    ],
+)
+def test_patches_are_what_the_reference_says(fields: dict[str, Any], height: int) -> None:
+    image = {"type": "image", "channels": 2, "height": height, "width": 9}
+    graph = tfkit.load(spec_of("patches", {"size": 4, **fields}, None, image), plugins=PLUGINS)
+    tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])
+
+
+@pytest.mark.parametrize("end", [None, 3])
+def test_the_end_of_a_text_is_what_the_reference_says(end: int | None) -> None:
+    graph: dict[str, Any] = {"embedding": {"block": "embedding", "d_model": 8, "vocab_size": 6}}
+    graph["pooled"] = {"block": "end_pool", "tokens": "tokens", "end": end}
+    spec = {"tfkit": 1, "name": "small", "inputs": {"tokens": "tokens"}, "graph": graph}
+    tfkit.testing.check_model(tfkit.load(spec, plugins=PLUGINS), plugins=PLUGINS, only=["meaning"])

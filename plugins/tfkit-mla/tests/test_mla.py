@@ -13,6 +13,7 @@ from tfkit_mla import LatentAttention, LatentAttentionConfig
 from torch import Tensor, fx, nn
 
 import tfkit
+from tfkit.cli import main
 from tfkit.testing import Layout, check_component, check_model
 
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
@@ -45,11 +46,31 @@ def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:
     check_component(LatentAttentionConfig, fields={**FIELDS, **fields}, within=["decoder"])
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE, "mask": {"left": 2, "right": 0}},
+        {"position": "alibi", "scale": 0.3, "temperature": {"beta": 0.7, "original_max_len": 3}},
+        {"position": {**ROPE, "scaling": {"kind": "yarn", "factor": 4, "original_max_len": 4, "mscale_all_dim": 0.7}}},
+    ],
+)
+def test_it_computes_what_the_reference_says(
+    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mla.yaml").write_text(spec_of(**fields))
+    assert main(["check", str(tmp_path / "mla.yaml"), "--only", "meaning"]) == 0, capsys.readouterr()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 ok")  # not: does not apply
+
+
 def graph_of(**fields: Any) -> tfkit.Graph:
+    return tfkit.loads(spec_of(**fields), plugins=PLUGINS)
+
+
+def spec_of(**fields: Any) -> str:
     stack = {"block": "decoder", "n_layers": 2, "attention": {"kind": "mla", **FIELDS, **fields}}
     graph = {"embedding": {"block": "embedding"}, "decoder": stack, "logits": {"block": "lm_head"}}
     spec = {"tfkit": 1, "name": "m", "d_model": 16, "vocab_size": 11, "max_len": 12, "graph": graph}
-    return tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS)
+    return yaml.safe_dump(spec, sort_keys=False)
 
 
 def model_of(backend: str = "sdpa", dtype: torch.dtype | None = None, **fields: Any) -> fx.GraphModule:

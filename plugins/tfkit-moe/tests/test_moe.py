@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tfkit_moe.stacked import takes_grouped
 from torch import Tensor, nn
 
 import tfkit
+from tfkit.cli import main
 from tfkit.testing import check_component, check_model
 
 from .layer import PLUGINS, layer, spec
@@ -47,6 +49,15 @@ def test_it_has_every_property(name: str) -> None:
 def test_it_trains_is_scripted_and_acts_on_each_token_alone(name: str) -> None:
     graph = tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}), plugins=PLUGINS)
     check_model(graph, plugins=PLUGINS, only=["weights", "padded-gradients", "alone", "script"])
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "deepseek" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+def test_it_computes_what_the_reference_says(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "moe.yaml").write_text(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}))
+    assert main(["check", str(tmp_path / "moe.yaml"), "--only", "meaning"]) == 0, capsys.readouterr()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 ok")  # not: does not apply
 
 
 def experts(d_ff: int = 24, **given: Any) -> Experts:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from diffusers.models.normalization import AdaLayerNormZero
+from tfkit_streams.reference import KINDS
 from torch import Tensor, nn
 from transformers.models.deepseek_v4 import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek
@@ -17,8 +18,6 @@ from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextCo
 
 import tfkit
 from tfkit.testing import check_component
-
-from .references import KINDS
 
 PLUGINS = tfkit.load_plugins()
 WIDTH, LEAST = 16, 1e-6
@@ -146,7 +145,7 @@ SMALL: dict[str, dict[str, Any]] = {"manifold": {"streams": 3, "iterations": 4},
 
 @pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, kinds in KINDS.items() for kind in kinds])
 def test_a_kind_is_its_formula(slot: str, kind: str) -> None:
-    options: dict[str, Any] = {"fields": SMALL.get(kind), "reference": KINDS[slot][kind], "plugins": PLUGINS}
+    options: dict[str, Any] = {"fields": SMALL.get(kind), "plugins": PLUGINS}
     check_component(kind, slot=slot, within=["decoder"], only=["meaning", "cached"], **options)
 
 
@@ -154,7 +153,7 @@ def test_a_kind_is_its_formula(slot: str, kind: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, kinds in KINDS.items() for kind in kinds])
 def test_a_kind_has_every_property(slot: str, kind: str) -> None:
-    options: dict[str, Any] = {"fields": SMALL.get(kind), "reference": KINDS[slot][kind], "plugins": PLUGINS}
+    options: dict[str, Any] = {"fields": SMALL.get(kind), "plugins": PLUGINS}
     check_component(kind, slot=slot, within=["decoder"], level="full", **options)
 
 

@@ -92,6 +92,16 @@ def test_a_kind_is_checked_in_every_layout(run: Run, ahead: str) -> None:
     assert {one["outcomes"][0]["status"] for one in found} == {"failed", "does not apply"}
 
 
+def test_a_kind_without_a_formula_is_named_in_the_last_line(run: Run, specs: Path, ahead: str) -> None:
+    last = run("check", "ahead.yaml", "--only", "meaning", ahead).splitlines()[-1]
+    assert last == "the arithmetic was not compared: the reference has no attention `ahead`"
+    hook = "\n\n@tfkit.hookimpl\ndef tfkit_reference():\n    return {'attention': 'ahead'}\n"
+    (specs / "bad").mkdir()
+    (specs / "bad" / "ahead.py").write_text(BROKEN + hook)
+    text = " ".join(run("check", "ahead.yaml", "--only", "meaning", "--plugin-dir=bad", status=1).split())
+    assert "returned dict, not functions by slot and kind" in text
+
+
 def test_several_models_are_named(run: Run, ahead: str) -> None:
     text = " ".join(run("check", "--kind", "ahead", "--only", "look-ahead", ahead, status=1).split())
     assert "look-ahead, in attention kind `ahead` in a decoder" in text

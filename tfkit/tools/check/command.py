@@ -137,6 +137,9 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     if len(checked) > 1:
         summary = f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
     click.echo(f"{summary}{left}: {sum(outcome.seconds for model in checked for outcome in model.outcomes):.1f} s")
+    for outcome in outcomes:
+        if outcome.name == "meaning" and outcome.status == "does not apply":
+            click.echo(f"the arithmetic was not compared: {outcome.detail}")
 
 
 def _head(checked: Sequence[Checked]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from tfkit.building.builder import build
 from tfkit.building.initialize import generator_of
 from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step
-from tfkit.errors import Invalid
+from tfkit.errors import Invalid, SpecError
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, as_list, expand
 from tfkit.graph.input_shapes import fixed_length, max_len
@@ -72,6 +72,18 @@ class ModelUnderTest:
     weights: Path | None = None
     component: type[Component] | None = None
     kinds: Kinds | None = None
+
+    @cached_property
+    def functions(self) -> Kinds:
+        """The functions of plugins, and `kinds`, which come first; raise SpecError if a plugin's hook fails."""
+        answers = self.plugins.hooks.call("tfkit_reference", _functions)
+        if answers.faults:
+            raise SpecError(*answers.faults)
+        merged: dict[str, dict[str, Callable[..., Any]]] = {}
+        for kinds in (*(kinds for _, kinds in answers.values), self.kinds or {}):
+            for slot, functions in kinds.items():
+                merged.setdefault(slot, {}).update(functions)
+        return merged
 
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
         """Build the model of the graph, or of a second graph with the same weights where shapes fit, in eval mode."""
@@ -251,6 +263,15 @@ def _keeps_order(node: Node) -> bool:
 
 
 # ---- values of a spec ----
+
+
+def _functions(returned: object) -> Kinds:
+    """Return the functions that a hook returned; raise TypeError if it returned anything else."""
+    by_slot = returned.values() if isinstance(returned, Mapping) else [returned]
+    if not all(isinstance(kinds, Mapping) and all(map(callable, kinds.values())) for kinds in by_slot):
+        raise TypeError(f"returned {type(returned).__name__}, not functions by slot and kind")
+    assert isinstance(returned, Mapping)
+    return returned
 
 
 def leaves(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:

@@ -20,6 +20,7 @@ from tfkit.component import (
     AttentionConfig,
     AttentionPositionConfig,
     Config,
+    ContentScoreConfig,
     FFNConfig,
     MaskConfig,
     MaskRuleConfig,
@@ -52,16 +53,20 @@ BUCKETS, DISTANCE = 8, 10
 VOCABULARY = 97
 MAX_LEN, FAR = 24, 300
 """Positions of a model, and of a model whose positions are only rotary: bfloat16 cannot tell the last apart."""
+FIXED = 12
+"""Positions of the shortest sequence whose length a spec fixes, if they were more."""
 ORIGINAL_MAX_LEN = 16
 """Tokens of the training that a rotary scaling stretches: more than most sequences of a check have."""
 TEMPERATURE = 4
 """Tokens with an equal temperature of queries."""
+DISTANCES = {"n_buckets": 4, "max_distance": 5}
+"""Rows for distances, all of which occur in the sequences of a check."""
 RULE = 5
 """Positions of a chunk or a block in the rule of a mask: they divide no window."""
 EXPERTS = 16
 WINDOW = 4
-DIM, COUNT = 2**26, 4096
-"""The bounds of a `Dim` and of a `Count`."""
+DIM, COUNT, EXTENT = 2**26, 4096, 2**31
+"""The bounds of a `Dim`, of a `Count` and of an `Extent`."""
 PATTERN = 4
 """Layers of the longest pattern that is kept as it is."""
 
@@ -120,6 +125,7 @@ class _Shrink:
         self.rows = self._rows()
         self.extents = _extents(self.spec)
         self.lengths: set[int] = set()
+        self.shortening = self._shortening()
         self.keeps = False
         self.hidden: dict[int, int] = {}
 
@@ -150,11 +156,27 @@ class _Shrink:
         large = sorted({size for size in sizes if size is not None and size > VOCABULARY})
         return {size: VOCABULARY + 2 * index for index, size in enumerate(large)}
 
+    def _shortening(self) -> int:
+        """Return the divisor of fixed lengths, such as 3,000 frames: sequences that follow from them stay longer."""
+        inputs = self.spec.inputs.values()
+        fixed = any(config.type == "features" and config.length is not None for config in inputs)
+        if not fixed or any(config.type == "image" for config in inputs) or self._has_fixed_positions():
+            return 1
+        signals = (signal for node in self.graph.nodes for signal in _signals(node))
+        return max(1, min((signal.length for signal in signals if signal.length is not None), default=1) // FIXED)
+
+    def _shorter(self, length: int) -> int:
+        """Return the small value of a fixed length."""
+        return -(-length // self.shortening)
+
+    def _has_fixed_positions(self) -> bool:
+        return any(_is_fixed(attention.position) for attention in _attentions(self.spec))
+
     def _input(self, name: str, config: InputConfig) -> Any:
         """Shrink an input: an image to a few times the largest size of the nodes that read it, such as a patch."""
         if config.type != "image" or config.height is None or config.width is None:
             return self._config(config)
-        if any(_is_fixed(attention.position) for attention in _attentions(self.graph.spec.model)):
+        if self._has_fixed_positions():
             return config
         readers = [node.config for node in self.graph.nodes if name in sources(node.wires)]
         fields = [field for reader in readers for field in reader if not field[0].startswith("d_")]
@@ -219,11 +241,17 @@ class _Shrink:
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):
             return ORIGINAL_MAX_LEN
         if name == "max_len":
-            return min(value, max(self.max_len, *self.lengths, 0))
+            if value in self.lengths:
+                return self._shorter(value)
+            return min(value, max(self.max_len, *map(self._shorter, self.lengths), 0))
+        if most == EXTENT and attention is not None and attention.chooses_keys:
+            return min(value, WINDOW - 1)
+        if isinstance(config, ContentScoreConfig):
+            return min(value, DISTANCES.get(name, value))
         if isinstance(config, ScoreBiasConfig):
             return min(value, DISTANCE if most == DIM else BUCKETS)
         if isinstance(config, InputConfig) and name == "length":
-            return value
+            return self._shorter(value)
         if value in self.rows and name not in ("d_ff", "d_model"):
             return self.rows[value]
         if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, as of an end

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, ContrastiveConfig, ContrastiveLoss, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
@@ -54,3 +57,11 @@ def tfkit_register(register: tfkit.Register) -> None:
         WidthOrConfig,
     ):
         register(config)
+
+
+@tfkit.hookimpl
+def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return the formulas of the blocks and positions."""
+    from tfkit_media import reference
+
+    return {"block": reference.BLOCKS, "position": {"grid_rope": reference.grid_rope}}

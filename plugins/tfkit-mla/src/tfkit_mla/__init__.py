@@ -15,7 +15,7 @@ Temperature: https://arxiv.org/abs/2501.19399.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -108,14 +108,20 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
         return attention(
             self,
             **self._build_queries(make),
-            kv_down=Linear(d_source, {"latent": self.kv_rank, "rope": self.d_rope}, bias=self.bias),
-            kv_norm=make(self.latent_norm, self.kv_rank),
-            kv_up=Linear(self.kv_rank, self.n_heads * (self.d_nope + self.d_v), bias=False),
-            rotate=None if self.rotary is None else self.rotary.build_rotation(self),
-            output=Linear(self.n_heads * self.d_v, self.d_model, bias=self.bias, residual=True),
+            **self._build_keys(make, d_source),
             causal=causal,
             eager=make.attention_backend == "eager",
         )
+
+    def _build_keys(self, make: tfkit.Make, d_source: int) -> dict[str, nn.Module | None]:
+        """Build the modules after the queries, for keys and values of `d_source` channels."""
+        return {
+            "kv_down": Linear(d_source, {"latent": self.kv_rank, "rope": self.d_rope}, bias=self.bias),
+            "kv_norm": make(self.latent_norm, self.kv_rank),
+            "kv_up": Linear(self.kv_rank, self.n_heads * (self.d_nope + self.d_v), bias=False),
+            "rotate": None if self.rotary is None else self.rotary.build_rotation(self),
+            "output": Linear(self.n_heads * self.d_v, self.d_model, bias=self.bias, residual=True),
+        }
 
     def _build_queries(self, make: tfkit.Make) -> dict[str, nn.Module]:
         width = self.n_heads * (self.d_nope + self.d_rope)
@@ -177,7 +183,10 @@ class LatentAttention(nn.Module):
         self.eager = eager
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q = self.queries(x)
+        return self.attend(x, self.queries(x), context, context.mask)
+
+    def attend(self, x: Tensor, q: Tensor, context: Context, mask: Tensor | None) -> Tensor:
+        """Attend with queries [b, q, h * (n + p)] to the keys that the mask allows; [b, q, d_model]."""
         temperature = context.temperature
         if temperature is not None:
             q = q * temperature[:, 0]
@@ -185,9 +194,9 @@ class LatentAttention(nn.Module):
         q_rope = self.turn(q_rope, context)
         latent, k_rope = self.read(x, context)
         if context.cache is not None and x.size(1) == 1 and self.absorbs():
-            mixed = self.absorbed(q_nope, q_rope, latent, k_rope, context.mask)
+            mixed = self.absorbed(q_nope, q_rope, latent, k_rope, mask)
         else:
-            mixed = self.expanded(q_nope, q_rope, latent, k_rope, context.mask)
+            mixed = self.expanded(q_nope, q_rope, latent, k_rope, mask)
         return self.output(self.merge_heads(mixed))
 
     def queries(self, x: Tensor) -> Tensor:
@@ -281,5 +290,16 @@ class CrossLatentAttention(LatentAttention):
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    """Hand the config to tfkit."""
+    """Hand the configs to tfkit."""
+    from tfkit_mla.indexed import IndexedAttentionConfig
+
     register(LatentAttentionConfig)
+    register(IndexedAttentionConfig)
+
+
+@tfkit.hookimpl
+def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return the formulas of the attentions."""
+    from tfkit_mla import reference
+
+    return {"attention": {"mla": reference.mla, "mla_indexed": reference.mla_indexed}}

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tfkit
 from tfkit_moe.balance import BalancedConfig, BalancedLoss
@@ -53,3 +54,11 @@ def tfkit_properties() -> list[tfkit.Property]:
     from tfkit_moe.properties import expert_order
 
     return [tfkit.Property("expert-order", "is invariant to the order of experts", expert_order)]
+
+
+@tfkit.hookimpl
+def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return the formulas of the mixture."""
+    from tfkit_moe import reference
+
+    return {"ffn": {"moe": reference.moe}}

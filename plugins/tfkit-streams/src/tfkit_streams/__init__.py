@@ -6,6 +6,9 @@ changes, and `precision.py` the type of their sums.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import tfkit
 from tfkit_streams.depth import DepthConfig
 from tfkit_streams.gated import GatedConfig
@@ -20,3 +23,11 @@ def tfkit_register(register: tfkit.Register) -> None:
     """Hand the configs to tfkit."""
     for config in (ManifoldConfig, GatedConfig, DepthConfig, ModulatedConfig, AdaptiveNormConfig):
         register(config)
+
+
+@tfkit.hookimpl
+def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return the formulas of the residuals and of the norm."""
+    from tfkit_streams import reference
+
+    return reference.KINDS

@@ -60,14 +60,14 @@ def _extent(
     attention: Attends, module: nn.Module, x: Tensor, context: Context, granted: Tensor, padding: str
 ) -> Iterator[Deviation]:
     """Compare the keys that a module's outputs have a gradient to with the keys that the spec grants."""
-    memory = context.memory
+    memory, fewer = context.memory, attention.config.chooses_keys
     for size in SIZES:
         read = _read(module, x * size, None if memory is None else memory * size, context)
-        for shift in range(1, TRIES if size == 1 else 1):  # a gate may be closed by chance
+        for shift in range(1, TRIES if size == 1 and not fewer else 1):  # a gate may be closed by chance
             if (read | ~granted).all():
                 break
             read |= _read(module, x.roll(shift, dims=-1), memory, context)
-        errors = (read & ~granted) if size > 1 else (read != granted)
+        errors = (read & ~granted) if size > 1 or fewer else (read != granted)
         if memory is None:
             errors = errors & ~torch.eye(x.size(1), dtype=torch.bool)
         detail = _first_error(errors, granted, attention.step.mask, padding, size) if errors.any() else ""

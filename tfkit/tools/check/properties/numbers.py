@@ -66,7 +66,7 @@ def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
         inputs = {name: x for name, x in cast(values, torch.float64).items() if name in inputs_of(model)}
         arrays = {name: x.numpy() for name, x in inputs.items()}
         try:
-            expected = run_reference(subject.graph, weights, arrays, kinds=subject.kinds)
+            expected = run_reference(subject.graph, weights, arrays, kinds=subject.functions)
         except UnknownKind as unknown:
             raise DoesNotApplyError(f"the reference has no {unknown.slot} `{unknown.kind}`") from None
         for output, (name, array) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.building.placement import forked_generator
-from tfkit.component import MaskConfig
+from tfkit.component import MaskConfig, SublayerConfig
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest, leaves, redrawn
@@ -32,18 +32,25 @@ Some modules compute in float32, which large steps take, or have kinks, which sm
 @property_of("gradients", "has finite gradients of all weights")
 def gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every parameter has a gradient in train mode, and all are finite."""
-    yield from parameter_gradients(subject.model, subject.inputs())
+    yield from parameter_gradients(subject.model, subject.inputs(), untrained(subject))
 
 
 @property_of("padded-gradients", "has finite gradients with a row of padding", follows=("gradients",))
 def gradients_beside_padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Gradients are finite next to a row that is all padding."""
     require(subject.padded, "no input may be padded")
-    yield from parameter_gradients(subject.model, subject.inputs(padding="rows"))
+    yield from parameter_gradients(subject.model, subject.inputs(padding="rows"), untrained(subject))
 
 
-def parameter_gradients(model: nn.Module, inputs: Inputs) -> Iterator[Deviation]:
-    """Find parameters without a gradient in train mode, and gradients that are not finite."""
+def untrained(subject: ModelUnderTest) -> tuple[str, ...]:
+    """Return the prefixes of the parameters that have no gradient by design."""
+    components = subject.model.meta["components"].items()
+    sublayers = ((path, part) for path, part in components if isinstance(part, SublayerConfig))
+    return tuple(f"{path}.{name}." for path, part in sublayers for name in part.untrained)
+
+
+def parameter_gradients(model: nn.Module, inputs: Inputs, untrained: tuple[str, ...] = ()) -> Iterator[Deviation]:
+    """Find parameters without a gradient in train mode, unless by design, and gradients that are not finite."""
     model = copy.deepcopy(model).train()
     outputs = call(model, inputs)
     if not all(output.isfinite().all() for output in outputs):
@@ -51,7 +58,9 @@ def parameter_gradients(model: nn.Module, inputs: Inputs) -> Iterator[Deviation]
         return
     _total(outputs).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
-    unused = [f"`{name}`" for name, gradient in gradients.items() if gradient is None]
+    unused = [
+        f"`{name}`" for name, gradient in gradients.items() if gradient is None and not name.startswith(untrained)
+    ]
     if unused:
         yield Deviation.fault(f"{every_one(unused)} gets no gradient: nothing uses it", _module_of(unused[0]))
     wild = [

@@ -1,26 +1,36 @@
-"""The kinds once more, in NumPy and without a line of the plugin: functions for `tfkit.reference`."""
+"""The kinds once more, in NumPy and without a line of their modules: functions for `tfkit.reference`."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
+from tfkit.reference import Part
 
-def sigmoid(x):
+
+def sigmoid(x: Any) -> Any:
+    """Return 1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
 
 
-def silu(x):
+def silu(x: Any) -> Any:
+    """Return x times its sigmoid."""
     return x * sigmoid(x)
 
 
-def softmax(x):
+def softmax(x: Any) -> Any:
+    """Return the softmax over the last axis."""
     powers = np.exp(x - x.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def rms(x, eps):
+def rms(x: Any, eps: float) -> Any:
+    """Divide by the root mean square of the last axis."""
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
 
 
-def manifold(part, place, stream, *further):
+def manifold(part: Part, place: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the streams, [t, n, m], one token after the other."""
     config = part.config
     n = config.streams
@@ -46,7 +56,7 @@ def manifold(part, place, stream, *further):
     return x, (2 * sigmoid(post), comb)
 
 
-def gated(part, place, stream, *further):
+def gated(part: Part, place: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the streams, [t, n, m]."""
     config = part.config
     if place == "enter":
@@ -63,7 +73,7 @@ def gated(part, place, stream, *further):
     return x, 2 * sigmoid(flat @ part.weight("inject.weight").T / config.streams)
 
 
-def depth(part, place, stream, *further):
+def depth(part: Part, place: str, stream: Any, *further: Any) -> Any:
     """Compute a module; the stream is the next input and the outputs so far."""
     if place == "enter":
         return stream, [stream]
@@ -76,7 +86,7 @@ def depth(part, place, stream, *further):
     return np.einsum("tk,ktm->tm", softmax(scores), np.array(outputs)), outputs
 
 
-def modulated(part, place, stream, *further):
+def modulated(part: Part, place: str, stream: Any, *further: Any) -> Any:
     """Compute an addition with a gate that depends on the condition."""
     if place == "read":
         return stream, part.weight("gate.weight") @ silu(further[0]) + part.weight("gate.bias")
@@ -84,7 +94,7 @@ def modulated(part, place, stream, *further):
     return stream + gate * y
 
 
-def adaptive(part, x, condition):
+def adaptive(part: Part, x: Any, condition: Any) -> Any:
     """Compute a layernorm whose scale and shift depend on the condition."""
     shift, scale = np.split(part.weight("modulation.weight") @ silu(condition) + part.weight("modulation.bias"), 2)
     centred = x - x.mean(axis=-1, keepdims=True)

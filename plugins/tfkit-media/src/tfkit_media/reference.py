@@ -1,0 +1,119 @@
+"""The blocks once more, in NumPy and without a line of their modules: functions for `tfkit.reference`.
+
+`contrast` is missing: it compares all rows of a batch, and the reference computes each row alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tfkit.reference import Part, Scope, Value
+
+
+def unmasked(x: Any) -> Value:
+    """Return a sequence [t, m] without padding."""
+    return Value(x, np.ones((len(x), len(x)), bool))
+
+
+def patches(part: Part, *, input: Value) -> Value:
+    """Project each patch of an image [c, height, width]. https://arxiv.org/abs/2010.11929, section 3.1."""
+    config, image, p = part.config, input.x, part.config.size
+    rows, columns = image.shape[1] // p, image.shape[2] // p
+    pixels = [image[:, i * p : i * p + p, j * p : j * p + p].ravel() for i in range(rows) for j in range(columns)]
+    x = part.at("project").linear(np.stack(pixels), config.bias)
+    names = ["class_token"] * config.class_token + ["distillation_token"] * config.distillation_token
+    front = [part.weight(f"{name}.weight")[0] for name in names]
+    x = np.concatenate([np.reshape(front, (len(front), config.d_model)), x])
+    if config.position == "learned":
+        table = part.weight("position.weight")
+        learned = (config.learned_height or image.shape[1]) // p, (config.learned_width or image.shape[2]) // p
+        grid = table[len(front) :].reshape(*learned, -1)
+        for axis, size in enumerate((rows, columns)):
+            if learned != (rows, columns):
+                weights = resizing(learned[axis], size, antialias=config.antialias)
+                grid = np.moveaxis(np.tensordot(weights, grid, axes=(1, axis)), 0, axis)
+        x = x + np.concatenate([table[: len(front)], grid.reshape(rows * columns, -1)])
+    elif config.position == "sinusoidal":  # https://arxiv.org/abs/2111.06377
+        n = config.d_model // 4
+        frequencies = 10000.0 ** (-np.arange(n) / n)
+        for place in range(rows * columns):
+            angles = [coordinate * frequencies for coordinate in (place % columns, place // columns)]
+            x[len(front) + place] += np.concatenate([wave(angle) for angle in angles for wave in (np.sin, np.cos)])
+    if config.registers:
+        x = np.concatenate([x[: len(front)], part.weight("registers.weight"), x[len(front) :]])
+    return unmasked(x)
+
+
+def resizing(before: int, after: int, *, antialias: bool) -> Any:
+    """Return the weights [after, before] of cubic interpolation; to fewer points it may average."""
+    a, stretch = (-0.5, max(1.0, before / after)) if antialias else (-0.75, 1.0)
+    weights = np.zeros((after, before))
+    for i in range(after):
+        center = (i + 0.5) * before / after - 0.5
+        for k in range(math.ceil(center - 2 * stretch), math.floor(center + 2 * stretch) + 1):
+            t = abs(k - center) / stretch
+            near, far = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * (t**3 - 5 * t**2 + 8 * t - 4)
+            if not antialias or 0 <= k < before:
+                weights[i, min(max(k, 0), before - 1)] += near if t <= 1 else far
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def conv_stem(part: Part, *, input: Value) -> Value:
+    """Apply convolutions over frames [f, width], each with an activation. https://arxiv.org/abs/2212.04356."""
+    config, x = part.config, input.x
+    for number, stride in enumerate(config.strides):
+        padded = np.pad(x, ((config.size // 2,) * 2, (0, 0)))
+        windows = [padded[start : start + config.size] for start in range(0, len(x), stride)]
+        weight = part.weight(f"convs.{number}.weight")
+        x = np.einsum("tkc,ock->to", np.stack(windows), weight) + part.weight(f"convs.{number}.bias")
+        x = part.at("activation", config.activation)(x)
+    if config.position is not None:
+        x = x + part.at("position", config.position)(np.arange(len(x)), x.shape[1])
+    return unmasked(x)
+
+
+def token_pool(part: Part, *, input: Value) -> Value:
+    """Return the mean of the patches, after the class token if both are selected."""
+    mean = input.x[1 + part.config.registers :].mean(axis=0)
+    both = part.config.select == "class_and_patches"
+    return Value(np.concatenate([input.x[0], mean]) if both else mean, np.asarray(True))
+
+
+def end_pool(part: Part, *, input: Value, tokens: Value) -> Value:
+    """Return the vector at the first end of a text, or at its last token."""
+    real = np.flatnonzero(input.tokens)
+    if not len(real):
+        return Value(input.x[0], np.asarray(False))
+    ids = tokens.x[real]
+    ends = np.flatnonzero(ids == (ids.max() if part.config.end is None else part.config.end))
+    return Value(input.x[real[ends[0] if len(ends) else -1]], np.asarray(True))
+
+
+def attention_pool(part: Part, *, input: Value) -> Value:
+    """Let a learned query attend to a sequence, and add an FFN of the result. https://arxiv.org/abs/2106.04560."""
+    config, query = part.config, part.weight("query.weight")
+    y = part.at("attention", config.attention)(query, Scope(input.tokens[None], memory=input.x))
+    y = y + part.at("ffn", config.ffn)(part.at("norm", config.norm)(y))
+    return Value(y[0], np.asarray(input.tokens.any()))
+
+
+def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
+    """Rotate pairs of a patch's channels by its row and its column in [-1, 1]. https://arxiv.org/abs/2508.10104."""
+    config, y, d = part.config, x.copy(), x.shape[-1]
+    frequencies = 2 * math.pi * config.theta ** (-np.arange(d // 4) * 4 / d)
+    for token, position in enumerate(positions):
+        patch = position - 1 - config.registers
+        if patch < 0:
+            continue
+        row, column = ((patch // config.columns + 0.5) / config.rows, (patch % config.columns + 0.5) / config.columns)
+        angles = np.concatenate([(2 * row - 1) * frequencies, (2 * column - 1) * frequencies])
+        first, second = np.split(x[token], 2, axis=-1)
+        cos, sin = np.cos(angles), np.sin(angles)
+        y[token] = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return y
+
+
+BLOCKS = {function.__name__: function for function in (patches, conv_stem, token_pool, end_pool, attention_pool)}

@@ -1,0 +1,153 @@
+"""Latent attention to the keys that an index chooses: each query attends to the `keep` keys with the highest scores.
+
+    score(q, k) = sum over heads of  weight_h(q) * relu(query_h(q) . key(k)) * scale
+
+The heads of the index are small, and share one key per token. Its choice has no gradient, and so its parameters have
+none: they come from a checkpoint, or need a separate loss.
+
+b batch, q queries, k keys, h heads of the index, d their width, p rotated channels.
+
+https://arxiv.org/abs/2512.02556, section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+import tfkit
+from tfkit.nn import Context, Linear, Rearrange, named, update_cache
+from tfkit_mla import LatentAttention, LatentAttentionConfig
+
+
+class IndexConfig(tfkit.Config):
+    """The index: its heads, and the number of keys that it keeps."""
+
+    n_heads: tfkit.Count
+    """Number of heads."""
+    d_head: tfkit.Dim
+    """Width of a head."""
+    keep: tfkit.Extent
+    """Number of keys that a query attends to."""
+    style: Literal["half", "interleaved"] = "half"
+    """Pairs of channels that rotary positions rotate, as in `rope`, whatever pairs the attention has."""
+    norm: tfkit.NormConfig = tfkit.slot("layernorm")
+    """Norm of the keys."""
+
+    def check(self) -> None:
+        super().check()
+        if self.keep < 1:
+            raise tfkit.Invalid("keep", f"keep must be at least 1; got {self.keep}")
+
+
+class IndexedAttentionConfig(LatentAttentionConfig):
+    """Latent attention to the keys that an index chooses for each query."""
+
+    kind: Literal["mla_indexed"] = "mla_indexed"  # type: ignore[assignment]
+    chooses_keys: ClassVar[bool] = True
+    untrained: ClassVar[tuple[str, ...]] = ("index",)
+    q_rank: tfkit.Dim  # type: ignore[assignment]
+    """Width of the latent of the queries, from which the index computes its queries also."""
+    index: IndexConfig
+    """The index."""
+
+    def check(self) -> None:
+        super().check()
+        if self.position is not None and self.rotary is None:
+            raise tfkit.Invalid("position", "the index supports rotary positions only")
+        if self.index.d_head < self.d_rope:
+            raise tfkit.Invalid(
+                "index.d_head", f"the index must have at least d_rope channels, {self.d_rope}; got {self.index.d_head}"
+            )
+
+    def causal_flag(self, backend: tfkit.AttentionBackend) -> bool:
+        return False  # the index needs the mask: a hidden key must not take the place of a visible one
+
+    @property
+    def cached(self) -> tuple[tfkit.Cached, ...]:
+        return (*super().cached, tfkit.Cached(1, self.index.d_head))
+
+    def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        if d_memory is not None:
+            raise tfkit.Invalid("kind", "`mla_indexed` is self-attention: an index of a memory does not exist")
+        return IndexedAttention(
+            self,
+            index=Index(self, make),
+            q_down=Linear(self.d_model, self.q_rank, bias=self.bias),
+            q_norm=make(self.latent_norm, self.q_rank),
+            q_up=Linear(self.q_rank, self.n_heads * (self.d_nope + self.d_rope), bias=False),
+            **self._build_keys(make, self.d_model),
+            causal=causal,
+            eager=make.attention_backend == "eager",
+        )
+
+
+class IndexedAttention(LatentAttention):
+    """[b, q, d_model] -> [b, q, d_model]."""
+
+    def __init__(self, config: IndexedAttentionConfig, *, index: nn.Module, **modules: nn.Module) -> None:
+        super().__init__(config, **modules)
+        self.index = index
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        latent = self.q_norm(self.q_down(x))
+        return self.attend(x, self.q_up(latent), context, self.index(x, latent, context))
+
+
+class Index(nn.Module):
+    """Tokens [b, q, d_model] and the latents of their queries [b, q, c] -> a mask of the best keys, [b, 1, q, k]."""
+
+    def __init__(self, config: IndexedAttentionConfig, make: tfkit.Make) -> None:
+        super().__init__()
+        index, self.keep, self.width = config.index, config.index.keep, config.d_rope
+        self.q = Linear(config.q_rank, index.n_heads * index.d_head, bias=False)
+        self.k = Linear(config.d_model, index.d_head, bias=False)
+        self.k_norm = make(index.norm, index.d_head)
+        self.weight = Linear(config.d_model, index.n_heads, bias=False)
+        self.scale = (index.n_heads * index.d_head) ** -0.5
+        self.split_heads = Rearrange("b q (h d) -> b h q d", h=index.n_heads)
+        self.one_head = Rearrange("b k d -> b 1 k d")
+        self.heads_first = Rearrange("b q h -> b h q 1")
+        self.rotate: nn.Module | None = None
+        self.pairs: nn.Module | None = None
+        if config.rotary is not None:
+            style = config.rotary.model_copy(update={"style": index.style})
+            self.rotate = style.build_rotation(config)
+            if style != config.rotary:
+                order = ("(i j)", "(j i)") if index.style == "half" else ("(j i)", "(i j)")
+                self.pairs = Rearrange("w b h t {} -> w b h t {}".format(*order), j=2)
+
+    def forward(self, x: Tensor, latent: Tensor, context: Context) -> Tensor | None:
+        mask = context.mask
+        q = self.turn(self.split_heads(self.q(latent)), context)
+        k = update_cache(self.turn(self.one_head(self.k_norm(self.k(x))), context), context, 2)
+        products = torch.relu(wide(q) @ wide(k).mT) * self.scale
+        scores = (products * self.heads_first(wide(self.weight(x)))).sum(dim=1, keepdim=True)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        best = torch.topk(scores, min(self.keep, scores.size(3)), dim=3).indices
+        kept = torch.zeros_like(scores, dtype=torch.bool).scatter(3, best, True)
+        if mask is None:
+            return kept
+        return mask & kept if mask.dtype == torch.bool else mask.masked_fill(~kept, -math.inf)
+
+    def turn(self, x: Tensor, context: Context) -> Tensor:
+        """Rotate the first channels of queries or keys, [b, heads, t, d]."""
+        if self.rotate is None:
+            return x
+        table = context.rotary
+        assert table is not None
+        if self.pairs is not None:
+            table = self.pairs(table)
+        return torch.cat((self.rotate(x[..., : self.width], table), x[..., self.width :]), dim=3)
+
+    def extra_repr(self) -> str:
+        return named(keep=self.keep, scale=f"{self.scale:.6g}")
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x with at least the precision of float32."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,76 @@
+"""The attentions once more, in NumPy and without a line of their modules: functions for `tfkit.reference`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import tfkit
+from tfkit.reference import Part, Scope, softmax
+
+
+def mla(part: Part, x: Any, scope: Scope) -> Any:
+    """Compute keys and values of all heads from one latent per token. https://arxiv.org/abs/2405.04434, section 2.1."""
+    config, h, n = part.config, part.config.n_heads, part.config.d_nope
+    source, position = x if scope.memory is None else scope.memory, scope.position
+    q = part.at("q").linear(x, False) if config.q_rank is None else part.at("q_up").linear(query_latent(part, x), False)
+    q = q.reshape(len(x), h, -1)
+    if config.temperature is not None and scope.positions is not None:  # https://arxiv.org/abs/2501.19399
+        times = (scope.positions + config.temperature.offset) // config.temperature.original_max_len
+        q = q * (1 + config.temperature.beta * np.log1p(times))[:, None, None]
+    latent, k_rope = np.split(part.at("kv_down").linear(source, config.bias), [config.kv_rank], axis=1)
+    latent = part.at("kv_norm", config.latent_norm)(latent) * config.kv_scale
+    kv = part.at("kv_up").linear(latent, False).reshape(len(source), h, -1)
+    q_nope, q_rope, bias = q[..., :n], q[..., n:], np.zeros((h, 1, 1))
+    if position is not None and isinstance(position.config, tfkit.RotaryConfig):
+        n_keys = scope.visible.shape[1]
+        q_rope = position(q_rope, scope.positions, n_keys)
+        k_rope = position(k_rope[:, None], scope.positions, n_keys)[:, 0]
+    if position is not None and isinstance(position.config, tfkit.ScoreBiasConfig):
+        bias = position(config, scope.positions, scope.causal)
+    scores = scale_of(config) * (
+        np.einsum("qhd,khd->hqk", q_nope, kv[..., :n]) + np.einsum("qhd,kd->hqk", q_rope, k_rope)
+    )
+    y = [softmax(scores[head] + bias[head], scope.visible) @ kv[:, head, n:] for head in range(h)]
+    return part.at("output").linear(np.concatenate(y, axis=1), config.bias)
+
+
+def query_latent(part: Part, x: Any) -> Any:
+    """Return the normed latent of the queries, [t, q_rank]."""
+    return part.at("q_norm", part.config.latent_norm)(part.at("q_down").linear(x, part.config.bias))
+
+
+def scale_of(config: Any) -> float:
+    """Return the factor of the scores; YaRN scales the rotated channels only, so that all are scaled up here."""
+    if config.scale is not None:
+        return float(config.scale)
+    fields = {} if config.position is None else dict(dict(config.position).get("scaling") or {})
+    growth = 1 + 0.1 * (fields.get("mscale_all_dim") or 0) * math.log(max(fields.get("factor") or 1, 1))
+    return float(growth**2 / math.sqrt(config.d_nope + config.d_rope))
+
+
+def mla_indexed(part: Part, x: Any, scope: Scope) -> Any:
+    """Attend to the visible keys with the best scores of the index. https://arxiv.org/abs/2512.02556, section 2."""
+    config, index, place = part.config, part.config.index, part.at("index")
+    q = place.at("q").linear(query_latent(part, x), False).reshape(len(x), index.n_heads, -1)
+    k = place.at("k_norm", index.norm)(place.at("k").linear(x, False))[:, None]
+    if scope.position is not None:
+        style = scope.position.config.model_copy(update={"style": index.style})
+        turn = replace(scope.position, config=style, trace=[])
+        q, k = (_turned(turn, y, config.d_rope, scope) for y in (q, k))
+    products = np.maximum(np.einsum("qhd,kd->qhk", q, k[:, 0]), 0) / math.sqrt(index.n_heads * index.d_head)
+    scores = np.einsum("qhk,qh->qk", products, place.at("weight").linear(x, False))
+    visible = np.zeros_like(scope.visible)
+    for query, keys in enumerate(scope.visible):
+        best = sorted(np.flatnonzero(keys), key=lambda key, query=query: -scores[query, key])[: index.keep]
+        visible[query, best] = True
+    return mla(part, x, replace(scope, visible=visible))
+
+
+def _turned(turn: Callable[..., Any], y: Any, width: int, scope: Scope) -> Any:
+    turned = turn(y[..., :width], scope.positions, scope.visible.shape[1])
+    return np.concatenate([turned, y[..., width:]], axis=-1)

@@ -1,0 +1,90 @@
+"""The index: its choice against the formula, what it costs nothing, and what a spec may not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import tfkit
+from tfkit.testing import check_component, check_model
+
+PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
+FIELDS = {"n_heads": 3, "q_rank": 7, "kv_rank": 8, "d_nope": 6, "d_rope": 4, "d_v": 5}
+ROPE = {"kind": "rope", "style": "interleaved"}
+INDEX = {"n_heads": 9, "d_head": 6, "keep": 3}
+
+
+def graph_of(kind: str = "mla_indexed", block: str = "decoder", **fields: Any) -> tfkit.Graph:
+    stack = {"block": block, "n_layers": 2, "attention": {"kind": kind, **FIELDS, "position": ROPE, **fields}}
+    graph = {"embedding": {"block": "embedding"}, "stack": stack, "logits": {"block": "lm_head"}}
+    spec = {"tfkit": 1, "name": "m", "d_model": 16, "vocab_size": 11, "max_len": 12, "graph": graph}
+    return tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"position": None}, {"mask": {"left": 4, "right": 0}, "bias": True}])
+def test_it_has_every_property(fields: dict[str, Any]) -> None:
+    fields = {**FIELDS, "position": ROPE, "index": INDEX, **fields}
+    check_component("mla_indexed", slot="attention", fields=fields, within=["decoder"], plugins=PLUGINS)
+
+
+def test_what_check_measures_of_the_choice() -> None:
+    check_model(graph_of(index=INDEX), plugins=PLUGINS, only=["extents", "gradients", "meaning"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("block", ["decoder", "encoder"])
+def test_each_query_attends_to_the_best_keys(block: str) -> None:
+    """Halves rotate in the index, and neighbors in the attention."""
+    model = tfkit.build(graph_of(block=block, index=INDEX), seed=1).eval()
+    attention: Any = model.get_submodule("stack.layers.0.attention")
+    contexts: list[tfkit.Context] = []
+    attention.register_forward_pre_hook(lambda _, args: contexts.append(args[1]))
+    model(torch.arange(18).view(2, 9) % 11)
+    x, context, index = torch.randn(2, 9, 16), contexts[0], attention.index
+    latent = attention.q_norm(attention.q_down(x))
+    found = index(x, latent, context)
+    angles = torch.arange(9.0)[:, None] * 10000.0 ** -(torch.arange(2) / 2)
+
+    def turned(y: torch.Tensor) -> torch.Tensor:
+        first, second, rest = y[..., :2], y[..., 2:4], y[..., 4:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    q, k = turned(index.q(latent).view(2, 9, 9, 6).transpose(1, 2)), turned(index.k_norm(index.k(x)))
+    products = torch.einsum("b h q d, b k d -> b h q k", q, k).relu() * 6**-0.5
+    scores = torch.einsum("b h q k, b q h -> b q k", products, index.weight(x)) * 9**-0.5
+    for row in range(2):
+        for query in range(9):
+            visible = range(query + 1) if block == "decoder" else range(9)
+            best = sorted(visible, key=lambda key: -scores[row, query, key].item())[:3]
+            mask = found[row, 0, query]
+            chosen = mask if mask.dtype == torch.bool else mask == 0
+            assert chosen.nonzero().flatten().tolist() == sorted(best)
+
+
+@torch.no_grad()
+def test_an_index_that_keeps_all_keys_changes_nothing() -> None:
+    indexed = tfkit.build(graph_of(index={**INDEX, "keep": 12}), seed=1).eval()
+    plain = tfkit.build(graph_of("mla"), seed=2).eval()
+    weights = {name: value for name, value in indexed.state_dict().items() if ".index." not in name}
+    plain.load_state_dict(weights)
+    tokens = torch.arange(24).view(2, 12) % 11
+    torch.testing.assert_close(indexed(tokens), plain(tokens))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"index": {**INDEX, "keep": 0}}, "keep must be at least 1; got 0"),
+        ({"index": {**INDEX, "d_head": 3}}, "must have at least d_rope channels, 4; got 3"),
+        ({"index": INDEX, "position": "alibi"}, "the index supports rotary positions only"),
+    ],
+)
+def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(tfkit.SpecError, match=message):
+        graph_of(**fields)

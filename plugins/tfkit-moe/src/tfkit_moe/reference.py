@@ -1,0 +1,72 @@
+"""The mixture once more, in NumPy and token by token, without its modules: a function for `tfkit.reference`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfkit.reference import Part
+
+
+def moe(part: Part, x: Any) -> Any:
+    """Add the weighted outputs of each token's experts and of the shared experts; x [t, d_model]."""
+    config, y = part.config, np.zeros_like(x)
+    for token, logits in enumerate(_logits(part, x)):
+        for expert, weight in _routed(part, logits):
+            before, after = (weight, 1.0) if config.router.weighs == "input" else (1.0, weight)
+            y[token] += after * _network(part, part.at("experts"), before * x[token], config.bias, expert)
+    if config.shared is None:
+        return y
+    bias = config.bias if config.shared.bias is None else config.shared.bias
+    shared = _network(part, part.at("shared"), x, bias, ...)
+    if config.shared.gate:
+        shared = shared / (1 + np.exp(-part.at("shared_gate").linear(x, False)))
+    return (y + shared) / (2 if config.shared.combine == "average" else 1)
+
+
+def _logits(part: Part, x: Any) -> Any:
+    router = part.config.router
+    logits = x @ part.weight("router.weight").T + (part.weight("router.bias") if router.bias else 0)
+    return logits if router.softcap is None else router.softcap * np.tanh(logits / router.softcap)
+
+
+def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
+    """Choose the experts of a token, with the weight of each. arXiv:2101.03961, arXiv:1701.06538."""
+    router, k = part.config.router, part.config.n_experts_per_token
+    scores = logits if router.order == "topk_then_score" else _scored(router, logits)
+    # A correction decides the choice alone: https://arxiv.org/abs/2412.19437, section 2.1.2.
+    worth = scores + (part.weight("router.correction") if router.correction_bias else 0)
+    if router.groups is not None:  # https://arxiv.org/abs/2405.04434, section 2.2.2
+        groups, best = worth.reshape(router.groups.n, -1), 2 if router.groups.by == "top2sum" else 1
+        kept = np.argsort(-np.sort(groups, axis=1)[:, -best:].sum(axis=1))[: router.groups.keep]
+        worth = np.where(np.isin(np.arange(router.groups.n), kept)[:, None], groups, -np.inf).ravel()
+    chosen = np.argsort(-worth)[:k]
+    weights = _scored(router, logits[chosen]) if router.order == "topk_then_score" else scores[chosen]
+    if router.renormalize:
+        weights = weights / (weights.sum() + (router.eps or 0))
+    return list(zip(chosen.tolist(), (router.scale * weights).tolist(), strict=True))
+
+
+def _scored(router: Any, logits: Any) -> Any:
+    if router.score == "sigmoid":
+        return 1 / (1 + np.exp(-logits))
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def _network(part: Part, place: Part, x: Any, bias: bool, expert: Any) -> Any:
+    """Compute a feed-forward network: one of the experts, or with `...` the shared one."""
+    config = part.config
+
+    def layer(name: str, x: Any) -> Any:
+        b = place.weight(f"{name}.bias")[expert] if bias else 0
+        return x @ place.weight(f"{name}.weight")[expert].T + b
+
+    activation = place.at("activation.activation" if config.gated else "activation", config.activation)
+    if not config.gated:
+        return layer("down", activation(layer("up", x)))
+    gate, up = np.split(layer("gate_up", x), 2, axis=-1)
+    if config.limit is not None:
+        gate, up = np.minimum(gate, config.limit), np.clip(up, -config.limit, config.limit)
+    return layer("down", activation(gate) * (up + config.up_offset))
