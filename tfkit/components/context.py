@@ -135,6 +135,7 @@ class AttentionContext(nn.Module):
         cached: CachedKeys | None = None,
         real: Tensor | None = None,
         places: Tensor | None = None,
+        documents: Tensor | None = None,
         condition: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
@@ -159,7 +160,7 @@ class AttentionContext(nn.Module):
         if not is_scripting():  # noqa: SIM102
             if self.flex and cached is None and serves(x):
                 flex = self.flex_mask(x, padding, prefix)
-                return Context(flex, rotary, None, None, temperature, real, places, condition)
+                return Context(flex, rotary, None, None, temperature, real, places, documents, condition)
         mask: Tensor | None = None
         if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
             visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cached is not None)
@@ -167,7 +168,7 @@ class AttentionContext(nn.Module):
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
-        return Context(mask, rotary, None, cache, temperature, real, places, condition)
+        return Context(mask, rotary, None, cache, temperature, real, places, documents, condition)
 
     def reads_everything(self, queries: Tensor, keys: Tensor) -> bool:
         """Return True if no mask is needed, because the causal flag replaces it or the newest token reads all keys."""

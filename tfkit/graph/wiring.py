@@ -35,8 +35,8 @@ def _obeys(node: Node) -> bool:
 
 
 def _takes_pairs(node: Node) -> bool:
-    """Return True if a node uses a pairwise mask. A state does not restart where a document begins."""
-    return node.config.pairs and not carries_state(node)
+    """Return True if a node uses a pairwise mask, and its states restart where a document begins."""
+    return node.config.pairs and not (node.stack is not None and node.stack.crosses_documents)
 
 
 def carries_state(node: Node) -> bool:

@@ -35,12 +35,14 @@ def convolve(history: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y[:, :, weight.size(2) - 1 :].mT
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Compute `recurrence.linear_attention` in torch or, on CUDA, by a kernel."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, chunk: int, documents: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute `recurrence.linear_attention` in torch or, on CUDA and for rows of one document, by a kernel."""
     if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-        if has_kernel("fla", q):
+        if documents is None and has_kernel("fla", q):
             return fla_linear_attention(q, k, v, log_decay, state)
-    return linear_attention(q, k, v, log_decay, state, chunk)
+    return linear_attention(q, k, v, log_decay, state, chunk, documents)
 
 
 def fla_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ class LightningConfig(tfkit.MixerConfig):
 
     kind: Literal["lightning"] = "lightning"
     free_length = False
+    restarts = True
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim
@@ -113,7 +114,7 @@ class Lightning(nn.Module):
             state = v.new_zeros([v.size(0), self.state[0], 1, self.state[1], self.state[1]])
         else:
             state = widened(cache.tensors[0][:, :, None])
-        y, state = attend(q, k, v, log_decay, state, self.chunk)
+        y, state = attend(q, k, v, log_decay, state, self.chunk, context.documents)
         if cache is not None:
             cache.tensors[0].copy_(state[:, :, 0])
         return y

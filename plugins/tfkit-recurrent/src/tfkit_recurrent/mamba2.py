@@ -40,6 +40,7 @@ class Mamba2Config(tfkit.MixerConfig):
 
     kind: Literal["mamba2"] = "mamba2"
     free_length = False
+    restarts = True
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim
@@ -181,7 +182,8 @@ class Mamba2(nn.Module):
             state = x.new_zeros([x.size(0), self.state[0], self.state[1], self.state[2]])
         else:
             state = widened(cache.tensors[1])
-        y, state = attend(widened(c), widened(b), step[..., None] * x, log_decay, self.split_state(state), self.chunk)
+        b, c, write, state = widened(b), widened(c), step[..., None] * x, self.split_state(state)
+        y, state = attend(c, b, write, log_decay, state, self.chunk, context.documents)
         if cache is not None:
             cache.tensors[1].copy_(self.merge_state(state))
         return y + self.per_group(widened(self.skip))[..., None, None] * x
