@@ -113,15 +113,15 @@ class Mamba(nn.Module):
         if cache is not None:
             state = widened(cache.tensors[1][:, 0])
         outputs: list[Tensor] = []
-        for start in range(0, x.size(1), self.chunk):
-            stop = min(start + self.chunk, x.size(1))
-            steps = step[:, start:stop, :, None]
-            write = steps * x[:, start:stop, :, None] * b[:, start:stop, None]
-            decay = (steps * rate).exp()
+        inputs = zip(x.split(self.chunk, 1), step.split(self.chunk, 1))  # noqa: B905  TorchScript has no `strict`
+        pieces = zip(inputs, b.split(self.chunk, 1), c.split(self.chunk, 1))  # noqa: B905
+        for index, ((tokens, steps), columns, rows) in enumerate(pieces):
+            decay, write = (steps[..., None] * rate).exp(), (steps * tokens)[..., None] * columns[:, :, None]
             if documents is not None:
-                decay = decay * continues(documents)[:, start:stop, None, None]
+                first = index * self.chunk
+                decay = decay * continues(documents)[:, first : first + self.chunk, None, None]
             states = linear_scan(decay, write, state)
-            outputs.append((states @ c[:, start:stop, :, None])[..., 0])
+            outputs.append((states @ rows[..., None])[..., 0])
             state = states[:, -1]
         if cache is not None:
             cache.tensors[1].copy_(state[:, None])

@@ -137,7 +137,6 @@ class Mamba2(nn.Module):
         self.gate_groups = Rearrange("b t (g i) -> b g t i", g=groups)
         self.merge_groups = Rearrange("b g t i -> b t (g i)")
         self.inner, self.rows, self.heads = inner, groups * rows, heads
-        self.state = [heads, rows, config.d_head]
         self.gated_first = config.gate == "before_norm"
         self.step_min, self.step_max = config.step_min, config.step_max
         self.input_scale = config.input_scale
@@ -178,12 +177,11 @@ class Mamba2(nn.Module):
         x, step = widened(x), self.split_steps(step)
         log_decay = -self.per_group(widened(self.a_log).exp())[..., None] * step
         cache = context.cache
-        if cache is None:
-            state = x.new_zeros([x.size(0), self.state[0], self.state[1], self.state[2]])
-        else:
-            state = widened(cache.tensors[1])
-        b, c, write, state = widened(b), widened(c), step[..., None] * x, self.split_state(state)
-        y, state = attend(c, b, write, log_decay, state, self.chunk, context.documents)
+        earlier: Tensor | None = None
+        if cache is not None:
+            earlier = self.split_state(widened(cache.tensors[1]))
+        write, documents = step[..., None] * x, context.documents
+        y, state = attend(widened(c), widened(b), write, log_decay, earlier, self.chunk, documents)
         if cache is not None:
             cache.tensors[1].copy_(self.merge_state(state))
         return y + self.per_group(widened(self.skip))[..., None, None] * x
