@@ -101,18 +101,18 @@ class RGLRU(nn.Module):
         padding = context.padding
         if padding is not None:  # nothing decays, and nothing is written
             log_decay, write = log_decay * padding[:, :, None], write * padding[:, :, None]
-        decay = log_decay.exp()
-        if context.documents is not None:
-            decay = decay * continues(context.documents)[:, :, None]
+        decay, documents = log_decay.exp(), context.documents
+        if documents is not None:
+            decay = decay * continues(documents)[:, :, None]
         states = self.recur(decay, write, context)
         return self.output((states * self.activation(y)).to(y.dtype))
 
     def is_first(self, x: Tensor, context: Context) -> Tensor:
         """Mark the first token of each sequence, [b or 1, t, 1], and store that the sequence has a token."""
-        if context.documents is not None:
-            return ~continues(context.documents)[:, :, None]
+        cache, padding, documents = context.cache, context.padding, context.documents
+        if documents is not None:
+            return ~continues(documents)[:, :, None]
         first = (torch.arange(x.size(1), device=x.device) == 0)[None, :, None]
-        cache, padding = context.cache, context.padding
         if cache is None:
             return first
         started = cache.tensors[2]
