@@ -90,6 +90,11 @@ def test_padding_enters_no_state(name: str) -> None:
 
 SMALL = {name: PAIRS[name].fields for name in PAIRS if "," not in name and " " not in name}
 SMALL |= {"mamba2 with everything": PAIRS["mamba2 gated after its norm"].fields, "rg_lru": PAIRS["rg_lru"].fields}
+FEW = [
+    name if name in ("short_conv", "gated_delta", "rg_lru") else pytest.param(name, marks=pytest.mark.slow)
+    for name in SMALL
+]
+"""All small mixers; only those with the smallest state, the largest code and a state of a third type are quick."""
 
 
 def model_of(name: str) -> torch.fx.GraphModule:
@@ -156,7 +161,7 @@ def test_documents_in_the_rows_of_a_compiled_hybrid() -> None:
     torch.testing.assert_close(compiled(ids, mask), alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FEW)
 @torch.no_grad()
 def test_wide_states_stay_wide(name: str) -> None:
     model = model_of(name).bfloat16()
@@ -188,7 +193,7 @@ def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
             assert values.grad.any(), parameter
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FEW)
 def test_rates_do_not_decay(name: str) -> None:
     model = model_of(name)
     decaying, constant = tfkit.parameter_groups(model)
@@ -198,7 +203,7 @@ def test_rates_do_not_decay(name: str) -> None:
     assert {names[id(values)].rpartition(".")[2] for values in constant["params"]} & {*rates, "weight"}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FEW)
 def test_bfloat16_model(name: str) -> None:
     """The recurrence is computed in float32, the norm after it in the type of its weights."""
     graph = model_of(name).meta["graph"]
