@@ -27,13 +27,6 @@ MULTIPLIERS = {
     "logits_scaling": 4.0,
 }
 
-ATTENTIVE = {
-    "num_local_experts": 0,
-    "shared_intermediate_size": 40,
-    "layer_types": ["full_attention"] * 2,
-    "mamba_n_heads": 1,
-}
-
 
 def llama(scaling: dict[str, Any]) -> Case:
     """A Llama whose rotary positions are stretched from a training of 6 tokens."""
@@ -222,10 +215,6 @@ LLAMA_KIN: dict[str, Case] = {
     "nanochat": Case("nanochat", {**LLAMA, "attention_bias": True, "final_logit_softcapping": 2.0}),
     "internlm3": Case("internlm3", {**LLAMA, "head_dim": 12, **BIASES}),
     "iquestcoder": Case("iquestcoder", {**LLAMA, "head_dim": 12}),
-    "granitemoehybrid": Case(
-        "granitemoehybrid", {**LLAMA, **MULTIPLIERS, **ATTENTIVE, "position_embedding_type": "rope", "head_dim": 12}
-    ),
-    "granitemoehybrid_bare": Case("granitemoehybrid", {**LLAMA, **ATTENTIVE, "attention_bias": True}),
     "granite_swa": Case(
         "granite_swa",
         {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from .case import Case
-from .llama_kin import LLAMA, ROPE
+from .llama_kin import LLAMA, MULTIPLIERS, ROPE
 
 LENGTH = 75
 """Longer than a chunk of any recurrence."""
@@ -56,6 +56,7 @@ FALCON_H1 = {
     "lm_head_multiplier": 0.5,
 }
 LAYERS = ["linear_attention", "full_attention", "linear_attention"]
+DENSE = {"num_local_experts": 0, "shared_intermediate_size": 40}
 
 
 def slow_decays(model: Any) -> None:
@@ -158,6 +159,34 @@ RECURRENT: dict[str, Case] = {
             "rms_norm_eps": 1e-4,
             "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5},
         },
+    ),
+    "granitemoehybrid": recurrent(
+        "granitemoehybrid",
+        {
+            **HYBRID,
+            **MULTIPLIERS,
+            **MAMBA2,
+            "layer_types": LAYERS,
+            "attention_bias": True,
+            "mamba_conv_bias": False,
+            "time_step_limit": [0.1, 1.5],
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 20,
+            "position_embedding_type": "rope",
+            "rope_parameters": ROPE,
+            "rms_norm_eps": 1e-4,
+        },
+    ),
+    "granitemoehybrid_dense": recurrent(
+        "granitemoehybrid",
+        {**HYBRID, **MAMBA2, **DENSE, "mamba_proj_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu"}
+        | {"layer_types": LAYERS},
+    ),
+    "granitemoehybrid_attention": recurrent(
+        "granitemoehybrid",
+        {**HYBRID, **MULTIPLIERS, **DENSE, "position_embedding_type": "rope", "head_dim": 12, "mamba_n_heads": 1}
+        | {"layer_types": ["full_attention"] * 3},
     ),
     "lfm2_moe": recurrent(
         "lfm2_moe",

@@ -52,7 +52,7 @@ def test_the_gallery_is_large() -> None:
 
 
 FIRST_OF_QUICK = {first for model_type, first in known.KNOWN.by_model_type.items() if model_type in QUICK}
-FEW = {"gpt2", "gemma3_1b", *sorted(FIRST_OF_QUICK)[::4]}
+FEW = {"gpt2", "gemma3_1b", "granite4_h_tiny", *sorted(FIRST_OF_QUICK)[::4]}
 
 
 @pytest.mark.parametrize("name", chosen(NAMES, FEW))

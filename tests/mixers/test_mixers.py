@@ -30,7 +30,7 @@ from tfkit.tools.show.layer_programs import programs_of
 
 from ..decoding import small
 from ..decoding.small import spec_of
-from ..sampling import chosen
+from ..sampling import chosen, slow
 
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parent], entry_points=False)
 ATTENTION = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "position": "rope"}
@@ -65,7 +65,7 @@ SPECS["with_a_memory"] = spec_of(
 HYBRID = SPECS["alternating"]
 PURE = ("alone", "wide_state", "without_state")
 """Models without positions: padding may lie between the tokens of a full forward."""
-SHOWN = {"alone", "wide_state", "before_attention", "in_an_attention_after_a_mixer"}
+SHOWN = {"alone", "in_an_attention_after_a_mixer"}
 """Models that show most of what the remaining ones show."""
 LENGTH = 13
 CUTS = ([1] * LENGTH, [7, 1, 5], [LENGTH - 1, 1])
@@ -168,13 +168,29 @@ def test_samples_continue_the_state_of_their_prompt() -> None:
 def test_tokens_come_first_in_their_order() -> None:
     mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
     x = torch.arange(1.0, 16).view(3, 5, 1)
-    padding, places = token_order(mask)
+    padding, places, documents = token_order(mask)
     context = Context(None, None, None, padding=padding, places=places)
     first = order_tokens(x, context)
+    assert documents is None
     assert padding.sum(dim=1).tolist() == [3, 5, 0]
     assert first[0, :, 0].tolist() == [2, 3, 5, 1, 4]
     assert torch.equal(first[1:], x[1:])
     assert torch.equal(restore_order(first, context), x)
+
+
+def test_the_tokens_of_a_document_are_neighbours() -> None:
+    of = torch.tensor([[0, 1, 0, -1, 1, 0], [2, 2, 2, 2, 3, 3]])
+    mask = (of[:, :, None] == of[:, None]) & (of >= 0)[:, None]
+    for pairs in (mask, mask.tril()):
+        padding, places, documents = token_order(pairs)
+        x = torch.arange(12.0).view(2, 6, 1)
+        context = Context(None, None, None, padding=padding, places=places, documents=documents)
+        first = order_tokens(x, context)
+        assert first[:, :, 0].tolist() == [[0, 2, 5, 1, 4, 3], [6, 7, 8, 9, 10, 11]]
+        assert padding.sum(dim=1).tolist() == [5, 6]
+        assert documents is not None
+        assert documents.tolist() == [[0, 0, 0, 1, 1, 6], [0, 0, 0, 0, 4, 4]]
+        assert torch.equal(restore_order(first, context), x)
 
 
 def test_without_padding_nothing_moves() -> None:
@@ -288,7 +304,7 @@ class ResamplingDecoderConfig(DecoderConfig):
     resample: ResamplerConfig | None = None
 
 
-@pytest.mark.parametrize("order", [None, ["resample", "ffn", "attention"]])
+@pytest.mark.parametrize("order", [slow(None), ["resample", "ffn", "attention"]])
 def test_the_layer_of_a_plugin_brings_a_sublayer(order: list[str] | None) -> None:
     plugins = with_component(with_component(PLUGINS, ResampleConfig), ResamplingDecoderConfig)
     fields = {"block": "resampling_decoder", "attention": ATTENTION, "resample": "resample", "sublayers": order}

@@ -34,10 +34,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 128256, "rms_norm_eps": 1e-5, "hidden_size": 16384, "intermediate_size": 53248}
         | {"num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8},
     ),
-    "granitemoehybrid": (
-        "GraniteMoeHybridForCausalLM",
-        {"layer_types": ["attention"] * 32, "num_local_experts": 0, "position_embedding_type": "rope"},
-    ),
 }
 
 

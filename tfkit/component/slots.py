@@ -105,6 +105,8 @@ class SublayerConfig(Component):
     """False if the module's `forward` takes x alone, because it computes each position independently."""
     untrained: ClassVar[tuple[str, ...]] = ()
     """Paths of modules inside the sublayer whose parameters get no gradient, by design."""
+    restarts: ClassVar[bool] = False
+    """True if its states restart with each of the `documents` of a `Context`, as packed rows need."""
 
     def check(self) -> None:
         """Raise `Invalid` for a norm inside the sublayer that takes the condition, which only norms of layers get."""

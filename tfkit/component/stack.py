@@ -163,6 +163,11 @@ class Step:
         """True if it carries a state from token to token, as mixers do."""
         return isinstance(self.config, MixerConfig) or any(isinstance(entry, State) for entry in self.cached or ())
 
+    @property
+    def crosses_documents(self) -> bool:
+        """True if it carries a state from a document of a row to the next one."""
+        return self.keeps_state and not (isinstance(self.config, SublayerConfig) and self.config.restarts)
+
     def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
         """Yield the operations between `read`, or the stream, and `write`, or the addition, in order."""
         if self.norm_in is not None:
@@ -277,6 +282,11 @@ class Layers:
     def keeps_state(self) -> bool:
         """True if a sublayer carries a state from token to token."""
         return any(step.keeps_state for layer in self.layers for step in layer.steps)
+
+    @property
+    def crosses_documents(self) -> bool:
+        """True if a sublayer carries a state from a document of a row to the next one."""
+        return any(step.crosses_documents for layer in self.layers for step in layer.steps)
 
     def modules(self) -> set[str]:
         """Return the paths of the modules in the block that the layers name."""

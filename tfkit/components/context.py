@@ -142,6 +142,7 @@ class AttentionContext(nn.Module):
         cached: CachedKeys | None = None,
         real: Tensor | None = None,
         places: Tensor | None = None,
+        documents: Tensor | None = None,
         condition: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
@@ -166,7 +167,7 @@ class AttentionContext(nn.Module):
         if not is_scripting():  # noqa: SIM102
             if self.flex and cached is None and serves(x):
                 flex = self.flex_mask(x, padding, prefix)
-                return Context(flex, rotary, None, None, temperature, real, places, condition)
+                return Context(flex, rotary, None, None, temperature, real, places, documents, condition)
         mask: Tensor | None = None
         if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
             visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cached is not None)
@@ -177,7 +178,7 @@ class AttentionContext(nn.Module):
         relative: tuple[Tensor, Tensor] | None = None
         if self.relative is not None:
             relative = self.relative(queries, keys)
-        return Context(mask, rotary, None, cache, temperature, real, places, condition, relative)
+        return Context(mask, rotary, None, cache, temperature, real, places, documents, condition, relative)
 
     def reads_everything(self, queries: Tensor, keys: Tensor) -> bool:
         """Return True if no mask is needed, because the causal flag replaces it or the newest token reads all keys."""

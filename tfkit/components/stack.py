@@ -355,15 +355,16 @@ class Stack(nn.Module):
             assert past.start + x.size(1) <= past.length, "the cache is full"
         real: Tensor | None = None
         places: Tensor | None = None
+        documents: Tensor | None = None
         if self.orders_tokens and mask is not None:
-            real, places = token_order(mask.to(torch.bool))
+            real, places, documents = token_order(mask.to(torch.bool))
         contexts: list[Context] = []
         for i, shared in enumerate(self.shared.values()):
             n_slots: int | None = None
             if caches is not None and self.first_slots[i] >= 0:
                 n_slots = caches[self.first_run[i]][self.first_slots[i]].size(2) - 1
             cached = None if past is None else place(count_positions(x, mask, past), mask, past, n_slots)
-            contexts.append(shared(x, mask, prefix, cached, real, places, condition))
+            contexts.append(shared(x, mask, prefix, cached, real, places, documents, condition))
         return contexts
 
     def extra_repr(self) -> str:

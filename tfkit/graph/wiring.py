@@ -35,13 +35,13 @@ def _obeys(node: Node) -> bool:
 
 
 def _takes_pairs(node: Node) -> bool:
-    """Return True if a node uses a pairwise mask. A state does not restart where a document begins."""
-    return node.config.pairs and not carries_state(node)
+    """Return True if a node uses a pairwise mask, and its states restart where a document begins."""
+    return node.config.pairs and not crosses_documents(node)
 
 
-def carries_state(node: Node) -> bool:
-    """Return True if a sublayer of the node carries a state from token to token."""
-    return node.stack is not None and node.stack.keeps_state
+def crosses_documents(node: Node) -> bool:
+    """Return True if a sublayer of the node carries a state from a document of a row to the next one."""
+    return node.stack is not None and node.stack.crosses_documents
 
 
 def _masks(node: Node) -> Iterator[tuple[str, str | None]]:

@@ -71,6 +71,8 @@ class Context(NamedTuple):
         padding: bool [b, t], True at tokens, in the order of `order_tokens`: the tokens of each row come first. None if
             there is no padding, and in a stack without mixers.
         places: the place of each position in that order, [b, t]; None with `padding`.
+        documents: a number for the document of each position in that order, [b, t]: the positions of a document are
+            neighbours. None in rows of a single document.
         condition: the vector of the stack's `condition`, [b, width]; None without, and in cross-attention.
         relative: rows for classes of distances, [1, n, d_model], and the index of the row of each query and key, int
             [b or 1, q, k]; None unless the position is a `ContentScoreConfig`, such as disentangled.
@@ -83,15 +85,28 @@ class Context(NamedTuple):
     temperature: Tensor | None = None
     padding: Tensor | None = None
     places: Tensor | None = None
+    documents: Tensor | None = None
     condition: Tensor | None = None
     relative: tuple[Tensor, Tensor] | None = None
 
 
-def token_order(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the `padding` and the `places` of a `Context`, from a padding mask [b, t] that is True at tokens."""
-    columns, tokens = torch.arange(mask.size(1), device=mask.device), mask.long().cumsum(dim=1)
+def token_order(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return `padding`, `places` and `documents` of a `Context`, from a mask [b, t] that is True at tokens.
+
+    A mask of pairs also has the documents: the document of a token begins with the first token that it may attend to.
+    """
+    documents: Tensor | None = None
+    length = mask.size(1)
+    columns = torch.arange(length, device=mask.device)
+    if is_pairwise(mask):
+        real = mask.diagonal(dim1=1, dim2=2)
+        first = torch.where(real, mask.to(torch.uint8).argmax(dim=2), length)
+        order = torch.argsort(first * length + columns, dim=1)
+        documents = first.gather(1, order)
+        return columns < real.sum(dim=1, keepdim=True), order.argsort(dim=1), documents
+    tokens = mask.long().cumsum(dim=1)
     count = tokens[:, -1:]
-    return columns < count, torch.where(mask, tokens - 1, count + columns - tokens)
+    return columns < count, torch.where(mask, tokens - 1, count + columns - tokens), documents
 
 
 def order_tokens(x: Tensor, context: Context) -> Tensor:
@@ -159,8 +174,8 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
     if cache is None or caches is None:
         return context
     layer_cache = Cache(caches[layer], cache.slots, cache.before, cache.after)
-    mask, rotary, memory, _, temperature, padding, places, condition, relative = context
-    return Context(mask, rotary, memory, layer_cache, temperature, padding, places, condition, relative)
+    mask, rotary, memory, _, temperature, padding, places, documents, condition, relative = context
+    return Context(mask, rotary, memory, layer_cache, temperature, padding, places, documents, condition, relative)
 
 
 def cache_of_next(context: Context, before: int) -> Context:

@@ -17,7 +17,7 @@ from tfkit.component import Component
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
-from tfkit.graph.wiring import carries_state, deaf_to_pairs
+from tfkit.graph.wiring import crosses_documents, deaf_to_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Array, Batch, Data
 from tfkit.run.guarded_data import guarded
@@ -194,7 +194,7 @@ def mask_of(graph: Graph, names: Iterable[str]) -> str:
     if deaf is not None:
         message = f"the model cannot separate the documents of a row: `{deaf}` ignores the pairwise mask"
         help = "use encoders, decoders and heads over single positions, which can separate documents"
-        if carries_state(graph.node(deaf)):
+        if crosses_documents(graph.node(deaf)):
             message = f"the model cannot separate the documents of a row: `{deaf}` carries a state across them"
             help = "train on rows of a single document"
         raise Invalid("", message, help=help)

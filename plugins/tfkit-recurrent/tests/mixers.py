@@ -50,10 +50,12 @@ def states(config: Any, batch: int, dtype: torch.dtype) -> list[Tensor]:
     ]
 
 
-def context(tensors: list[Tensor] | None = None, padding: Tensor | None = None) -> Context:
-    """Return the context of a layer with states and padding."""
+def context(
+    tensors: list[Tensor] | None = None, padding: Tensor | None = None, documents: Tensor | None = None
+) -> Context:
+    """Return the context of a layer with states, padding and documents."""
     cache = None if tensors is None else Cache(tensors, torch.zeros(0, dtype=torch.long), 0, 0)
-    return Context(None, None, None, cache, padding=padding)
+    return Context(None, None, None, cache, padding=padding, documents=documents)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def inputs(batch: int = 2, length: int = LENGTH) -> Tensor:
 def difference(output: Tensor, expected: Tensor) -> float:
     if output.numel() == 0:
         return 0.0
-    return float((output - expected).abs().max() / expected.abs().max().clamp(min=1))
+    return float((output - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=1))
 
 
 def in_pieces(config: Any, mixer: nn.Module, x: Tensor, pieces: Sequence[int]) -> Tensor:
@@ -90,15 +90,26 @@ def test_padding_enters_no_state(name: str) -> None:
 
 SMALL = {name: PAIRS[name].fields for name in PAIRS if "," not in name and " " not in name}
 SMALL |= {"mamba2 with everything": PAIRS["mamba2 gated after its norm"].fields, "rg_lru": PAIRS["rg_lru"].fields}
+FEW = [
+    name if name in ("short_conv", "gated_delta", "rg_lru") else pytest.param(name, marks=pytest.mark.slow)
+    for name in SMALL
+]
+"""All small mixers; only those with the smallest state, the largest code and a state of a third type are quick."""
 
 
 def model_of(name: str) -> torch.fx.GraphModule:
+    return hybrid(dict(SMALL[name]), None)
+
+
+def hybrid(mixer: dict[str, Any], attention: dict[str, Any] | None) -> torch.fx.GraphModule:
+    """Build a model with a mixer in each layer; with an attention, every second layer has it instead."""
+    variants = {"variants": {"full": {"mixer": None, "attention": attention}}, "pattern": ["base", "full"]}
     spec = {
         "tfkit": 1,
         "name": "test",
         "d_model": WIDTH,
         "vocab_size": 50,
-        "max_len": 128,
+        "max_len": 256,
         "graph": {
             "embedding": {"block": "embedding"},
             "decoder": {
@@ -106,7 +117,8 @@ def model_of(name: str) -> torch.fx.GraphModule:
                 "n_layers": 2,
                 "attention": None,
                 "ffn": {"kind": "swiglu", "d_ff": 32},
-                "mixer": dict(SMALL[name]),
+                "mixer": mixer,
+                **({} if attention is None else {"layers": variants}),
             },
             "logits": {"block": "lm_head"},
         },
@@ -114,7 +126,42 @@ def model_of(name: str) -> torch.fx.GraphModule:
     return tfkit.build(tfkit.load(spec, plugins=PLUGINS)).eval()
 
 
+DOCUMENTS = (11, 1, 3, 5, 2)
+"""Lengths of documents in a row: one is longer than two chunks, and some begin within a chunk or at its start."""
+
+
 @pytest.mark.parametrize("name", SMALL)
+def test_a_state_restarts_where_a_document_begins(name: str) -> None:
+    _, mixer = built(SMALL[name])
+    shorten_chunks(mixer.double(), 4)
+    x = inputs(length=sum(DOCUMENTS)).double().requires_grad_()
+    weights = torch.randn(x.shape, dtype=x.dtype)
+    numbers = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS)).expand(2, -1)
+    parameters = [x, *(values for values in mixer.parameters() if values.requires_grad)]
+    y = mixer(x, context(documents=numbers))
+    alone = torch.cat([mixer(document, context()) for document in x.split(DOCUMENTS, dim=1)], dim=1)
+    assert difference(y, alone) <= 1e-12
+    assert difference(y, mixer(x, context())) > 1e-3, "documents matter"
+    gradients, expected = (torch.autograd.grad((output * weights).sum(), parameters) for output in (y, alone))
+    assert all(difference(*pair) <= 1e-12 for pair in zip(gradients, expected, strict=True))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_documents_in_the_rows_of_a_compiled_hybrid() -> None:
+    mixers = {"kind": "gated_delta", "n_heads": 4, "n_key_heads": 2, "d_key": 6, "d_value": 5}
+    attention = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "position": "rope"}
+    model = hybrid(mixers, attention)
+    lengths = torch.tensor([70, 1, 3, 64])
+    of = torch.arange(4).repeat_interleave(lengths)
+    ids, mask = torch.randint(50, (1, len(of))), (of[:, None] == of)[None]
+    alone = torch.cat([model(document) for document in ids.split(lengths.tolist(), dim=1)], dim=1)
+    torch.testing.assert_close(model(ids, mask), alone, atol=1e-5, rtol=1e-5)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids, mask), alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FEW)
 @torch.no_grad()
 def test_wide_states_stay_wide(name: str) -> None:
     model = model_of(name).bfloat16()
@@ -146,7 +193,7 @@ def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
             assert values.grad.any(), parameter
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FEW)
 def test_rates_do_not_decay(name: str) -> None:
     model = model_of(name)
     decaying, constant = tfkit.parameter_groups(model)
@@ -156,7 +203,7 @@ def test_rates_do_not_decay(name: str) -> None:
     assert {names[id(values)].rpartition(".")[2] for values in constant["params"]} & {*rates, "weight"}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FEW)
 def test_bfloat16_model(name: str) -> None:
     """The recurrence is computed in float32, the norm after it in the type of its weights."""
     graph = model_of(name).meta["graph"]

@@ -315,6 +315,29 @@ def test_modules_that_differ_have_a_forward_each() -> None:
     assert texts == ["return 2 * x", "return x"]
 
 
+class Accumulated(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        return total(x, None) + doubled(x, None)
+
+
+def total(x: Tensor, state: Tensor | None) -> Tensor:
+    for row in x.unbind():
+        state = row if state is None else state + row
+    assert state is not None
+    return state
+
+
+def doubled(x: Tensor, factor: int | None) -> Tensor:
+    factor = x.size(0)
+    return x * factor
+
+
+def test_a_constant_argument_that_is_assigned_later_keeps_its_first_value() -> None:
+    functions = specialised(Accumulated()).functions
+    texts = {name: ast.unparse(function.body[0]) for (_, name), function in functions.items() if name != "forward"}
+    assert texts == {total: "state = None", doubled: "return x * x.size(0)"}
+
+
 class While(Settings):
     def forward(self, x: Tensor) -> Tensor:
         while x.sum() > 1:

@@ -88,9 +88,12 @@ class RopeFieldConfig(FieldConfig):
         """Return the fields with a mapping that may hold entries of a layer type."""
         return [name] if kind and kind not in self.scaled else [OLDER, name]
 
-    def read(self, name: str, file: Reading) -> None:
+    def pass_over(self, name: str, file: Reading) -> None:
         for kind in self.paths:
             file.used([f"{_around(name)}{field}" for field in (*self.mappings(name, kind), *self.older(kind).values())])
+
+    def read(self, name: str, file: Reading) -> None:
+        self.pass_over(name, file)
         _check_one_form(file, name)
         _check_width(file, name)
         _check_entries(file, name, self.paths)

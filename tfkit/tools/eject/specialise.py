@@ -185,9 +185,21 @@ class Function(Expressions):
         self.uses = {}
         self.exits: list[Env] = []
         self.results: list[Value] = []
-        self.set_body(self.block(self.code.tree.body))
+        body = self.block(self.code.tree.body)
+        self.set_body([*self._first_values(body), *body])
         self.result = join_all(self.results) if self.results else NONE
         self.needed |= {name for step in self.body for name in reads(step)}
+
+    def _first_values(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Return assignments of constant parameters that the body reads, because it may assign them later."""
+        constants = {name: value.value for name, value in self.arguments.items() if is_constant(value)}
+        names: dict[str, None] = {}
+        for step in body:
+            names |= dict.fromkeys(reads(step.value if isinstance(step, ast.Assign) else step) & constants.keys())
+            if isinstance(step, ast.Assign):
+                assigned = {name for target in step.targets for name in reads(target)}
+                constants = {name: value for name, value in constants.items() if name in names or name not in assigned}
+        return [ast.Assign([ast.Name(name)], ast.Constant(constants[name]), lineno=0) for name in names]
 
     def set_body(self, steps: list[ast.stmt]) -> None:
         """Take these statements, tidied, as the body."""

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from tfkit.nn import Context, is_scripting
 from tfkit_recurrent.kernels import convolve, has_kernel
+from tfkit_recurrent.recurrence import continues
 
 
 class CausalConv(nn.Module):
@@ -50,14 +51,16 @@ class CausalConv(nn.Module):
         """Convolve x; `index` is the number of the state among the tensors that the mixer caches."""
         cache = context.cache
         if cache is None:
-            return self.convolve(F.pad(x, [0, 0, self.size - 1, 0]))
+            return self.convolve(F.pad(x, [0, 0, self.size - 1, 0]), context.documents)
         state = cache.tensors[index]
         history = torch.cat((state[:, 0], x.to(state.dtype)), dim=1)
         state.copy_(last_tokens(history, context.padding, self.size - 1)[:, None])
-        return self.convolve(history.to(x.dtype))
+        return self.convolve(history.to(x.dtype), None)
 
-    def convolve(self, history: Tensor) -> Tensor:
+    def convolve(self, history: Tensor, documents: Tensor | None) -> Tensor:
         """Convolve k - 1 earlier tokens and the new ones, [b, k - 1 + t, c] -> [b, t, c]."""
+        if documents is not None:
+            return self.convolve_documents(history, documents)
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
             if has_kernel("causal_conv1d", history):
                 return convolve(history, self.weight, self.bias)
@@ -66,6 +69,15 @@ class CausalConv(nn.Module):
         y = history[:, :count] * self.weight[:, 0, 0]
         for tap in range(1, self.size):
             y = torch.addcmul(y, history[:, tap : tap + count], self.weight[:, 0, tap])
+        return y if self.bias is None else y + self.bias
+
+    def convolve_documents(self, history: Tensor, documents: Tensor) -> Tensor:
+        """Convolve the tokens of each of the documents [b, t] alone, [b, k - 1 + t, c] -> [b, t, c]."""
+        count = documents.size(1)
+        y = history[:, self.size - 1 :] * self.weight[:, 0, self.size - 1]
+        for tap in range(self.size - 1):
+            same = continues(documents, self.size - 1 - tap)[:, :, None]
+            y = torch.addcmul(y, history[:, tap : tap + count] * same, self.weight[:, 0, tap])
         return y if self.bias is None else y + self.bias
 
     def extra_repr(self) -> str:

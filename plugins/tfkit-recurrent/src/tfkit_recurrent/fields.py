@@ -172,6 +172,58 @@ class DeltaLayersConfig(FieldConfig):
         """Write nothing: other fields have the types of the layers and the sizes."""
 
 
+class ExpertCountConfig(FieldConfig):
+    """The number of experts of an FFN; 0 for a dense FFN, as the family's first spec has it."""
+
+    kind: Literal["expert_count"] = "expert_count"
+    expert_count: str
+    """The path of the FFN."""
+    dense: dict[str, str]
+    """The field with each size of the dense FFN, by the path of the size in the FFN."""
+    experts: dict[str, Any]
+    """The FFN with experts, without sizes."""
+    sizes: dict[str, str]
+    """The field with each size of the FFN with experts, by the path of the size in the FFN."""
+
+    def read(self, name: str, file: Reading) -> None:
+        count = file.value(name)
+        if type(count) is not int or count < 0:
+            raise tfkit.Invalid("", f"`{name}` must be an integer of at least 0; got {count}")
+        if count:
+            file.put(self.expert_count, {**self.experts, "n_experts": count})
+        for path, field in (self.sizes if count else self.dense).items():
+            file.put(f"{self.expert_count}.{path}", file.value(field))
+        file.used([*self.dense.values(), *self.sizes.values()])
+
+    def write(self, name: str, file: Writing) -> None:
+        count = file.value(f"{self.expert_count}.n_experts")
+        count = count if type(count) is int else 0
+        file.put(name, count)
+        for path, field in (self.sizes if count else self.dense).items():
+            file.put(field, file.value(f"{self.expert_count}.{path}"))
+
+
+class OptionalValueConfig(FieldConfig):
+    """A value of the spec, and the number to write if the spec lacks it: `{optional_value: path, otherwise: 1}`."""
+
+    kind: Literal["optional_value"] = "optional_value"
+    optional_value: str
+    """The path of the value."""
+    otherwise: int
+    """The number that the class in transformers accepts where it has no meaning."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.optional_value,)
+
+    def read(self, name: str, file: Reading) -> None:
+        file.solve(self.optional_value, file.value(name))
+
+    def write(self, name: str, file: Writing) -> None:
+        value = file.value(self.optional_value)
+        file.put(name, value if type(value) is int else self.otherwise)
+
+
 class ListedConfig(FieldConfig):
     """A list of numbers at several places: `{listed: [decoder.mixer.factors.gate, decoder.mixer.factors.x]}`."""
 

@@ -32,6 +32,7 @@ class GatedDeltaConfig(tfkit.MixerConfig):
 
     kind: Literal["gated_delta"] = "gated_delta"
     free_length = False
+    restarts = True
     n_heads: tfkit.Count
     """Number of heads of values."""
     n_key_heads: tfkit.Count
@@ -156,7 +157,7 @@ class DeltaRule(nn.Module):
             state = v.new_zeros([v.size(0), self.state[0], self.state[1], self.state[2]])
         else:
             state = widened(cache.tensors[1])
-        y, state = self.attend(q, k, v, log_decay, beta, state)
+        y, state = self.attend(q, k, v, log_decay, beta, state, context.documents)
         if cache is not None:
             cache.tensors[1].copy_(state)
         return y
@@ -168,13 +169,20 @@ class DeltaRule(nn.Module):
         return x if self.repeats == 1 else x.repeat_interleave(self.repeats, dim=1)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        documents: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the delta rule in torch or, on CUDA, by a kernel."""
+        """Run the delta rule in torch or, on CUDA and for rows of one document, by a kernel."""
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-            if has_kernel("fla", q):
+            if documents is None and has_kernel("fla", q):
                 return fla_delta_rule(q, k, v, log_decay, beta, state)
-        return delta_rule(q, k, v, log_decay, beta, state, self.chunk)
+        return delta_rule(q, k, v, log_decay, beta, state, self.chunk, documents)
 
     def extra_repr(self) -> str:
         return named(scale=self.scale, repeats=self.repeats, chunk=self.chunk)

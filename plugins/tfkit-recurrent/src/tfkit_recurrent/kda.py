@@ -32,6 +32,7 @@ class KimiDeltaConfig(tfkit.MixerConfig):
 
     kind: Literal["kda"] = "kda"
     free_length = False
+    restarts = True
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim

@@ -35,15 +35,25 @@ def convolve(history: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y[:, :, weight.size(2) - 1 :].mT
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Compute `recurrence.linear_attention` in torch or, on CUDA, by a kernel."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None,
+    chunk: int,
+    documents: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute `recurrence.linear_attention` in torch or, on CUDA and for rows of one document, by a kernel."""
     if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
-        if has_kernel("fla", q):
+        if documents is None and has_kernel("fla", q):
             return fla_linear_attention(q, k, v, log_decay, state)
-    return linear_attention(q, k, v, log_decay, state, chunk)
+    return linear_attention(q, k, v, log_decay, state, chunk, documents)
 
 
-def fla_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def fla_linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Compute `recurrence.linear_attention`."""
     kernel = import_module("fla.ops.simple_gla").chunk_simple_gla
     q, k = (_ungrouped(x[:, :, None].expand(-1, -1, v.size(2), -1, -1)) for x in (q, k))
@@ -53,7 +63,7 @@ def fla_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, sta
         _exchange_axes(_ungrouped(v)),
         _exchange_axes(_ungrouped(log_decay.expand(v.shape[:4]))),
         scale=1.0,
-        initial_state=_ungrouped(state),
+        initial_state=None if state is None else _ungrouped(state),
         output_final_state=True,
     )
     return _exchange_axes(y).unflatten(1, v.shape[1:3]), last.unflatten(1, v.shape[1:3])

@@ -26,6 +26,7 @@ class LightningConfig(tfkit.MixerConfig):
 
     kind: Literal["lightning"] = "lightning"
     free_length = False
+    restarts = True
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim
@@ -85,14 +86,13 @@ class Lightning(nn.Module):
         self.output = Linear(width, config.d_model, bias=False, residual=True)
         self.split_heads = Rearrange("b t (h d) -> b h t d", d=config.d_head)
         self.merge_heads = Rearrange("b h t d -> b t (h d)")
-        self.state = [config.n_heads, config.d_head]
         self.slope_scale = config.slope_scale
         self.chunk = CHUNK
 
     def reset_parameters(self) -> None:
         """Fill the decay rates."""
         with torch.no_grad():
-            self.slopes.copy_(self.slope_scale * _rates(self.state[0], self.slopes.device))
+            self.slopes.copy_(self.slope_scale * _rates(self.slopes.size(0), self.slopes.device))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = self.activation(self.project(x)).chunk(3, dim=-1)
@@ -109,11 +109,10 @@ class Lightning(nn.Module):
     def recur(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, context: Context) -> Tensor:
         """Run the recurrence: q and k [b, h, t, d], v [b, h, 1, t, d], log_decay [b, h, 1, t] -> [b, h, 1, t, d]."""
         cache = context.cache
-        if cache is None:
-            state = v.new_zeros([v.size(0), self.state[0], 1, self.state[1], self.state[1]])
-        else:
-            state = widened(cache.tensors[0][:, :, None])
-        y, state = attend(q, k, v, log_decay, state, self.chunk)
+        earlier: Tensor | None = None
+        if cache is not None:
+            earlier = widened(cache.tensors[0][:, :, None])
+        y, state = attend(q, k, v, log_decay, earlier, self.chunk, context.documents)
         if cache is not None:
             cache.tensors[0].copy_(state[:, :, 0])
         return y

@@ -19,7 +19,7 @@ import tfkit
 from tfkit.nn import Context, Linear, Rearrange
 from tfkit_recurrent.conv import CausalConv
 from tfkit_recurrent.rates import reset_log_decay, reset_step_bias
-from tfkit_recurrent.recurrence import linear_scan, widened
+from tfkit_recurrent.recurrence import continues, linear_scan, widened
 
 CHUNK = 16
 
@@ -29,6 +29,7 @@ class MambaConfig(tfkit.MixerConfig):
 
     kind: Literal["mamba"] = "mamba"
     free_length = False
+    restarts = True
     d_inner: tfkit.Dim
     """Width of the convolution and of the recurrence."""
     d_state: tfkit.Dim = 16
@@ -107,17 +108,20 @@ class Mamba(nn.Module):
     def recur(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, context: Context) -> Tensor:
         """Run the recurrence: x and step [b, t, d], b and c [b, t, n] -> [b, t, d]."""
         rate = -self.split_rates(widened(self.a_log)).exp()
-        cache = context.cache
+        cache, documents = context.cache, context.documents
         state = x.new_zeros([x.size(0), self.inner, self.rows])
         if cache is not None:
             state = widened(cache.tensors[1][:, 0])
         outputs: list[Tensor] = []
-        for start in range(0, x.size(1), self.chunk):
-            stop = min(start + self.chunk, x.size(1))
-            steps = step[:, start:stop, :, None]
-            write = steps * x[:, start:stop, :, None] * b[:, start:stop, None]
-            states = linear_scan((steps * rate).exp(), write, state)
-            outputs.append((states @ c[:, start:stop, :, None])[..., 0])
+        inputs = zip(x.split(self.chunk, 1), step.split(self.chunk, 1))  # noqa: B905  TorchScript has no `strict`
+        pieces = zip(inputs, b.split(self.chunk, 1), c.split(self.chunk, 1))  # noqa: B905
+        for index, ((tokens, steps), columns, rows) in enumerate(pieces):
+            decay, write = (steps[..., None] * rate).exp(), (steps * tokens)[..., None] * columns[:, :, None]
+            if documents is not None:
+                first = index * self.chunk
+                decay = decay * continues(documents)[:, first : first + self.chunk, None, None]
+            states = linear_scan(decay, write, state)
+            outputs.append((states @ rows[..., None])[..., 0])
             state = states[:, -1]
         if cache is not None:
             cache.tensors[1].copy_(state[:, None])

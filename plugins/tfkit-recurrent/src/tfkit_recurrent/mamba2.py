@@ -40,6 +40,7 @@ class Mamba2Config(tfkit.MixerConfig):
 
     kind: Literal["mamba2"] = "mamba2"
     free_length = False
+    restarts = True
     n_heads: tfkit.Count
     """Number of heads."""
     d_head: tfkit.Dim
@@ -136,7 +137,6 @@ class Mamba2(nn.Module):
         self.gate_groups = Rearrange("b t (g i) -> b g t i", g=groups)
         self.merge_groups = Rearrange("b g t i -> b t (g i)")
         self.inner, self.rows, self.heads = inner, groups * rows, heads
-        self.state = [heads, rows, config.d_head]
         self.gated_first = config.gate == "before_norm"
         self.step_min, self.step_max = config.step_min, config.step_max
         self.input_scale = config.input_scale
@@ -177,11 +177,11 @@ class Mamba2(nn.Module):
         x, step = widened(x), self.split_steps(step)
         log_decay = -self.per_group(widened(self.a_log).exp())[..., None] * step
         cache = context.cache
-        if cache is None:
-            state = x.new_zeros([x.size(0), self.state[0], self.state[1], self.state[2]])
-        else:
-            state = widened(cache.tensors[1])
-        y, state = attend(widened(c), widened(b), step[..., None] * x, log_decay, self.split_state(state), self.chunk)
+        earlier: Tensor | None = None
+        if cache is not None:
+            earlier = self.split_state(widened(cache.tensors[1]))
+        write, documents = step[..., None] * x, context.documents
+        y, state = attend(widened(c), widened(b), write, log_decay, earlier, self.chunk, documents)
         if cache is not None:
             cache.tensors[1].copy_(self.merge_state(state))
         return y + self.per_group(widened(self.skip))[..., None, None] * x

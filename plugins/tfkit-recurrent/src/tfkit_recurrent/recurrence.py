@@ -29,6 +29,29 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def continues(documents: Tensor, distance: int = 1) -> Tensor:
+    """Return where a position has the document of the position `distance` before it, bool [b, t]."""
+    earlier = torch.zeros_like(documents, dtype=torch.bool)
+    earlier[:, distance:] = documents[:, distance:] == documents[:, :-distance]
+    return earlier
+
+
+def document_masks(documents: Tensor, start: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return whether positions of a chunk, c, are of one document with a position of it or before it.
+
+    Args:
+        documents: [b, t].
+        start: first position of the chunk.
+        size: number of its positions; the last chunk may have fewer.
+
+    Returns:
+        bool [b, c, c] for the positions of the chunk, [b, c] for the position before the chunk, and [b, c] for the last
+        position of the chunk.
+    """
+    chunk = documents[:, start : start + size]
+    return chunk[:, :, None] == chunk[:, None], chunk == documents[:, max(start - 1, 0), None], chunk == chunk[:, -1:]
+
+
 def linear_scan(decay: Tensor, write: Tensor, state: Tensor) -> Tensor:
     """Compute all states [b, t, ...] of a recurrence for each channel.
 
@@ -45,7 +68,13 @@ def linear_scan(decay: Tensor, write: Tensor, state: Tensor) -> Tensor:
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, chunk: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None,
+    chunk: int,
+    documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read and write a state that decays as a whole, for each head.
 
@@ -54,26 +83,37 @@ def linear_attention(
         k: [b, g, t, n]: the rows where a token is written.
         v: [b, g, r, t, p]: what a token writes.
         log_decay: [b or 1, g, r, t], at most 0.
-        state: [b, g, r, n, p], before the first token.
+        state: [b, g, r, n, p], before the first token; None if there is none.
         chunk: positions of a chunk.
+        documents: the document of each position, [b, t]; the state restarts with each of them.
 
     Returns:
         [b, g, r, t, p], and the state after the last token.
     """
     length = q.size(2)
     if length == 1:
-        state = state * log_decay.exp()[..., None] + k.mT[:, :, None] * v
+        written = k.mT[:, :, None] * v
+        state = written if state is None else state * log_decay.exp()[..., None] + written
         return q[:, :, None] @ state, state
     outputs: list[Tensor] = []
-    for start in range(0, length, chunk):
-        stop = min(start + chunk, length)
-        queries, keys = q[:, :, start:stop], k[:, :, start:stop]
-        values, total = v[:, :, :, start:stop], log_decay[..., start:stop].cumsum(dim=-1)
-        scores = (queries @ keys.mT)[:, :, None] * decays_between(total)
-        read = queries[:, :, None] @ state
-        outputs.append(scores @ values + total.exp()[..., None] * read)
-        rest = (total[..., -1:] - total).exp()[..., None]
-        state = total[..., -1, None, None].exp() * state + keys.mT[:, :, None] @ (rest * values)
+    # The backward of a slice is a tensor of the full length; all pieces of a split have one together.
+    pieces = zip(q.split(chunk, 2), k.split(chunk, 2), v.split(chunk, 3), log_decay.split(chunk, -1))  # noqa: B905
+    for index, (queries, keys, values, decays) in enumerate(pieces):
+        total = decays.cumsum(dim=-1)
+        between, since, until = decays_between(total), total.exp(), (total[..., -1:] - total).exp()
+        if documents is not None:
+            same, continued, last = document_masks(documents, index * chunk, chunk)
+            between, since = between * same[:, None, None], since * continued[:, None, None]
+            until = until * last[:, None, None]
+        y = ((queries @ keys.mT)[:, :, None] * between) @ values
+        written = keys.mT[:, :, None] @ (until[..., None] * values)
+        if state is None:
+            state = written
+        else:
+            y = y + since[..., None] * (queries[:, :, None] @ state)
+            state = since[..., -1, None, None] * state + written
+        outputs.append(y)
+    assert state is not None
     return torch.cat(outputs, dim=3), state
 
 
@@ -86,7 +126,14 @@ def decays_between(total: Tensor) -> Tensor:
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    chunk: int,
+    documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Write the difference between a value and what the decayed state has in its place, and read the state.
 
@@ -98,6 +145,7 @@ def delta_rule(
         beta: [b, h, t, 1]: how much of the difference is written.
         state: [b, h, n, p], before the first token.
         chunk: positions of a chunk.
+        documents: the document of each position, [b, t]; the state restarts with each of them.
 
     Returns:
         [b, h, t, p], and the state after the last token.
@@ -108,18 +156,21 @@ def delta_rule(
         state = state + k.mT * (beta * (v - k @ state))
         return q @ state, state
     outputs: list[Tensor] = []
-    for start in range(0, length, chunk):
-        stop = min(start + chunk, length)
-        queries, keys, share = q[:, :, start:stop], k[:, :, start:stop], beta[:, :, start:stop]
-        total = log_decay[:, :, start:stop].cumsum(dim=2)
-        decay = total.exp()
+    rates = zip(log_decay.split(chunk, 2), beta.split(chunk, 2))  # noqa: B905  TorchScript has no `strict`
+    pieces = zip(q.split(chunk, 2), k.split(chunk, 2), v.split(chunk, 2), rates)  # noqa: B905
+    for index, (queries, keys, values, (decays, share)) in enumerate(pieces):
+        total = decays.cumsum(dim=2)
+        decay, until = total.exp(), (total[:, :, -1:] - total).exp()
         read, overlap = scores_of(queries, keys, total)
+        if documents is not None:
+            same, continued, last = document_masks(documents, index * chunk, chunk)
+            read, overlap = read * same[:, None], overlap * same[:, None]
+            decay, until = decay * continued[:, None, :, None], until * last[:, None, :, None]
         # Each token corrects what earlier tokens of the chunk wrote: a triangular system instead of a loop.
-        missing = share * (v[:, :, start:stop] - (decay * keys) @ state)
+        missing = share * (values - (decay * keys) @ state)
         written = torch.linalg.solve_triangular(share * overlap, missing, upper=False, unitriangular=True)
         outputs.append((decay * queries) @ state + read @ written)
-        last = total[:, :, -1:]
-        state = last.exp().mT * state + ((last - total).exp() * keys).mT @ written
+        state = decay[:, :, -1:].mT * state + (until * keys).mT @ written
     return torch.cat(outputs, dim=2), state
 
 

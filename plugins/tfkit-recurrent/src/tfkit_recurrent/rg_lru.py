@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange, StackedLinear
 from tfkit_recurrent.conv import CausalConv
-from tfkit_recurrent.recurrence import linear_scan, widened
+from tfkit_recurrent.recurrence import continues, linear_scan, widened
 
 SHARPNESS = 8.0
 LEAST_DECAY, LARGEST_DECAY = 0.9, 0.999
@@ -31,6 +31,7 @@ class RGLRUConfig(tfkit.MixerConfig):
 
     kind: Literal["rg_lru"] = "rg_lru"
     free_length = False
+    restarts = True
     d_inner: tfkit.Dim
     """Width of the convolution and of the recurrence."""
     n_blocks: tfkit.Count
@@ -100,13 +101,18 @@ class RGLRU(nn.Module):
         padding = context.padding
         if padding is not None:  # nothing decays, and nothing is written
             log_decay, write = log_decay * padding[:, :, None], write * padding[:, :, None]
-        states = self.recur(log_decay.exp(), write, context)
+        decay, documents = log_decay.exp(), context.documents
+        if documents is not None:
+            decay = decay * continues(documents)[:, :, None]
+        states = self.recur(decay, write, context)
         return self.output((states * self.activation(y)).to(y.dtype))
 
     def is_first(self, x: Tensor, context: Context) -> Tensor:
         """Mark the first token of each sequence, [b or 1, t, 1], and store that the sequence has a token."""
+        cache, padding, documents = context.cache, context.padding, context.documents
+        if documents is not None:
+            return ~continues(documents)[:, :, None]
         first = (torch.arange(x.size(1), device=x.device) == 0)[None, :, None]
-        cache, padding = context.cache, context.padding
         if cache is None:
             return first
         started = cache.tensors[2]

@@ -18,6 +18,7 @@ class ShortConvConfig(tfkit.MixerConfig):
     """Each channel is a gated sum of its last few tokens: output(after * conv(before * x))."""
 
     kind: Literal["short_conv"] = "short_conv"
+    restarts = True
     size: tfkit.Count = 3
     """Number of tokens that the convolution covers."""
     bias: tfkit.Shared[bool] = False

@@ -27,14 +27,14 @@ repeat = decoding.CachedModel.repeat
     stack,
     "token_order",
 )
-def in_place(mask: Tensor) -> tuple[Tensor, Tensor]:
-    return mask, torch.arange(mask.size(1)).expand_as(mask)
+def in_place(mask: Tensor) -> tuple[Tensor, Tensor, None]:
+    return mask, torch.arange(mask.size(1)).expand_as(mask), None
 
 
 @plant("padding counts as tokens of a state", "a mask that is not applied", "mixers", "state", stack, "token_order")
-def all_tokens(mask: Tensor) -> tuple[Tensor, Tensor]:
-    padding, places = token_order(mask)
-    return torch.ones_like(padding), places
+def all_tokens(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    padding, places, documents = token_order(mask)
+    return torch.ones_like(padding), places, documents
 
 
 @plant(

@@ -15,7 +15,7 @@ from tfkit.component import Component, InputPositionConfig, MaskConfig
 from tfkit.errors import listing
 from tfkit.graph.decode_split import computes_alone, returning
 from tfkit.graph.input_shapes import fixed_length
-from tfkit.graph.wiring import carries_state, deaf_to_pairs
+from tfkit.graph.wiring import deaf_to_pairs
 from tfkit.nn import StackedLinear
 from tfkit.nn.checked import of_length
 from tfkit.spec.messages import kind_of
@@ -266,7 +266,8 @@ def token_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     require(not positions, "the spec has positions")
     for node in subject.graph.nodes:
         ordered = node.stack is None and node.output.type in ("sequence", "vector") and not computes_alone(node)
-        require(not (ordered or carries_state(node)), f"`{node.name}` may read the order of its input")
+        recurrent = node.stack is not None and node.stack.keeps_state
+        require(not (ordered or recurrent), f"`{node.name}` may read the order of its input")
     limited = any(attention.step.mask not in (None, MaskConfig()) for attention in subject.attentions)
     require(not (limited or subject.causal), "attention is limited by the order of tokens")
     if any(node.output.type == "logits" and node.output.width is None for node in subject.graph.nodes):
