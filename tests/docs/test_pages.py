@@ -34,7 +34,19 @@ PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir()
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have tests of their own
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
-LONG = {"components", "data", "decoding", "export", "families", "inspect", "outputs", "training", "sweeps", "weights"}
+LONG = {
+    "components",
+    "data",
+    "decoding",
+    "export",
+    "families",
+    "inspect",
+    "outputs",
+    "training",
+    "sweeps",
+    "weights",
+    "wires",
+}
 WRITTEN = [
     README,
     ROOT / "CONTRIBUTING.md",
