@@ -56,7 +56,9 @@ def test_a_layer_attends_to_the_keys_of_the_last_layer_that_gave_them() -> None:
 @pytest.mark.parametrize("layers", [None, {"groups": 2, "order": "looped"}], ids=["pattern", "looped"])
 def test_shared_keys_are_cached_once(layers: dict[str, Any] | None) -> None:
     if layers is not None:
-        layers = layers | {"variants": {"shared": {"attention": SHARED}}, "pattern": ["base", "shared"]}
+        # With fewer heads, the second layer shares no mask and no positions with the first.
+        shared = {"attention": SHARED | {"n_heads": 2, "d_head": 4}}
+        layers = layers | {"variants": {"shared": shared}, "pattern": ["base", "shared"]}
     model, ids = built(spec(layers)), torch.arange(3 * LENGTH).view(3, LENGTH) % 17
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[1, :3], mask[2, 11:] = False, False
