@@ -46,6 +46,7 @@ LONG = {
     "training",
     "sweeps",
     "weights",
+    "wires",
 }
 WRITTEN = [
     README,

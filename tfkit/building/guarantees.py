@@ -28,6 +28,7 @@ from tfkit.component import (
     ScoreBiasConfig,
     Signal,
     StreamConfig,
+    SublayerConfig,
 )
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph, place_of
@@ -176,6 +177,10 @@ def _name(module: nn.Module) -> tuple[str, str]:
 
 def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
     """Describe the fault in a component's result; `arguments` are those that the component was built with."""
+    if isinstance(component, SublayerConfig) and component.gives:
+        if not (isinstance(output, tuple) and len(output) == 2 and set(output[1]) == set(component.gives)):
+            return f"must return y, and a mapping with the tensors that it gives: {listing(component.gives)}"
+        output = output[0]
     if component.slot in KEEPING:
         return _not_kept(arguments, args, output)
     if not arguments:

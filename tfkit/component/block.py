@@ -103,16 +103,19 @@ class BlockConfig(Component):
     """True if a row of its output depends on other rows of the batch, as in a contrast of images and texts."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a component that takes a condition in a block without one, and for an idle condition."""
+        """Raise `Invalid` for a component that takes a value that its block lacks, and for a value that none takes."""
         super().check()
         components = [(path, part) for path, part in parts((), self) if isinstance(part, Component)]
-        takers = [(path, part) for path, part in components if part.takes_condition]
-        condition = getattr(self, "condition", None)
-        for path, part in takers if condition is None else ():
-            message = f"{part.slot} `{part.kind_name()}` needs a condition, but `{self.kind_name()}` has none"
-            raise Invalid(".".join(path), message, help="add `condition: NODE` to a stack of layers")
-        if condition is not None and not takers:
-            raise Invalid("condition", "`condition` has no effect: no component takes it", help="remove it")
+        wires = dict(self)
+        for name, noun, takers in (
+            ("condition", "a condition", [(path, part) for path, part in components if part.takes_condition]),
+            ("layer_features", "layer features", [(path, part) for path, part in components if part.takes_features]),
+        ):
+            for path, part in takers if wires.get(name) is None else ():
+                message = f"{part.slot} `{part.kind_name()}` needs {noun}, but `{self.kind_name()}` has none"
+                raise Invalid(".".join(path), message, help=f"add `{name}: NODE` to a stack of layers")
+            if wires.get(name) is not None and not takers:
+                raise Invalid(name, f"`{name}` has no effect: no component takes it", help="remove it")
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:

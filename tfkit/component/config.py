@@ -163,6 +163,8 @@ class Component(Config):
     """The place in the model where it acts, for slots with components that act in different places."""
     takes_condition: ClassVar[bool] = False
     """True if its module uses `context.condition`, so that its stack needs a `condition`."""
+    takes_features: ClassVar[bool] = False
+    """True if its module uses `context.features`, so that its stack needs `layer_features`."""
     drawn_apart: ClassVar[bool] = False
     """True if a picture shows the modules inside it one by one, such as a router and its experts."""
 

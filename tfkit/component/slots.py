@@ -128,6 +128,19 @@ class SublayerConfig(Component):
         return None
 
     @property
+    def gives(self) -> tuple[str, ...]:
+        """The names of tensors for later sublayers, which the module returns as well: (y, {name: tensor})."""
+        return ()
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The names of tensors that the module finds in `context.wires`, each from the last sublayer that gave it."""
+        return ()
+
+    def check_giver(self, name: str, giver: SublayerConfig) -> None:
+        """Raise `Invalid` if it cannot take the tensor `name` of `giver`."""
+
+    @property
     def inner_values(self) -> Mapping[str, InnerValue]:
         """Values inside the module that `tfkit.trace` reads and writes, by name."""
         return {}

@@ -161,7 +161,22 @@ class Step:
     @property
     def keeps_state(self) -> bool:
         """True if it carries a state from token to token, as mixers do."""
-        return isinstance(self.config, MixerConfig) or any(isinstance(entry, State) for entry in self.cached or ())
+        return self.ordered or any(isinstance(entry, State) for entry in self.cached or ())
+
+    @property
+    def ordered(self) -> bool:
+        """True if it takes the tokens of each row first, then padding: a mixer that is not positionwise."""
+        return isinstance(self.config, MixerConfig) and self.cached != ()
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The names of the tensors that it gives to later steps."""
+        return self.config.gives if isinstance(self.config, SublayerConfig) else ()
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The names of the tensors that it takes from earlier steps."""
+        return self.config.takes if isinstance(self.config, SublayerConfig) else ()
 
     @property
     def crosses_documents(self) -> bool:
@@ -226,6 +241,19 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Connection:
+    """A wire between layers: a tensor that one sublayer gives, and a later sublayer takes."""
+
+    wire: str
+    layer: int
+    """The number of the layer that takes it."""
+    step: Step
+    giving_layer: int | None
+    """The number of the layer that gives it; None if no earlier layer does."""
+    giver: Step | None
+
+
+@dataclass(frozen=True)
 class Layers:
     """The layers of a stack, and their arrangement."""
 
@@ -277,6 +305,24 @@ class Layers:
         """The residual whose modules `enter` and `leave` surround the layers; None for a stream [b, t, d_model]."""
         residuals = (step.residual for layer in self.layers for step in layer.steps)
         return next((residual for residual in residuals if residual.enters), None)
+
+    @property
+    def wired(self) -> bool:
+        """True if sublayers give tensors to later sublayers."""
+        return any(step.gives for layer in self.layers for step in layer.steps)
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The wires between sublayers, in the order in which their takers first run."""
+        connections: dict[tuple[int, str, str], Connection] = {}
+        latest: dict[str, tuple[int, Step]] = {}
+        for number in self.runs:
+            for step in self.layers[number].steps:
+                for wire in step.takes:
+                    connection = Connection(wire, number, step, *latest.get(wire, (None, None)))
+                    connections.setdefault((number, step.name, wire), connection)
+                latest |= dict.fromkeys(step.gives, (number, step))
+        return list(connections.values())
 
     @property
     def keeps_state(self) -> bool:

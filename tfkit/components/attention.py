@@ -18,21 +18,25 @@ Gate: https://arxiv.org/abs/2505.06708. Inner norm: https://arxiv.org/abs/2210.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from tfkit.component import (
     ActivationConfig,
     AttentionBackend,
+    Cached,
     Config,
     Count,
     InnerValue,
     Make,
     NormConfig,
     PositiveFloat,
+    State,
+    SublayerConfig,
     TemperatureConfig,
     divisors,
 )
@@ -41,7 +45,7 @@ from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, Rearrange, settings, update_cache
+from tfkit.nn import Context, Linear, Rearrange, settings, update_cache, wires_of
 
 
 class Attention(nn.Module):
@@ -122,6 +126,51 @@ class Attention(nn.Module):
         return self.output(y)
 
 
+class TakingAttention(Attention):
+    """Attention to the keys and values of an earlier layer, which it takes by the names of two wires."""
+
+    def __init__(self, wires: tuple[str, ...], **modules: Any) -> None:
+        super().__init__(**modules)
+        self.keys, self.values = wires
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, wires = self.queries(self.project(x), context), wires_of(context)
+        return self.merge(self.core(q, wires[self.keys], wires[self.values], context.mask), x)
+
+    def queries(self, q: Tensor, context: Context) -> Tensor:
+        """Normalize and rotate projected queries [b, h, q, d]."""
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if self.rotate is not None:
+            table = context.rotary
+            assert table is not None
+            q = self.rotate(q, table)
+        if self.q_norm_rotated is not None:
+            q = self.q_norm_rotated(q)
+        temperature = context.temperature
+        return q if temperature is None else q * temperature
+
+
+class GivingAttention(TakingAttention):
+    """Attention that also gives its keys and values to later layers."""
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
+        q, k, v = self.project(x)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if self.v_norm is not None:
+            v = self.v_norm(v)
+        if self.rotate is not None:
+            table = context.rotary
+            assert table is not None
+            k = self.rotate(k, table)
+        if self.k_norm_rotated is not None:
+            k = self.k_norm_rotated(k)
+        k, v = update_cache(k, context, index=0), update_cache(v, context, index=1)
+        y = self.merge(self.core(self.queries(q, context), k, v, context.mask), x)
+        return y, {self.keys: k, self.values: v}
+
+
 class CrossAttention(Attention):
     """[b, q, d_model] and a memory [b, k, d_memory] -> [b, q, d_model]; no positions, and only padding is masked.
 
@@ -195,6 +244,8 @@ class MultiHeadConfig(ProjectedConfig):
         {
             **ProjectedConfig.self_attention_only,
             "temperature": "cross-attention has no positions: no query has a temperature",
+            "kv_name": "cross-attention cannot give its keys and values to other layers",
+            "kv_from": "cross-attention cannot take the keys and values of other layers",
         }
     )
 
@@ -219,10 +270,18 @@ class MultiHeadConfig(ProjectedConfig):
     """Gate of the heads' outputs: factors that are computed from the input."""
     inner_norm: NormConfig | None = None
     """Norm of the outputs of all heads as one vector, before the output projection."""
+    kv_name: str | None = None
+    """Name under which later layers take its keys and values."""
+    kv_from: str | None = None
+    """Name of the keys and values that replace the layer's: of the last earlier layer that gives them."""
 
     def check(self) -> None:
         """Refuse weights of each head for a norm that is missing, or has no weights."""
         super().check()
+        for field in ("kv_name", "value_norm") if self.kv_from is not None else ():
+            if getattr(self, field) is not None:
+                message = f"`{field}` has no effect: the keys and values are of an earlier layer"
+                raise Invalid(field, message, help="set it to null")
         norm, place = self.qk_norm, "qk_norm_weight"
         if self.qk_norm_weight == "shared":
             return
@@ -232,6 +291,25 @@ class MultiHeadConfig(ProjectedConfig):
             raise Invalid(place, f"norm `{norm.kind_name()}` cannot have weights of each head")
         if not norm.scale:
             raise Invalid(place, "`qk_norm_weight` has no effect: the norm has no weights")
+
+    @property
+    def cached(self) -> tuple[Cached | State, ...]:
+        return super().cached if self.kv_from is None else ()
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return _wires(self.kv_name)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return _wires(self.kv_from)
+
+    def check_giver(self, name: str, giver: SublayerConfig) -> None:
+        for field in ("kv_heads", "head_width", "mask", "position"):
+            expected, value = getattr(giver, field, None), getattr(self, field)
+            if value != expected:
+                message = f"`{field}` must be equal in the layer that gives {name}"
+                raise Invalid("kv_from", message)
 
     @property
     def inner_values(self) -> Mapping[str, InnerValue]:
@@ -297,17 +375,21 @@ class MultiHeadConfig(ProjectedConfig):
         return core
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
-        width, rotated = self.head_width, self.qk_norm_rotated
-        attention = Attention if d_memory is None else CrossAttention
+        width, rotated, taking = self.head_width, self.qk_norm_rotated, self.kv_from is not None
+        attention: Callable[..., nn.Module] = Attention if d_memory is None else CrossAttention
+        if self.gives:
+            attention = partial(GivingAttention, self.gives)
+        elif taking:
+            attention = partial(TakingAttention, self.takes)
         relative = self.content_scores
         return attention(
             project=self.build_projection(make, d_memory),
             q_norm=self._build_norm(make, self.n_heads),
-            k_norm=self._build_norm(make, self.kv_heads),
+            k_norm=None if taking else self._build_norm(make, self.kv_heads),
             v_norm=make(self.value_norm, width) if self.value_norm else None,
             rotate=self.rotary.build_rotation(self) if self.rotary else None,
             q_norm_rotated=make(rotated, width) if rotated else None,
-            k_norm_rotated=make(rotated, width) if rotated else None,
+            k_norm_rotated=make(rotated, width) if rotated and not taking else None,
             relative_project=relative.build_projection(self) if relative else None,
             relative=relative.build_scores(self, self.score_scale) if relative else None,
             core=self.build_core(make, causal=causal),
@@ -323,6 +405,11 @@ class MultiHeadConfig(ProjectedConfig):
         if self.qk_norm_weight == "per_head":
             return make(self.qk_norm, self.head_width, heads)
         return make(self.qk_norm, self.head_width)
+
+
+def _wires(name: str | None) -> tuple[str, ...]:
+    """Return the names of the wires with keys and with values."""
+    return () if name is None else (f"{name}.keys", f"{name}.values")
 
 
 class GroupedQueryConfig(MultiHeadConfig):

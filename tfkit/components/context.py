@@ -104,7 +104,6 @@ class AttentionContext(nn.Module):
     """The values that the attentions of several layers share, from sequences x [b, t, d_model].
 
     `padding` is a mask [b, t] or a pairwise mask, `prefix` has lengths [b], and `cached` is None for entire sequences.
-    `real` is the `padding` of the context.
     """
 
     def __init__(
@@ -140,10 +139,6 @@ class AttentionContext(nn.Module):
         padding: Tensor | None,
         prefix: Tensor | None,
         cached: CachedKeys | None = None,
-        real: Tensor | None = None,
-        places: Tensor | None = None,
-        documents: Tensor | None = None,
-        condition: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
@@ -167,7 +162,7 @@ class AttentionContext(nn.Module):
         if not is_scripting():  # noqa: SIM102
             if self.flex and cached is None and serves(x):
                 flex = self.flex_mask(x, padding, prefix)
-                return Context(flex, rotary, None, None, temperature, real, places, documents, condition)
+                return Context(flex, rotary, None, temperature=temperature)
         mask: Tensor | None = None
         if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
             visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cached is not None)
@@ -178,7 +173,7 @@ class AttentionContext(nn.Module):
         relative: tuple[Tensor, Tensor] | None = None
         if self.relative is not None:
             relative = self.relative(queries, keys)
-        return Context(mask, rotary, None, cache, temperature, real, places, documents, condition, relative)
+        return Context(mask, rotary, None, cache, temperature, relative=relative)
 
     def reads_everything(self, queries: Tensor, keys: Tensor) -> bool:
         """Return True if no mask is needed, because the causal flag replaces it or the newest token reads all keys."""

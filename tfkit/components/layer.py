@@ -15,14 +15,13 @@ Parallel: https://arxiv.org/abs/2204.02311.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from tfkit.component import (
     AttentionConfig,
@@ -50,7 +49,7 @@ from tfkit.component import (
 )
 from tfkit.components.residual import ResidualScale
 from tfkit.errors import Invalid, listing, quoted, similar
-from tfkit.nn import Context, Program, Value, cache_of_next, order_tokens, restore_order
+from tfkit.nn import Context, Program, Value, cache_of_next, order_tokens, restore_order, wires_of, with_wires
 
 Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
 
@@ -129,6 +128,8 @@ class LayerConfig(Config):
         for name, why in cross.self_attention_only.items() if cross is not None else ():
             if getattr(cross, name) is not None:
                 raise Invalid(f"cross_attention.{name}", why)
+        if cross is not None and (cross.gives or cross.takes):
+            raise Invalid("cross_attention", "cross-attention cannot give or take wires")
 
     @classmethod
     @cache
@@ -249,8 +250,13 @@ class LayerConfig(Config):
         )
 
 
-def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None, causal: bool) -> nn.Module:
-    """Build a layer: forward(x, context) or, with a memory, forward(x, context, cross_context)."""
+def build_layer(
+    layer: Layer, make: Make, *, d_model: int, d_memory: int | None, causal: bool, wired: bool
+) -> nn.Module:
+    """Build a layer: forward(x, context) or, with a memory, forward(x, context, cross_context).
+
+    It returns x or, if `wired`, also all wires so far.
+    """
     program = Program()
     x = layer_input = program.input("x")
     contexts = [program.input("context", Context)]
@@ -261,7 +267,10 @@ def build_layer(layer: Layer, make: Make, *, d_model: int, d_memory: int | None,
         layer_input = writer.norm(Call("input_norm", layer.input_norm), x)
     for step in layer.steps:
         x = writer.write(step, x, layer_input)
-    return program.build(x, "Layer")
+    if not wired:
+        return program.build(x, "Layer")
+    wires = program.apply("wires", wires_of, writer.contexts[0])
+    return program.build((x, wires), "Layer", (Tensor, dict[str, Tensor]))
 
 
 @dataclass
@@ -273,7 +282,7 @@ class _StepWriter:
     d_model: int
     d_memory: int | None
     causal: bool
-    contexts: Sequence[Value]
+    contexts: list[Value]
     """The contexts of the layer's input and of the memory."""
     n_kept: list[int] = field(default_factory=lambda: [0, 0])
     """The number of tensors that the previous steps keep of the input and of the memory."""
@@ -319,11 +328,13 @@ class _StepWriter:
     def _sublayer(self, step: Step, y: Value) -> Value:
         """Write the call of a sublayer; a mixer takes the tokens of each row first."""
         module, context = self._build_sublayer(step), self._context(step)
-        ordered = isinstance(step.config, MixerConfig)
-        if ordered:
+        if step.ordered:
             y = self.program.apply(f"{step.name}_input", order_tokens, y, context)
         y = self.program.call(step.name, module, y, *([] if context is None else [context]))
-        return self.program.apply(f"{step.name}_output", restore_order, y, context) if ordered else y
+        if step.gives:
+            y, wires = self.program.unpack(y, "y", "wires")
+            self.contexts[0] = self.program.apply("context", with_wires, self.contexts[0], wires)
+        return self.program.apply(f"{step.name}_output", restore_order, y, context) if step.ordered else y
 
     def _build_sublayer(self, step: Step) -> nn.Module:
         if not isinstance(step.config, AttentionConfig):

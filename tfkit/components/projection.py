@@ -48,6 +48,8 @@ class ProjectedConfig(AttentionConfig):
     def build_projection(self, make: Make, d_memory: int | None) -> nn.Module:
         """Build the module: x [b, t, d_model], or x and a memory -> q [b, h, q, d], k and v [b, g, k, d]."""
         biases, norm = self.biases, self.qk_norm_full
+        if self.takes:
+            return QueryProjection(self, make(norm, self.n_heads * self.head_width) if norm else None)
         if d_memory is None and norm is None and biases.q == biases.k == biases.v:
             return FusedProjection(self)
         q_norm = make(norm, self.n_heads * self.head_width) if norm else None
@@ -72,6 +74,27 @@ class FusedProjection(nn.Module):
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
         return self.split_heads(qkv)
+
+
+class QueryProjection(nn.Module):
+    """Queries of a sequence: x [b, t, d_model] -> [b, h, t, d]."""
+
+    extra_repr = settings
+
+    def __init__(self, config: ProjectedConfig, q_norm: nn.Module | None) -> None:
+        super().__init__()
+        self.q = Linear(config.d_model, config.n_heads * config.head_width, bias=config.biases.q)
+        self.q_norm = q_norm
+        self.clip = config.clip
+        self.split_heads = Rearrange("b t (h d) -> b h t d", d=config.head_width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x)
+        if self.clip is not None:
+            q = q.clamp(-self.clip, self.clip)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        return self.split_heads(q)
 
 
 class SeparateProjection(nn.Module):

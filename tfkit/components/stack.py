@@ -30,7 +30,9 @@ from tfkit.component import (
     Signal,
     Signals,
     State,
+    SublayerConfig,
     VectorWire,
+    Wire,
     divisors,
     expect,
     parts,
@@ -39,8 +41,18 @@ from tfkit.components.cached_keys import place
 from tfkit.components.context import AttentionContext, ContextKey, cross_context
 from tfkit.components.layer import LayerConfig, build_layer
 from tfkit.components.layer_pattern import BASE, LayersConfig
-from tfkit.errors import Invalid, ranges
-from tfkit.nn import Context, Past, cache_of_layer, count_positions, is_scripting, named, recomputed, token_order
+from tfkit.errors import Invalid, listing, ranges
+from tfkit.nn import (
+    Context,
+    Past,
+    cache_of_layer,
+    count_positions,
+    is_scripting,
+    named,
+    recomputed,
+    token_order,
+    with_values,
+)
 
 
 class StackConfig(LayerConfig, BlockConfig):
@@ -53,6 +65,8 @@ class StackConfig(LayerConfig, BlockConfig):
     """The sequence that cross-attention reads."""
     condition: VectorWire | None = None
     """The vector for the components that depend on a condition, such as a time step, a class or a speaker."""
+    layer_features: Wire | None = None
+    """A sequence of n_layers * d_features channels, for components that depend on it: layer i gets its i-th part."""
     n_layers: Count
     """Number of layers."""
     layers: LayersConfig | None = None
@@ -88,6 +102,7 @@ class StackConfig(LayerConfig, BlockConfig):
                     raise Invalid(f"{path}{name}.d_model", message)
         self._check_memory()
         self._check_streams()
+        self._check_wires()
 
     def _check_streams(self) -> None:
         """Raise `Invalid` unless all sublayers of the stack share a residual whose stream is not [b, t, d_model]."""
@@ -98,6 +113,29 @@ class StackConfig(LayerConfig, BlockConfig):
                 if step.residual != streams and (step.residual.enters or streams.enters):
                     name = (streams if streams.enters else step.residual).kind_name()
                     raise Invalid(f"{path}residual", f"all sublayers of a stack must share its residual `{name}`")
+
+    def _check_wires(self) -> None:
+        """Raise `Invalid` for a wire without a giver, a giver that does not fit, and a wire that no sublayer takes."""
+        stack = self.stack()
+        paths = dict(zip(dict(self.plan()), [path for path, _ in self.distinct()], strict=True))
+        for connection in stack.connections:
+            wire, step, giver = connection.wire, connection.step, connection.giver
+            path = f"{paths[stack.layers[connection.layer].name]}{step.role}"
+            if giver is None:
+                gives = listing(wire for layer in stack.layers for step in layer.steps for wire in step.gives)
+                message = f"`{step.role}` of layer {connection.layer} takes `{wire}`, but no earlier layer gives it"
+                raise Invalid(path, message, notes=[f"layers give: {gives or 'nothing'}"])
+            try:
+                if isinstance(step.config, SublayerConfig) and isinstance(giver.config, SublayerConfig):
+                    step.config.check_giver(wire, giver.config)
+            except Invalid as error:
+                raise Invalid(f"{path}.{error.field}".rstrip("."), error.message, help=error.help) from None
+        taken = {connection.wire for connection in stack.connections}
+        for layer in stack.layers:
+            for step in layer.steps:
+                for wire in [wire for wire in step.gives if wire not in taken]:
+                    message = f"`{step.role}` gives `{wire}`, which has no effect: no later layer takes it"
+                    raise Invalid(f"{paths[layer.name]}{step.role}", message)
 
     def _check_memory(self) -> None:
         """Refuse cross-attention without a memory, and a memory that no layer reads."""
@@ -167,6 +205,12 @@ class StackConfig(LayerConfig, BlockConfig):
             width = expect(inputs, "condition", "vector").width
             for other in {getattr(part, "d_condition", width) for _, part in parts((), self)} - {width}:
                 raise Invalid("condition", f"`condition` must be a vector of width {other}; got width {width}")
+        if "layer_features" in inputs:
+            width = expect(inputs, "layer_features", "sequence").width
+            widths = {getattr(part, "d_features", 0) for _, part in parts((), self)} - {0}
+            for d in sorted(widths - {(width or 0) / self.n_layers}):
+                message = f"`layer_features` must have the width {self.n_layers} * {d}, one part for each layer"
+                raise Invalid("layer_features", f"{message}; got width {width}")
         return signal
 
     def module(self, inputs: Signals) -> type[Stack]:
@@ -237,14 +281,17 @@ class StackConfig(LayerConfig, BlockConfig):
         for make.layer, (layer, (name, key)) in enumerate(zip(stack.layers, contexts, strict=True)):
             if name not in shared:
                 shared[name] = key.build(make, gaps=signal.gaps)
-            layers.append(build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag))
+            wired = stack.wired
+            layers.append(
+                build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag, wired=wired)
+            )
         make.layer, streams = None, stack.streams
         order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
         return self.module(inputs)(
             shared={name: shared[name] for name in order},
             layers=layers,
             contexts=[order.index(name) for name, _ in contexts],
-            first_slots=[_first_slots(layer) for layer in stack.layers],
+            slots=_slots(stack),
             orders_tokens=stack.keeps_state,
             repeats=1 if stack.looped else stack.repeats,
             loops=stack.repeats if stack.looped else 1,
@@ -253,6 +300,8 @@ class StackConfig(LayerConfig, BlockConfig):
             leave=None if streams is None else make(streams, "leave", self.d_model),
             final_norm=None if stack.final_norm is None else make(stack.final_norm, self.d_model),
             conditioned=stack.final_norm is not None and stack.final_norm.takes_condition,
+            wired=stack.wired,
+            n_parts=self.n_layers,
         )
 
 
@@ -270,10 +319,19 @@ def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[C
     return tuple(cached)
 
 
-def _first_slots(layer: Layer) -> int:
-    """Return the number of the first tensor with slots of tokens that the layer keeps of its input; -1 for none."""
-    cached = [entry for step in layer.steps if not step.reads_memory for entry in step.cached or ()]
-    return next((number for number, entry in enumerate(cached) if isinstance(entry, Cached)), -1)
+def _slots(stack: Layers) -> list[tuple[int, int] | None]:
+    """Return where each layer finds slots of tokens: a layer, and the number of its tensor; None without slots.
+
+    A layer without a cache that takes a wire has the slots of the layer that gives it.
+    """
+    slots: list[tuple[int, int] | None] = []
+    for number, layer in enumerate(stack.layers):
+        cached = [entry for step in layer.steps if not step.reads_memory for entry in step.cached or ()]
+        slots.append(next(((number, i) for i, entry in enumerate(cached) if isinstance(entry, Cached)), None))
+    for connection in stack.connections:
+        if slots[connection.layer] is None and connection.giving_layer is not None:
+            slots[connection.layer] = slots[connection.giving_layer]
+    return slots
 
 
 class Stack(nn.Module):
@@ -283,7 +341,9 @@ class Stack(nn.Module):
     layers run, and `past` says how much was read before.
     """
 
-    __constants__ = ("conditioned",)  # TorchScript compiles only the branch that is taken
+    # TorchScript compiles only the branch that is taken.
+    __constants__ = ("reads_memory", "wired", "conditioned")
+    reads_memory = False
 
     def __init__(
         self,
@@ -291,7 +351,7 @@ class Stack(nn.Module):
         shared: dict[str, AttentionContext],
         layers: Sequence[nn.Module],
         contexts: list[int],
-        first_slots: list[int],
+        slots: list[tuple[int, int] | None],
         orders_tokens: bool,
         repeats: int,
         loops: int,
@@ -300,15 +360,19 @@ class Stack(nn.Module):
         leave: nn.Module | None,
         final_norm: nn.Module | None,
         conditioned: bool,
+        wired: bool,
+        n_parts: int,
     ) -> None:
         super().__init__()
         self.shared = nn.ModuleDict(shared)
         self.layers = nn.ModuleList(layers)
         self.context_of = contexts
-        users = [[layer for layer, used in enumerate(contexts) if used == number] for number in range(len(shared))]
-        firsts = [max(layers, key=lambda layer: (first_slots[layer] >= 0, -layer)) for layers in users]
-        self.first_run = [repeats * layer for layer in firsts]
-        self.first_slots = [first_slots[layer] for layer in firsts]
+        places = [
+            next((slots[layer] for layer, used in enumerate(contexts) if used == number and slots[layer]), None)
+            for number in range(len(shared))
+        ]
+        self.first_run = [-1 if place is None else repeats * place[0] for place in places]
+        self.first_slots = [-1 if place is None else place[1] for place in places]
         self.orders_tokens = orders_tokens
         self.repeats = repeats
         self.loops = loops
@@ -317,6 +381,8 @@ class Stack(nn.Module):
         self.leave = leave
         self.final_norm = final_norm
         self.conditioned = conditioned
+        self.wired = wired
+        self.n_parts = n_parts
 
     def forward(
         self,
@@ -326,20 +392,9 @@ class Stack(nn.Module):
         caches: list[list[Tensor]] | None = None,
         past: Past | None = None,
         condition: Tensor | None = None,
+        layer_features: Tensor | None = None,
     ) -> Tensor:
-        contexts = self.contexts(x, mask, prefix, caches, past, condition)
-        x = x if self.enter is None else self.enter(x)
-        run = 0
-        for _ in range(self.loops):
-            for i, layer in enumerate(self.layers):
-                for _ in range(self.repeats):
-                    context = cache_of_layer(contexts[self.context_of[i]], caches, run)
-                    x = layer(x, context) if is_scripting() or not self.recompute else recomputed(layer, x, context)
-                    run += 1
-        x = x if self.leave is None else self.leave(x)
-        if self.final_norm is None:
-            return x
-        return self.final_norm(x, contexts[0]) if self.conditioned else self.final_norm(x)
+        return self.run(x, mask, prefix, None, caches, None, past, condition, layer_features)
 
     def contexts(
         self,
@@ -364,8 +419,58 @@ class Stack(nn.Module):
             if caches is not None and self.first_slots[i] >= 0:
                 n_slots = caches[self.first_run[i]][self.first_slots[i]].size(2) - 1
             cached = None if past is None else place(count_positions(x, mask, past), mask, past, n_slots)
-            contexts.append(shared(x, mask, prefix, cached, real, places, documents, condition))
-        return contexts
+            contexts.append(shared(x, mask, prefix, cached))
+        if real is None and condition is None:
+            return contexts
+        return [with_values(context, None, real, places, documents, condition) for context in contexts]
+
+    def run(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        prefix: Tensor | None,
+        cross: Context | None,
+        caches: list[list[Tensor]] | None,
+        memory_caches: list[list[Tensor]] | None,
+        past: Past | None,
+        condition: Tensor | None,
+        layer_features: Tensor | None,
+    ) -> Tensor:
+        """Run the layers in order; `cross` is the context of all cross-attentions."""
+        contexts = self.contexts(x, mask, prefix, caches, past, condition)
+        x = x if self.enter is None else self.enter(x)
+        features = None if layer_features is None else layer_features.chunk(self.n_parts, dim=2)
+        wires: dict[str, Tensor] = {}
+        run = 0
+        for _ in range(self.loops):
+            for i, layer in enumerate(self.layers):
+                for _ in range(self.repeats):
+                    context = cache_of_layer(contexts[self.context_of[i]], caches, run)
+                    if self.wired:
+                        context = with_values(context, wires=wires)
+                    if features is not None:
+                        context = with_values(context, features=features[run])
+                    if self.reads_memory:
+                        assert cross is not None
+                        cross_layer = cache_of_layer(cross, memory_caches, run)
+                        result = (
+                            layer(x, context, cross_layer)
+                            if is_scripting() or not self.recompute
+                            else recomputed(layer, x, context, cross_layer)
+                        )
+                    else:
+                        result = (
+                            layer(x, context) if is_scripting() or not self.recompute else recomputed(layer, x, context)
+                        )
+                    if self.wired:
+                        x, wires = result
+                    else:
+                        x = result
+                    run += 1
+        x = x if self.leave is None else self.leave(x)
+        if self.final_norm is None:
+            return x
+        return self.final_norm(x, contexts[0]) if self.conditioned else self.final_norm(x)
 
     def extra_repr(self) -> str:
         names = [*self.shared]
@@ -379,6 +484,8 @@ class Stack(nn.Module):
 class MemoryStack(Stack):
     """Layers that also read a memory. If the sequence is read step by step, it is given with the first step."""
 
+    reads_memory = True
+
     def forward(  # type: ignore[override]
         self,
         x: Tensor,
@@ -389,23 +496,7 @@ class MemoryStack(Stack):
         memory_caches: list[list[Tensor]] | None = None,
         past: Past | None = None,
         condition: Tensor | None = None,
+        layer_features: Tensor | None = None,
     ) -> Tensor:
-        contexts = self.contexts(x, mask, None, caches, past, condition)
         cross = cross_context(x, memory, memory_mask, memory_caches)
-        x = x if self.enter is None else self.enter(x)
-        run = 0
-        for _ in range(self.loops):
-            for i, layer in enumerate(self.layers):
-                for _ in range(self.repeats):
-                    context = cache_of_layer(contexts[self.context_of[i]], caches, run)
-                    cross_layer = cache_of_layer(cross, memory_caches, run)
-                    x = (
-                        layer(x, context, cross_layer)
-                        if is_scripting() or not self.recompute
-                        else recomputed(layer, x, context, cross_layer)
-                    )
-                    run += 1
-        x = x if self.leave is None else self.leave(x)
-        if self.final_norm is None:
-            return x
-        return self.final_norm(x, contexts[0]) if self.conditioned else self.final_norm(x)
+        return self.run(x, mask, None, cross, caches, memory_caches, past, condition, layer_features)

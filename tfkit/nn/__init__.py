@@ -18,6 +18,9 @@ from tfkit.nn.context import order_tokens as order_tokens
 from tfkit.nn.context import restore_order as restore_order
 from tfkit.nn.context import token_order as token_order
 from tfkit.nn.context import update_cache as update_cache
+from tfkit.nn.context import wires_of as wires_of
+from tfkit.nn.context import with_values as with_values
+from tfkit.nn.context import with_wires as with_wires
 from tfkit.nn.forward_text import Value as Value
 from tfkit.nn.layers import Linear as Linear
 from tfkit.nn.layers import Softmax as Softmax

@@ -76,6 +76,9 @@ class Context(NamedTuple):
         condition: the vector of the stack's `condition`, [b, width]; None without, and in cross-attention.
         relative: rows for classes of distances, [1, n, d_model], and the index of the row of each query and key, int
             [b or 1, q, k]; None unless the position is a `ContentScoreConfig`, such as disentangled.
+        wires: what earlier sublayers gave, by name: docs/wires.md. None in a stack in which no sublayer takes a wire,
+            and in cross-attention.
+        features: the layer's part of the stack's `layer_features`, [b, t, width]; None without, and in cross-attention.
     """
 
     mask: Tensor | None
@@ -88,6 +91,49 @@ class Context(NamedTuple):
     documents: Tensor | None = None
     condition: Tensor | None = None
     relative: tuple[Tensor, Tensor] | None = None
+    wires: dict[str, Tensor] | None = None
+    features: Tensor | None = None
+
+
+def with_values(
+    context: Context,
+    cache: Cache | None = None,
+    padding: Tensor | None = None,
+    places: Tensor | None = None,
+    documents: Tensor | None = None,
+    condition: Tensor | None = None,
+    wires: dict[str, Tensor] | None = None,
+    features: Tensor | None = None,
+) -> Context:
+    """Return the context with these values; None changes nothing."""
+    return Context(
+        context.mask,
+        context.rotary,
+        context.memory,
+        context.cache if cache is None else cache,
+        context.temperature,
+        context.padding if padding is None else padding,
+        context.places if places is None else places,
+        context.documents if documents is None else documents,
+        context.condition if condition is None else condition,
+        context.relative,
+        context.wires if wires is None else wires,
+        context.features if features is None else features,
+    )
+
+
+def with_wires(context: Context, wires: dict[str, Tensor]) -> Context:
+    """Return the context of the sublayers after one that gave these wires."""
+    together = wires_of(context).copy()
+    together.update(wires)
+    return with_values(context, wires=together)
+
+
+def wires_of(context: Context) -> dict[str, Tensor]:
+    """Return the wires that the sublayers so far gave."""
+    wires = context.wires
+    assert wires is not None
+    return wires
 
 
 def token_order(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -173,9 +219,7 @@ def cache_of_layer(context: Context, caches: list[list[Tensor]] | None, layer: i
     cache = context.cache
     if cache is None or caches is None:
         return context
-    layer_cache = Cache(caches[layer], cache.slots, cache.before, cache.after)
-    mask, rotary, memory, _, temperature, padding, places, documents, condition, relative = context
-    return Context(mask, rotary, memory, layer_cache, temperature, padding, places, documents, condition, relative)
+    return with_values(context, Cache(caches[layer], cache.slots, cache.before, cache.after))
 
 
 def cache_of_next(context: Context, before: int) -> Context:

@@ -5,7 +5,7 @@ t positions, q queries, k keys, h query heads, g key-value heads, d width of a h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,12 +28,20 @@ class Scope:
     """True if no query reads a later key."""
     position: Part | None = None
     """The component in the slot `position`, with its weights."""
+    wires: dict[str, Array] = field(default_factory=dict)
+    """The tensors that earlier sublayers gave, by name; a sublayer adds the tensors that it gives."""
 
 
 def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None = None) -> Array:
     """Compute multi-head attention with g heads of keys and values; a kind may replace the core `dot_product`."""
     config, position = part.config, scope.position
-    q, k, v = (_heads(part, name, y, scope) for name, y in zip("qkv", _projected(part, x, scope, g), strict=True))
+    names = "qkv" if config.kv_from is None else "q"
+    q, *kv = [_heads(part, name, y, scope) for name, y in zip(names, _projected(part, x, scope, g), strict=False)]
+    if config.kv_from is not None:  # https://arxiv.org/abs/2405.12981
+        kv = [scope.wires[f"{config.kv_from}.{name}"] for name in ("keys", "values")]
+    if config.kv_name is not None:
+        scope.wires.update(zip((f"{config.kv_name}.keys", f"{config.kv_name}.values"), kv, strict=True))
+    k, v = kv
     if config.temperature is not None and scope.positions is not None:  # https://arxiv.org/abs/2501.19399
         times = (scope.positions + config.temperature.offset) // config.temperature.original_max_len
         q = q * (1 + config.temperature.beta * np.log1p(times))[:, None]
@@ -60,7 +68,7 @@ def _projected(part: Part, x: Array, scope: Scope, g: int) -> list[Array]:
         d = y.shape[1] // (h + 2 * g)
         return np.split(y, [h * d, (h + g) * d], axis=1)
     read = x if scope.memory is None else scope.memory
-    sources = {"q": x, "k": read, "v": read}
+    sources = {"q": x} if part.config.kv_from is not None else {"q": x, "k": read, "v": read}
     return [part.at(f"project.{name}").linear(source, bias_of(part, name)) for name, source in sources.items()]
 
 

@@ -32,6 +32,8 @@ class Row(NamedTuple):
 
     tokens: Array
     condition: Array | None
+    features: Array | None
+    """The features of all layers, [t, n_layers * width]."""
 
 
 def stack(
@@ -41,18 +43,24 @@ def stack(
     memory: Value | None = None,
     prefix: Value | None = None,
     condition: Value | None = None,
+    layer_features: Value | None = None,
     causal: bool = False,
 ) -> Value:
     """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
-    resolved, row = part.graph.node(part.path).stack, Row(input.tokens, condition.x if condition else None)
+    resolved, row = (
+        part.graph.node(part.path).stack,
+        Row(input.tokens, condition and condition.x, layer_features and layer_features.x),
+    )
     assert resolved is not None
     if resolved.streams is not None:
         x = part.at("enter", resolved.streams)("enter", x)
     times = config.n_layers // len(names)
     looped = config.layers is not None and config.layers.order == "looped"  # https://arxiv.org/abs/1807.03819
-    numbers = range(len(names))
-    for number in [*numbers] * times if looped else (number for number in numbers for _ in range(times)):
+    numbers, wires = range(len(names)), dict[str, Array]()
+    features = [None] * config.n_layers if row.features is None else np.split(row.features, config.n_layers, axis=1)
+    runs = [*numbers] * times if looped else [number for number in numbers for _ in range(times)]
+    for number, row in zip(runs, [row._replace(features=part) for part in features], strict=True):
         name = names[number]
         layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
         attention = layer.config.attention
@@ -60,7 +68,7 @@ def stack(
         place = "relative" if attention is not None and attention.content_scores is not None else "position"
         position = part.at(f"{context}.{place}", attention and attention.position)
         rule = part.at(f"{context}.rule", attention and attention.mask and attention.mask.rule)
-        scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal)
+        scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal, wires)
         x = _layer(layer, x, scopes, row)
     if resolved.streams is not None:
         x = part.at("leave", resolved.streams)("leave", x)
@@ -83,7 +91,14 @@ def _variants(config: Any) -> Iterator[str]:
 
 
 def _scopes(
-    config: Any, position: Part, rule: Part, input: Value, memory: Value | None, prefix: Value | None, causal: bool
+    config: Any,
+    position: Part,
+    rule: Part,
+    input: Value,
+    memory: Value | None,
+    prefix: Value | None,
+    causal: bool,
+    wires: dict[str, Array],
 ) -> Scopes:
     """Return the scopes that each kind of sublayer takes in addition to x: window and prefix without padding.
 
@@ -101,7 +116,7 @@ def _scopes(
             visible |= positions < prefix.x
         if rule.config is not None:
             visible &= replace(rule, trace=[])(positions[:, None], positions[None])
-        scopes["attention"] = (Scope(visible & input.pairs, None, positions, right == 0, position),)
+        scopes["attention"] = (Scope(visible & input.pairs, None, positions, right == 0, position, wires),)
     if memory is not None and (config.cross_attention or attention):
         scopes["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)
     return scopes if config.ffn is None else {**scopes, "ffn": ()}
@@ -133,7 +148,7 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
         read, kept = part.at(f"{name}_residual_read", residual)("read", x, row.condition)
     inside = _normed(part, "norm_in", step.get("norm_in"), read, row, name)
     sublayer = part.at(name, component)
-    y = _of_tokens(sublayer, inside, row.tokens) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
+    y = _of_tokens(sublayer, inside, row) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
     y = _normed(part, "norm_out", step.get("norm_out"), y, row, name)
     if not added:
         x = part.at(f"{name}_residual_write", residual)("write", x, y, kept)
@@ -147,10 +162,11 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
     return _normed(part, "norm_after", step.get("norm_after"), x, row, name)
 
 
-def _of_tokens(mixer: Part, x: Array, tokens: Array) -> Array:
+def _of_tokens(mixer: Part, x: Array, row: Row) -> Array:
     """Apply a mixer to the tokens alone: it has no output at padding, and no trace, as rows differ in length."""
-    y = np.zeros_like(x)
-    y[tokens] = replace(mixer, trace=[])(x[tokens])
+    y, tokens = np.zeros_like(x), row.tokens
+    features = [row.features[tokens]] if mixer.config.takes_features and row.features is not None else []
+    y[tokens] = replace(mixer, trace=[])(x[tokens], *features)
     return y
 
 

@@ -139,6 +139,11 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         graph["embedding"] = {"input": "tokens", **graph["embedding"]}
         spec |= {"d_condition": 8} if "d_condition" in config.model_fields else {}
         stack["condition"] = "time"
+    if config.takes_features:  # the stack has one layer
+        graph["embedding"] = {"input": "tokens", **graph["embedding"]}
+        graph = {"features": {"block": "embedding", "input": "tokens", "d_model": 8}, **graph}
+        spec |= {"d_features": 8}
+        stack |= {"input": "embedding", "layer_features": "features"}
     return {**spec, "graph": {**graph, "stack": stack, "logits": {"block": "lm_head"}}}
 
 

@@ -238,7 +238,7 @@ def _is_causal(graph: Graph, name: str) -> bool:
         fields = [field for field in fields if wire_of(node, field).value != "table"]
         if not fields:
             continue
-        if any(field not in ("input", "inputs") for field in fields) or not _keeps_order(node):
+        if any(field not in ("input", "inputs", "layer_features") for field in fields) or not _keeps_order(node):
             return False
         reached.add(node.name)
     return any(output in reached for output in graph.outputs)

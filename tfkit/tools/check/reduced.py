@@ -188,7 +188,7 @@ class _Shrink:
         self.lengths = {signal.length for signal in _signals(node) if signal.length is not None}
         self.keeps = bool(self.lengths) and node.stack is None
         config = self._config(node.config)
-        if node.stack is None:
+        if node.stack is None or "layer_features" in node.wires:  # which have a part for each layer
             return config
         names = list(node.stack.variants)
         period, pattern = node.stack.period, node.stack.pattern

@@ -251,9 +251,10 @@ class LayerRuns:
         return max(moment.peak(recompute=recompute) for moment in self.moments)
 
     def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
-        key, tensors = (kind, tuple(_signs(args)), torch.is_grad_enabled()), list(tensors_in(args))
-        number = self.watch.live.number
-        run = self._runs.get(key) if self.merge else None
+        tensors, number = list(tensors_in(args)), self.watch.live.number
+        merge = self.merge and args[1].wires is None  # a layer with wires returns more than x
+        key = (kind, tuple(_signs(args)), torch.is_grad_enabled()) if merge else path
+        run = self._runs.get(key) if merge else None
         if run is None:
             run, out = self._observe(path, forward, args, tensors)
             self._runs[key] = run
@@ -268,14 +269,15 @@ class LayerRuns:
 
     def _observe(
         self, path: str, forward: Callable[..., Any], args: Any, tensors: list[Tensor]
-    ) -> tuple[LayerRun, Tensor]:
+    ) -> tuple[LayerRun, Any]:
         """Run a layer, and record its observations."""
         watch, live, kept = self.watch, self.watch.live, set(self.watch.kept)
         number = live.number
         self._split()
         level, run = live.level, LayerRun(path)
         with watch.inside(Position(run, path)):
-            out: Tensor = forward(*args)
+            result = forward(*args)
+        out: Tensor = result[0] if isinstance(result, tuple) else result
         run.like = Like.of(out)
         run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
         self.moments.append(Moment(level, self._held, run))
@@ -288,7 +290,7 @@ class LayerRuns:
             out.register_hook(lambda grad: self._begin(run))
             if tensors[0].requires_grad:
                 tensors[0].register_hook(lambda grad: self._close(run))
-        return run, out
+        return run, result
 
     def _shared_of(self, run: LayerRun, tensors: list[Tensor], kept: set[int]) -> Iterator[tuple[str, int]]:
         """Yield the tensors that the layer keeps in addition to its input: other layers may keep the same tensors."""

@@ -333,6 +333,9 @@ class _Layers:
     def _sublayer(self, step: Step) -> Box:
         config = step.config
         notes = [Note("kind", config.kind_name()), *notes_of(config)]
+        notes += [
+            Note(word, ", ".join(wires)) for word, wires in (("takes", step.takes), ("gives", step.gives)) if wires
+        ]
         chips = list(chips_of(config))
         title = LABELS.get(step.role, step.role.replace("_", " "))
         if isinstance(config, AttentionConfig) and step.mask is not None:

@@ -478,7 +478,7 @@ def explain_attention(name: str, config: AttentionConfig, mask: MaskConfig | Non
         facts.append(_reads(mask))
     if mask is not None and mask.causal and config.cached is not None:
         numbers = sum(entry.heads * entry.width for entry in config.cached if isinstance(entry, Cached))
-        facts.append(f"a cache keeps {numbers:,} numbers of each token in each layer")
+        facts += [f"a cache keeps {numbers:,} numbers of each token in each layer"] if numbers else []
     return explain_component(name, config, facts=(*facts, *_states(config)))
 
 

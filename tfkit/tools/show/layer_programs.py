@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tfkit.component import Call, Dropout, Layer, Layers, Learned, NormConfig, Scale, Step
-from tfkit.errors import ranges
+from tfkit.errors import listing, ranges
 from tfkit.graph.expand import Graph
 from tfkit.tools.show.resolved_values import number
 
@@ -49,12 +49,16 @@ def as_code(layer: Layer) -> Iterator[str]:
         if step.write is not None:
             stream = "streams" if step.residual.enters else "x"
             written = f"{step.residual.kind_name()}({stream}, {y})"
-            yield f"{stream} = {_normed(step.norm_after, written)}"
+            yield f"{stream} = {_normed(step.norm_after, written)}{_given(step)}"
             continue
         onto = _normed(step.norm_in, read) if step.addition.onto == "normed" else "x"
         onto = onto if step.onto is None else _code(step.onto, onto, step)
         onto = onto if step.addition.scale_onto == 1 else _code(Scale(step.addition.scale_onto), onto, step)
-        yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}"
+        yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}{_given(step)}"
+
+
+def _given(step: Step) -> str:
+    return f"; gives {', '.join(step.gives)}" if step.gives else ""
 
 
 def _code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
@@ -66,7 +70,7 @@ def _code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
     if isinstance(part, Scale):
         return f"{part.number:g} * {y}"
     if part.name == step.name:
-        return f"{step.name}({y}{', memory' if step.reads_memory else ''})"
+        return f"{step.name}({', '.join([y, *['memory'] * step.reads_memory, *step.takes])})"
     return f"{part.config.kind_name()}({y})"
 
 
@@ -102,7 +106,9 @@ def _words(part: Call | Dropout, step: Step, layer: Layer) -> str:
     normalized = "" if layer.input_norm is None else " normalized"
     source = f" of the layer's{normalized} input" if step.reads_input else ""
     name = NAMES.get(step.role, f"the {step.role.replace('_', ' ')}")
-    return f"{name}{source}{' to the memory' if step.reads_memory else ''}"
+    takes, gives = (listing(names) for names in (step.takes, step.gives))
+    wires = f"{f' with {takes} of an earlier layer' if takes else ''}{f', which gives {gives}' if gives else ''}"
+    return f"{name}{source}{' to the memory' if step.reads_memory else ''}{wires}"
 
 
 def _factor(part: Learned | Scale) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tfkit.component import Layers, MixerConfig, Signal, Step, SublayerConfig
+from tfkit.component import Layers, Signal, Step, SublayerConfig
 from tfkit.graph.expand import Graph, Node
 
 
@@ -50,7 +50,7 @@ def _layers(node: Node, stack: Layers) -> Iterator[Point]:
 
 
 def _sublayer(path: str, step: Step, shape: str) -> Iterator[Point]:
-    mixed = isinstance(step.config, MixerConfig)
+    mixed = step.ordered
     yield Point(f"{path}.in", shape, path, 0, mixed)
     inner = step.config.inner_values if isinstance(step.config, SublayerConfig) else {}
     for name, value in inner.items():

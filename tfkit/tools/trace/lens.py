@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tfkit.arguments import checked
 from tfkit.building.builder import graph_of
 from tfkit.building.model import BuiltModel, unwrapped
-from tfkit.component import Call, Dropout, Learned, MixerConfig, ResidualConfig, Step
+from tfkit.component import Call, Dropout, Learned, ResidualConfig, Step
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph, Node
 from tfkit.tools.show.points import Point
@@ -132,4 +132,4 @@ def _addition(path: str, step: Step) -> Point:
             last = part.name
         elif isinstance(part, Dropout):
             last = f"{step.name}_dropout"
-    return Point(name, "", f"{path}.{last}", None, last == step.name and isinstance(step.config, MixerConfig))
+    return Point(name, "", f"{path}.{last}", None, last == step.name and step.ordered)

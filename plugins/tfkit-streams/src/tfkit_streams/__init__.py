@@ -1,7 +1,7 @@
 """Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and a norm.
 
 `manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
-changes, and `precision.py` the type of their sums.
+changes, `layer_features.py` has the features of each layer of Gemma 4, and `precision.py` the type of sums.
 """
 
 from __future__ import annotations
@@ -12,16 +12,28 @@ from typing import Any
 import tfkit
 from tfkit_streams.depth import DepthConfig
 from tfkit_streams.gated import GatedConfig
+from tfkit_streams.layer_features import FeatureGateConfig, LayerInputsConfig, ScaledSumConfig
 from tfkit_streams.manifold import ManifoldConfig
 from tfkit_streams.modulated import AdaptiveNormConfig, ModulatedConfig
 
-__all__ = ["AdaptiveNormConfig", "DepthConfig", "GatedConfig", "ManifoldConfig", "ModulatedConfig"]
+__all__ = [
+    "AdaptiveNormConfig",
+    "DepthConfig",
+    "FeatureGateConfig",
+    "GatedConfig",
+    "LayerInputsConfig",
+    "ManifoldConfig",
+    "ModulatedConfig",
+    "ScaledSumConfig",
+]
 
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
     """Hand the configs to tfkit."""
     for config in (ManifoldConfig, GatedConfig, DepthConfig, ModulatedConfig, AdaptiveNormConfig):
+        register(config)
+    for config in (LayerInputsConfig, FeatureGateConfig, ScaledSumConfig):
         register(config)
 
 

@@ -101,7 +101,25 @@ def adaptive(part: Part, x: Any, condition: Any) -> Any:
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + part.config.eps) * (1 + scale) + shift
 
 
+def scaled_sum(part, place, stream, *further):
+    """Compute a module of the stream, [t, m]."""
+    return (stream, []) if place == "read" else (stream + further[0]) * part.weight("scale")
+
+
+def feature_gate(part, x, features):
+    """Gate the features of a layer, [t, c], by x, [t, m]."""
+    gate = part.at("activation", part.config.activation)(part.at("gate").linear(x, bias=False))
+    return part.at("up").linear(gate * features, bias=False)
+
+
 KINDS = {
-    "residual": {"manifold": manifold, "gated": gated, "depth": depth, "modulated": modulated},
+    "residual": {
+        "manifold": manifold,
+        "gated": gated,
+        "depth": depth,
+        "modulated": modulated,
+        "scaled_sum": scaled_sum,
+    },
     "norm": {"adaptive": adaptive},
+    "mixer": {"feature_gate": feature_gate},
 }

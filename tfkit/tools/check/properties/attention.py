@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,16 +43,16 @@ def _calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[Attends, n
 @property_of("extents", "attends to the keys that masks allow", follows=("alone",))
 def extents(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Each attention reads exactly the keys that its mask grants, also next to padding."""
-    # With a state, an attention also depends on tokens that its mask hides.
-    stateful = {attention.path for attention in subject.attentions if attention.step.keeps_state}
-    require(len(subject.attentions) > len(stateful), "the spec has no stack with attention to keys alone")
+    # With a state, an attention also depends on tokens that its mask hides, and keys of another layer are not of x.
+    further = {attention.path for attention in subject.attentions if attention.step.keeps_state or attention.step.takes}
+    require(len(subject.attentions) > len(further), "the spec has no stack with attention to keys alone")
     paddings: tuple[Padding, ...] = ("none", "left", "right") if subject.padded else ("none",)
     for padding in paddings:
         inputs = subject.inputs(padding=padding)
         for attention, module, x, context in _calls(subject, inputs):
             # No input has the mask that a block makes.
             masked = padding == "none" or not _signal(subject, attention, context.memory).gaps
-            if masked and attention.path not in stateful:
+            if masked and attention.path not in further:
                 granted = _granted(subject, attention, inputs, x.size(1), context.memory)
                 yield from _extent(attention, module, x, context, granted, padding)
 
@@ -79,13 +80,19 @@ def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context)
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         keys = x if memory is None else memory.detach().requires_grad_()
-        y = module(x, context if memory is None else context._replace(memory=keys))
+        y = _output(module(x, context if memory is None else context._replace(memory=keys)))
         weights = torch.randn(y.size(-1), generator=torch.Generator().manual_seed(0)).to(y)
         gradients = []
         for query in range(y.size(1)):
             (gradient,) = torch.autograd.grad((y[:, query] * weights).sum(), keys, retain_graph=True)
             gradients.append((gradient != 0).any(dim=-1))
     return torch.stack(gradients, dim=1)
+
+
+def _output(result: Any) -> Tensor:
+    """Return the output of an attention, which may also return what it gives to later layers."""
+    output: Tensor = result[0] if isinstance(result, tuple) else result
+    return output
 
 
 def _signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | None) -> Signal:
@@ -144,8 +151,8 @@ def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterat
     keys = (context.memory if context.memory is not None else x).detach().requires_grad_()
 
     def last_row(keys: Tensor) -> Tensor:
-        result: Tensor = module(x, context._replace(memory=keys)) if crossing else module(keys, context)
-        return result[-1]
+        result = module(x, context._replace(memory=keys)) if crossing else module(keys, context)
+        return _output(result)[-1]
 
     with torch.enable_grad():
         y, zeroed = last_row(keys), last_row(torch.zeros_like(keys))

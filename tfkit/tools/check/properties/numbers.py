@@ -122,15 +122,17 @@ def silent(subject: ModelUnderTest) -> Iterator[Deviation]:
     require(stacks, "no stack consists of additions and unconditioned norms")
     model, names, inputs = subject.model, [node.name for node in stacks], subject.inputs()
     sublayers = [f"{path}.{step.name}" for path, layer in subject.layers.items() for step in layer.steps]
-    handles = [
-        model.get_submodule(path).register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))
-        for path in sublayers
-    ]
+    handles = [model.get_submodule(path).register_forward_hook(_silenced) for path in sublayers]
     with hooked(handles), torch.no_grad():
         stack_inputs = arguments_of(model, names, inputs)
         outputs = outputs_of(model, partial(call, model, inputs), [*subject.layers, *names])
         for node in stacks:
             yield from _silent_stack(model, node, stack_inputs[node.name][0], outputs)
+
+
+def _silenced(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Return zeros for the output of a sublayer; what it gives to later sublayers stays."""
+    return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
 
 
 def _adds(stack: Layers) -> bool:
