@@ -26,6 +26,8 @@ GOLDEN = ("gpt2", "llama3_8b", "t5_small", "deepseek_v3")
 ELSEWHERE = {"callback", "data", "field", "loss", "metric", "optimizer", "schedule", "tokenizer", "tracker"}
 """Slots that are not in a model."""
 NOT_SHOWN = {
+    "kv_name": "a wire needs a layer at each end: tests/components/test_wires.py",
+    "kv_from": "a wire, as `kv_name`",
     "d_model": "a part keeps the width of its model, which every layer shows",
     "vocab_size": "the model's, as `d_model`",
     "max_len": "no module has it: the model refuses longer sequences when it is called",
