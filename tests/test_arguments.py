@@ -161,7 +161,16 @@ def test_they_are_many() -> None:
 
 def test_every_public_function_is_there() -> None:
     public = {name for name in tfkit.__all__ if inspect.isfunction(getattr(tfkit, name))}
-    for_plugins = {"command", "divisors", "expect", "optional_slot", "read_rows", "slot", "update_cache"}
+    for_plugins = {
+        "command",
+        "divisors",
+        "expect",
+        "load_tokenizer",
+        "optional_slot",
+        "read_rows",
+        "slot",
+        "update_cache",
+    }
     assert public - for_plugins <= {*FUNCTIONS, "attention_weights", "contributions", "draw", "lens"}
 
 

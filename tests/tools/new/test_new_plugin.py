@@ -224,4 +224,4 @@ def test_the_makefile_installs_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_new_is_a_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "model", "shift"]) == 2
-    assert "`model` is not `plugin`" in capsys.readouterr().err
+    assert "`model` is not one of `plugin`, `run`" in capsys.readouterr().err
