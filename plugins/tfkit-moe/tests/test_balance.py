@@ -132,17 +132,26 @@ def train(folder: Path, name: str, *sets: str) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
+def errors(folder: Path, capsys: pytest.CaptureFixture[str], name: str, *sets: str) -> str:
+    """The error of a run, in one line."""
+    capsys.readouterr()
+    assert not train(folder, name, *sets)
+    return " ".join(capsys.readouterr().err.split())
+
+
 def test_a_run_in_micro_batches_has_the_same_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     together = train(tmp_path, "together")
     assert train(tmp_path, "parts", "machine.micro_batch=2") == pytest.approx(together, rel=1e-5)
-    assert train(tmp_path, "batch", "loss.over=batch") != pytest.approx(together, rel=1e-5)
-    assert train(tmp_path, "z", "loss.balance=0.0") != pytest.approx(together, rel=1e-3)
-    for change, message in {
-        "machine.micro_batch=2": "`balanced` must be computed from all sequences of a step together",
-        "loss={kind: balanced, balance: 0.0}": "both weights are 0",
-        "model.decoder.ffn={kind: relu, d_ff: 8}": "must have a mixture of experts",
-        "loss.balance=0.4": "has a different run",
-    }.items():
-        capsys.readouterr()
-        assert not train(tmp_path, "batch" if "0.4" in change else "wrong", "loss.over=batch", change)
-        assert message in " ".join(capsys.readouterr().err.replace("\n      ", " ").split())
+    message = "`balanced` must be computed from all sequences of a step together"
+    assert message in errors(tmp_path, capsys, "wrong", "loss.over=batch", "machine.micro_batch=2")
+
+
+@pytest.mark.slow
+def test_every_field_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    together = train(tmp_path, "together")
+    for change in ("over=batch", "balance=0.0", "router_z=0.0"):
+        assert train(tmp_path, change, f"loss.{change}") != pytest.approx(together, rel=1e-5)
+        assert "has a different run" in errors(tmp_path, capsys, "together", f"loss.{change}")
+    assert "both weights are 0" in errors(tmp_path, capsys, "wrong", "loss={kind: balanced, balance: 0.0}")
+    dense = "model.decoder.ffn={kind: relu, d_ff: 8}"
+    assert "must have a mixture of experts" in errors(tmp_path, capsys, "wrong", dense)
