@@ -1,4 +1,4 @@
-"""The names of a decoder's tensors in a folder of code that `tfkit save` wrote for transformers.
+"""The names of a language model's tensors in a folder of code that `tfkit save` wrote for transformers.
 
 The nodes are in a body, `model`; the last one is the head, with its output matrix as `lm_head`.
 """

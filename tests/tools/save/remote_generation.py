@@ -33,7 +33,9 @@ def failures(model: Any) -> Iterator[str]:
     single, batch = ids(model, 0), torch.cat([ids(model, 0), ids(model, 1)])
     mask = torch.ones_like(batch)
     mask[0, :3] = 0
-    for name, ours, theirs in [*generated(model, single, batch, mask), *computed(model, batch, mask)]:
+    decodes = isinstance(model, transformers.GenerationMixin)
+    tokens = generated(model, single, batch, mask) if decodes else ()
+    for name, ours, theirs in [*tokens, *computed(model, batch, mask)]:
         if not torch.equal(ours, theirs):
             yield name
     if len(model(batch, output_hidden_states=True).hidden_states) != model.config.num_hidden_layers + 1:
@@ -43,7 +45,9 @@ def failures(model: Any) -> Iterator[str]:
     model.resize_token_embeddings(model.config.vocab_size + 3)
     if model(batch).logits.shape[-1] != model.lm_head.weight.shape[0]:
         yield "resize_token_embeddings"
-    model.bfloat16().generate(batch, attention_mask=mask, max_new_tokens=2)
+    model.bfloat16()
+    if decodes:
+        model.generate(batch, attention_mask=mask, max_new_tokens=2)
 
 
 def generated(model: Any, single: Tensor, batch: Tensor, mask: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -74,6 +78,8 @@ def computed(model: Any, batch: Tensor, mask: Tensor) -> Iterator[tuple[str, Ten
     vectors = model.get_input_embeddings()(batch)
     yield "inputs_embeds", model(inputs_embeds=vectors, attention_mask=mask).logits, output.logits
     yield "the body", model.base_model(batch, attention_mask=mask).last_hidden_state, output.hidden_states[-1]
+    if not isinstance(model, transformers.GenerationMixin):
+        return
     kept = model(batch, attention_mask=mask, logits_to_keep=2).logits
     yield "logits_to_keep", kept, output.logits[:, -2:]
     inside = torch.ones_like(batch)
@@ -104,7 +110,10 @@ def gradients(model: Any, batch: Tensor, mask: Tensor) -> float:
 
 
 for folder in sys.argv[2:]:
-    opened: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    auto = next(name for name in config.auto_map if name.startswith("AutoModelFor"))
+    opened: Any = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
     opened.eval()
-    opened.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    if isinstance(opened, transformers.GenerationMixin):
+        opened.generation_config = transformers.GenerationConfig(pad_token_id=0)
     print(json.dumps([os.path.basename(folder), *failures(opened)]), flush=True)

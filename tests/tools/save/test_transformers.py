@@ -29,17 +29,26 @@ PLUGINS = tfkit.load_plugins()
 GENERATION = Path(__file__).with_name("remote_generation.py")
 SPECS = tuple(
     """
-    a_x_k1 apertus_8b bitnet_2b bloom_560m command_r_plus_104b dbrx deepseek_v2_lite depth_small dots1 exaone4_1_2b
-    falcon_7b falcon_h1_0_5b falcon_mamba_7b falcon_rw_1b flint gated_streams_small gemma2_2b gemma3_1b glm4_32b_0414
-    glm4_5 glm_4_9b gpt2 gpt_neo_125m gpt_neox_japanese_2_7b gpt_oss_20b granite3_2b granite_3_1b_a400m
-    helium_1_preview_2b hunyuan_7b hyperclovax jamba_v0_1 kimi_k2 kimi_linear_48b_a3b laguna lfm2_1_2b lfm2_8b_a1b
-    llama3_8b llama4_scout mamba2_130m mhc_small minicpm3_4b minimax_text_01 mistral4 mixtral_8x7b modernbert_decoder
-    mpt_7b nanochat nemotron_h_8b olmo3_7b olmo_hybrid_7b opt_350m persimmon_8b phi4_mini phi_2 qwen2_57b_a14b
-    qwen3_next_80b_a3b recurrentgemma_2b stablelm_3b starcoder2_3b trinity_mini
+    a_x_k1 albert_base apertus_8b bert_base bitnet_2b bloom_560m command_r_plus_104b dbrx deepseek_v2_lite
+    depth_small dots1 exaone4_1_2b falcon_7b falcon_h1_0_5b falcon_mamba_7b falcon_rw_1b flint gated_streams_small
+    gemma2_2b gemma3_1b glm4_32b_0414 glm4_5 glm_4_9b gpt2 gpt_neo_125m gpt_neox_japanese_2_7b gpt_oss_20b
+    granite3_2b granite_3_1b_a400m helium_1_preview_2b hunyuan_7b hyperclovax jamba_v0_1 kimi_k2 kimi_linear_48b_a3b
+    laguna lfm2_1_2b lfm2_8b_a1b llama3_8b llama4_scout mamba2_130m mhc_small minicpm3_4b minimax_text_01 mistral4
+    mixtral_8x7b modernbert_base modernbert_decoder mpt_7b nanochat nemotron_h_8b olmo3_7b olmo_hybrid_7b opt_350m
+    persimmon_8b phi4_mini phi_2 qwen2_57b_a14b qwen3_next_80b_a3b recurrentgemma_2b roformer_chinese_base
+    stablelm_3b starcoder2_3b trinity_mini
     """.split()  # noqa: SIM905
 )
-"""Every attention, position, window, FFN, mixer and stream of decoders, those of the plugins among them."""
-GENERATING = ("gpt2", "gemma3_1b", "deepseek_v2_lite", "mixtral_8x7b", "falcon_h1_0_5b", "gated_streams_small")
+"""Every attention, position, window, FFN, mixer and stream of decoders, plugins among them, and four encoders."""
+GENERATING = (
+    "gpt2",
+    "gemma3_1b",
+    "deepseek_v2_lite",
+    "mixtral_8x7b",
+    "falcon_h1_0_5b",
+    "gated_streams_small",
+    "bert_base",
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +92,9 @@ def test_the_way_back(small: tfkit.Graph, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("bert_base", "reads later tokens"),
+        ("ernie_3_0_base_zh", "one input of tokens"),
         ("t5_small", "it takes source"),
-        ("dit_small", "cannot be read step by step"),
+        ("dit_small", "is not the head"),
     ],
 )
 def test_what_has_no_folder(name: str, why: str) -> None:

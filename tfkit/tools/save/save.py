@@ -126,11 +126,11 @@ def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path
     """Return the function that writes the code and the weights of a model, and opens them with transformers."""
     from tfkit.tools.save.remote_code.folder import write_folder
     from tfkit.tools.save.remote_code.proof import Folders, check_transformers
-    from tfkit.tools.save.remote_code.separate import as_decoder
+    from tfkit.tools.save.remote_code.separate import parts_of
 
     check_transformers()
     graph = graph_of(model)
-    as_decoder(graph)
+    parts_of(graph)
 
     def write(target: Path) -> None:
         with Folders() as process:

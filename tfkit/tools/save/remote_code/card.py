@@ -12,6 +12,7 @@ from tfkit.spec.folder import RUN
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.params.count import count_params
+from tfkit.tools.save.remote_code.separate import Parts
 
 CARD = "README.md"
 PICTURE = "model.svg"
@@ -23,9 +24,10 @@ def picture_of(graph: Graph) -> str:
     return to_svg(draw(graph))
 
 
-def model_card(graph: Graph, weights: Path | None) -> str:
+def model_card(parts: Parts, weights: Path | None) -> str:
     """Return the text of a model card; `weights` may lie in the folder of the run that trained them."""
-    model, count = graph.spec.model, count_params(graph)
+    graph = parts.graph
+    model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.head_class}"
     rows = {"parameters": f"{count.total:,}"}
     rows |= {"of these active for a token": f"{count.active:,}"} if count.active != count.total else {}
     rows |= {f"layers of `{node.name}`": str(node.stack.depth) for node in graph.nodes if node.stack is not None}
@@ -33,7 +35,7 @@ def model_card(graph: Graph, weights: Path | None) -> str:
     text = [
         "---",
         "library_name: transformers",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {'text-generation' if parts.decodes else 'fill-mask'}",
         "tags: [custom_code]",
         "---",
         "",
@@ -46,9 +48,9 @@ def model_card(graph: Graph, weights: Path | None) -> str:
         *(f"| {name} | {value} |" for name, value in rows.items()),
         "",
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {auto}",
         "",
-        'model = AutoModelForCausalLM.from_pretrained("PATH OR NAME", trust_remote_code=True)',
+        f'model = {auto}.from_pretrained("PATH OR NAME", trust_remote_code=True)',
         "```",
         "",
         f"![The layers of {model.name}]({PICTURE})",

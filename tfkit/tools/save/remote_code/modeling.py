@@ -1,4 +1,4 @@
-"""The two files of code: the modeling file with the ejected modules of a decoder, and the configuration file."""
+"""The two files of code: the modeling file with the ejected modules of a model, and the configuration file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
 from tfkit.tools.eject.source import lend_sizes
 from tfkit.tools.eject.specialise import Specialiser
-from tfkit.tools.eject.text import docs_text, steps_text
+from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
-from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Record
+from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
-from tfkit.tools.save.remote_code.separate import Decoder, as_decoder, separated
+from tfkit.tools.save.remote_code.separate import Parts, parts_of, separated
 
 TEMPLATE = Path(__file__).with_name("modeling.py.txt")
 CONFIGURATION = Path(__file__).with_name("configuration.py.txt")
@@ -55,6 +55,11 @@ ATTRIBUTES = {
 """The names of transformers' tools for fields of the config."""
 
 
+def model_type(file: str) -> str:
+    """Return the type of a model in config.json, which no class of transformers has, so that none opens the folder."""
+    return f"{file}_tfkit"
+
+
 class Code(NamedTuple):
     """The code of a folder.
 
@@ -74,29 +79,30 @@ class Code(NamedTuple):
 
 
 def code_of(graph: Graph) -> Code:
-    """Write a decoder as the code of a folder. Raise SpecError if it is none, or does something that has no text."""
-    as_decoder(graph)
+    """Write a model as the code of a folder. Raise SpecError if it has no form there, or does what has no text."""
+    parts_of(graph)
     named, config = with_names(graph, RESERVED)
     with torch.device("meta"), remembering() as sizes:
         named = _with_gaps(named)
         model = assemble(named)
-        decoder = as_decoder(named)
+        parts = parts_of(named)
         name = type(model).__name__
-        names = {path: decoder.name_in_folder(path).removeprefix(f"{BODY}.") for path in rules(model, graph)}
+        names = {path: parts.name_in_folder(path).removeprefix(f"{BODY}.") for path in rules(model, graph)}
         plan = {names[path]: rule for path, rule in rules(model, graph).items()}
-        head = separated(model, decoder, name)
+        head = separated(model, parts, name)
     body = head.get_submodule(BODY)
     lend_sizes(head)
     check_apart(head)
     merge_equal(head)
     whole = Specialiser(head)
-    past = Record(Past, (SOME, SOME, ANY))
-    whole.records.add(Past, [SOME, SOME, ANY])
-    whole.run({head: {}, body: {"past": Maybe(past), CACHE: Maybe(Items(Items(Items(SOME))))}})
+    memory: dict[str, Value] = {}
+    if parts.decodes:
+        memory = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY])), CACHE: Maybe(Items(Items(Items(SOME))))}
+    whole.run({head: {}, body: memory})
     draw_in(whole.functions, whole.read)
     weights = InitialWeights(graph.spec.model.init, plan, _modules(head, plan), whole)
     classes = Classes(graph, whole, sizes, config, f"{BODY}.")
-    return _Writer(graph, decoder, name, whole, classes, config, weights).code()
+    return _Writer(graph, parts, name, whole, classes, config, weights).code()
 
 
 def _with_gaps(graph: Graph) -> Graph:
@@ -124,7 +130,7 @@ class _Writer:
     def __init__(
         self,
         graph: Graph,
-        decoder: Decoder,
+        parts: Parts,
         name: str,
         whole: Specialiser,
         classes: Classes,
@@ -132,7 +138,7 @@ class _Writer:
         weights: InitialWeights,
     ) -> None:
         self.graph = graph
-        self.decoder = decoder
+        self.parts = parts
         self.name = name
         self.file = re.sub(r"\W", "_", graph.name).lower()
         self.whole = whole
@@ -148,9 +154,9 @@ class _Writer:
         attributes = {theirs: ours for theirs, ours in ATTRIBUTES.items() if ours in fields}
         lines = [f"    {name}: {_type(value)} = {value!r}" for name, value in fields.items()]
         words = {
-            "description": self.graph.name,
+            "description": in_docs(self.graph.name),
             "name": self.name,
-            "model_type": self.file,
+            "model_type": model_type(self.file),
             "attribute_map": repr(attributes),
             "fields": "\n".join([*lines, *properties]),
         }
@@ -159,15 +165,15 @@ class _Writer:
 
     def _fields(self) -> dict[str, Any]:
         """Return the fields of the config that tools read, although the model may not."""
-        layers, length = self.decoder.caching.stack, max_len(self.graph)
+        layers, length = self.parts.stack.stack, max_len(self.graph)
         fields: dict[str, Any] = {
-            "d_model": self.decoder.caching.output.width,
-            "vocab_size": self.decoder.head.output.width,
+            "d_model": self.parts.stack.output.width,
+            "vocab_size": self.parts.head.output.width,
         }
         fields |= {} if layers is None else {"n_layers": layers.depth}
         fields |= {} if length is None else {"max_len": length}
         fields |= {name: self.config.numbers[name] for name in ATTRIBUTES.values() if name in self.config.numbers}
-        return {**fields, "tie_word_embeddings": self.decoder.is_tied, "use_cache": True}
+        return {**fields, "tie_word_embeddings": self.parts.is_tied, "use_cache": self.parts.decodes}
 
     def _modeling(self) -> str:
         head = self.whole.model
@@ -183,39 +189,43 @@ class _Writer:
                 ejected.filling = ["self.reset_parameters()"]
         imports, parts = definitions(self.whole, self.weights.uses)
         parts += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
-        windows = any(isinstance(entry, Cached) and entry.window for layer in self.decoder.cached for entry in layer)
-        states = any(isinstance(entry, State) for layer in self.decoder.cached for entry in layer)
+        windows = any(isinstance(entry, Cached) and entry.window for layer in self.parts.cached for entry in layer)
+        states = any(isinstance(entry, State) for layer in self.parts.cached for entry in layer)
         words = {
             "docs": docs(self.graph) + "\n",
             "imports": imports + "\nfrom torch.nn import functional as F",
             "file": self.file,
             "name": self.name,
-            "description": self.graph.name,
+            "description": in_docs(self.graph.name),
             "definitions": "\n\n\n".join(parts),
-            "sizes": f"self.sizes = {self._sizes(windows=windows)}",
+            "sizes": f"self.sizes = {self._sizes(windows=windows)}" if self.parts.decodes else "",
+            "head_class": self.parts.head_class,
+            "output": "CausalLMOutputWithPast" if self.parts.decodes else "MaskedLMOutput",
+            "body_output": "BaseModelOutputWithPast" if self.parts.decodes else "BaseModelOutput",
             "ragged": "(mask is not None or self.keeps_all)" if windows else "mask is not None",
             "is_croppable": "False" if states else "self.keeps_all" if windows else "True",
             "no_split": repr(layers),
             "layers": layers[0] if len(layers) == 1 else f"[{', '.join(layers)}]",
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
-            "embedding": self.decoder.embedding.name,
+            "embedding": self.parts.embedding.name,
             "body_init": _indented(roots[1].lines()),
             "head_init": _indented(head_lines),
             "body": _indented(self._steps(body, "x")),
             "head": _indented(self._steps(head, "logits")),
         }
-        flags = {"windows": windows, "states": states, "tied": self.decoder.is_tied}
+        flags = {"windows": windows, "states": states, "tied": self.parts.is_tied}
+        flags |= {"decodes": self.parts.decodes, "types": self.parts.types is not None}
         text = _filled(TEMPLATE, words, flags).replace("config: Config", f"config: {self.name}Config")
         return formatted(text)
 
     def _layer_classes(self) -> list[str]:
         """Return the names of the classes of the layers."""
-        layers = self.whole.model.get_submodule(f"{BODY}.{self.decoder.caching.name}.layers")
+        layers = self.whole.model.get_submodule(f"{BODY}.{self.parts.stack.name}.layers")
         return list(dict.fromkeys(self.classes.of[layer].name for layer in layers.children()))
 
     def _sizes(self, *, windows: bool) -> str:
         """Return the sizes of the tensors that the layers keep, as an expression."""
-        layers = [f"[{', '.join(self._size(entry, windows) for entry in layer)}]" for layer in self.decoder.cached]
+        layers = [f"[{', '.join(self._size(entry, windows) for entry in layer)}]" for layer in self.parts.cached]
         runs = [(text, len(list(equal))) for text, equal in groupby(layers)]
         if len(runs) == 1:
             return f"{runs[0][0]} * {self.config.count(len(layers))}".replace("[", "[[", 1).replace("] *", "]] *", 1)

@@ -17,7 +17,7 @@ from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.save.remote_code import proof_runner
 from tfkit.tools.save.remote_code.proof_runner import Facts
-from tfkit.tools.save.remote_code.separate import Decoder
+from tfkit.tools.save.remote_code.separate import Parts
 
 LARGEST = 2**30
 """Largest number of parameters for which the folder is run: a larger model takes minutes."""
@@ -46,12 +46,12 @@ class Folders(Isolated):
         self._scratch.cleanup()
 
 
-def prove(model: fx.GraphModule, decoder: Decoder, folder: Path, process: Folders) -> bool:
+def prove(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -> bool:
     """Compare a folder with the model that was written to it.
 
     Return False if the model is too large to run, and only its tensors were compared. Raise SpecError if they differ.
     """
-    facts = _facts_of(model, decoder)
+    facts = _facts_of(model, parts)
     place = process.scratch / "facts.pt"
     torch.save(facts, place)
     if error := process.answer([str(folder), str(place)]):
@@ -61,37 +61,41 @@ def prove(model: fx.GraphModule, decoder: Decoder, folder: Path, process: Folder
     return facts["tokens"] is not None
 
 
-def _facts_of(model: fx.GraphModule, decoder: Decoder) -> Facts:
+def _facts_of(model: fx.GraphModule, parts: Parts) -> Facts:
     graph = graph_of(model)
-    shapes = {decoder.name_in_folder(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = {parts.name_in_folder(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
     count = sum(parameter.numel() for parameter in model.parameters())
     free = free_memory(torch.device("cpu"))
     runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
     length = min(20, max_len(graph) or 20)
-    (name,) = graph.inputs
-    tokens = random_inputs(graph, batch=3, length=length)[name]
+    inputs = random_inputs(graph, batch=3, length=length)
+    tokens, *further = inputs.values()
+    name = next(iter(inputs))
     mask = torch.ones_like(tokens, dtype=torch.bool)
     mask[1, : length // 3] = False
     mask[2, length // 2] = False
     mask[2, -1] = False
     dtype = next(model.parameters()).dtype
     logits: list[Tensor] = []
-    pieces, tolerance = [length], TOLERANCE.get(dtype, 0.05)
+    pieces, tolerance = [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
     if runs:
         with torch.no_grad(), evaluating(model):
-            logits = [model(tokens), torch.zeros_like(model(tokens))]
+            logits = [model(tokens, *further), torch.zeros_like(model(tokens, *further))]
             tolerance *= max(1.0, float(logits[0].abs().max()))
             first = length - length // 2
-            if length > 6 and (model(tokens[:, :first]) - logits[0][:, :first]).abs().max() <= tolerance:
-                pieces = [first, *[1] * (length - first - 3), 3]
+            prefix = model(*(value[:, :first] for value in inputs.values())) - logits[0][:, :first]
+            if not parts.decodes or (length > 6 and prefix.abs().max() <= tolerance):
+                pieces = [first, *[1] * (length - first - 3), 3] if parts.decodes else []
                 for row, kept in enumerate(mask):  # a sequence alone: the model may reject padding between tokens
-                    logits[1][row, kept] = model(tokens[row, kept][None])[0]
+                    logits[1][row, kept] = model(*(value[row, kept][None] for value in inputs.values()))[0]
             else:  # positions are scaled by the length of the sequence, and a cache has the keys of shorter ones
                 mask[2] = True
                 logits[1] = model(tokens, **{f"{name}_mask": mask})
     return Facts(
         shapes=shapes,
+        auto=f"AutoModel{parts.head_class}",
         tokens=tokens if runs else None,
+        types=further[0] if further else None,
         mask=mask,
         logits=logits,
         pieces=pieces,

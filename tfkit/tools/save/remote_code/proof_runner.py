@@ -22,7 +22,9 @@ class Facts(TypedDict):
 
     Attributes:
         shapes: of the model's tensors, by their names in the folder.
+        auto: the class of transformers that opens the folder.
         tokens: token ids [b, t]; None if the model is too large to run.
+        types: their types; None if the model takes none.
         mask: a padding mask for them, with padding on the left and inside.
         logits: the logits of all tokens, and of each sequence without its padding.
         pieces: the number of tokens in each of several calls.
@@ -31,7 +33,9 @@ class Facts(TypedDict):
     """
 
     shapes: dict[str, list[int]]
+    auto: str
     tokens: "Tensor | None"
+    types: "Tensor | None"
     mask: "Tensor"
     logits: "list[Tensor]"
     pieces: list[int]
@@ -42,10 +46,10 @@ class Facts(TypedDict):
 def compared(folder: Path, facts: Facts) -> str | None:
     """Describe an error in a folder; None if its model has the same tensors and computes the same."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     torch.set_num_threads(facts["threads"])
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = getattr(transformers, facts["auto"]).from_pretrained(
         folder, trust_remote_code=True, output_loading_info=True, dtype="auto"
     )
     model, loading = loaded
@@ -68,12 +72,13 @@ def _computed(model: Any, facts: Facts) -> str | None:
     """Describe a difference in what a model computes."""
     import torch
 
-    tokens, mask = facts["tokens"], facts["mask"]
+    tokens, mask, types = facts["tokens"], facts["mask"], facts["types"]
+    further = {} if types is None else {"token_type_ids": types}
     assert tokens is not None
     for padding, logits in zip((None, mask), facts["logits"], strict=True):
         kind = "tokens" if padding is None else "padded tokens"
         seen = torch.ones_like(mask) if padding is None else padding
-        whole = model(tokens, attention_mask=padding, use_cache=False).logits
+        whole = model(tokens, attention_mask=padding, use_cache=False, **further).logits
         if error := _difference(whole[seen], logits[seen], 0.0 if padding is None else facts["tolerance"]):
             return f"it computes something else for {kind}: {error}"
         cache, start = None, 0
@@ -98,11 +103,11 @@ def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | Non
 def _saved(model: Any, folder: Path, facts: Facts) -> str | None:
     """Describe a difference after the model was saved and loaded again."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     with TemporaryDirectory(dir=folder.parent) as copy:
         model.save_pretrained(copy)
-        again = AutoModelForCausalLM.from_pretrained(copy, trust_remote_code=True, dtype="auto").eval()
+        again = getattr(transformers, facts["auto"]).from_pretrained(copy, trust_remote_code=True, dtype="auto").eval()
         if not torch.equal(again(facts["tokens"]).logits, model(facts["tokens"]).logits):
             return "it computes something else once it was saved and loaded"
     return None

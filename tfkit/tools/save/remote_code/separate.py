@@ -1,4 +1,4 @@
-"""A decoder in the two parts that transformers asks for: a body of vectors, and a head from which logits are computed.
+"""A language model in the two parts that transformers asks for: a body, which returns vectors, and a head for logits.
 
 The body takes the vectors of the tokens, which a user of transformers may compute himself; what it read before, a
 `Past`; and the tensors that its layers cache. Without these two it reads entire sequences. It has the module of each
@@ -23,21 +23,30 @@ from tfkit.nn.program import Written, written_class
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """The nodes of a decoder, by what they are for transformers."""
+class Parts:
+    """The nodes of a model, by what they are for transformers."""
 
     graph: Graph
     embedding: Node
     body: tuple[Node, ...]
     """All nodes but the head, in order."""
-    caching: Node
-    """The only node that keeps tensors of the tokens that it has read."""
+    stack: Node
+    """The node with the layers."""
     head: Node
+    decodes: bool
+    """True for a decoder, which is read token by token; False for an encoder, which predicts masked tokens."""
+    types: str | None
+    """The input with the types of tokens, if the model has one."""
+
+    @property
+    def head_class(self) -> str:
+        """The end of the name of the class with the head, which is also the end of transformers' AutoModel for it."""
+        return "ForCausalLM" if self.decodes else "ForMaskedLM"
 
     @property
     def cached(self) -> tuple[tuple[Cached | State, ...], ...]:
         """The tensors that each layer keeps."""
-        return self.caching.config.pieces(self.caching.signals).caches
+        return self.stack.config.pieces(self.stack.signals).caches if self.decodes else ()
 
     @property
     def is_tied(self) -> bool:
@@ -49,29 +58,41 @@ class Decoder:
         return name_in_folder(name, self.head.name)
 
 
-def as_decoder(graph: Graph) -> Decoder:
-    """Return the parts of a decoder. Raise SpecError for any other model."""
-    split = split_for_decoding(graph)
-    nodes = [node for node, _ in split.again.values()]
-    if len(graph.outputs) != 1 or not nodes:
-        raise cannot(graph, f"it returns {listing(graph.outputs)}, and a causal language model returns only logits")
-    *body, head = nodes
+def parts_of(graph: Graph) -> Parts:
+    """Return the parts of a decoder, or of an encoder that predicts masked tokens.
+
+    Raise SpecError for any other model.
+    """
+    decodes = _decodes(graph)
+    *body, head = graph.nodes
+    if graph.outputs != (head.name,):
+        raise cannot(graph, f"it returns {listing(graph.outputs)}, and a language model returns only its last node")
     if head.output.type != "logits" or head.config.head() is None or head.signals["input"].type != "sequence":
         raise cannot(graph, f"`{head.name}` is not the head of a language model")
-    if split.once or len(graph.inputs) != 1:
-        inputs = [name for name in graph.inputs if name not in split.given_again[:1]]
-        raise cannot(graph, f"it takes {listing(inputs)} in addition to tokens")
     if not body or str(head.wires["input"]) != body[-1].name:
         raise cannot(graph, f"`{head.name}` does not read the last node before it")
-    (tokens,) = graph.inputs
+    tokens, *more = graph.inputs
     readers = [node for node in body if tokens in node.wires.values()]
     if len(readers) != 1 or readers[0].config.table() is None or "tie" in readers[0].wires:
         raise cannot(graph, "its tokens must be read by one embedding with a table, and by no other node")
-    caching = [node for node, pieces in split.again.values() if pieces.caches]
-    if len(caching) != 1:
-        names = listing(node.name for node in caching) or "none"
-        raise cannot(graph, f"exactly one of its nodes must have layers with a cache; got {names}")
-    return Decoder(graph, readers[0], tuple(body), caching[0], head)
+    are_types = len(more) == 1 and graph.inputs[more[0]].optional and readers[0].wires.get("tables") == more
+    if more and (decodes or not are_types):
+        raise cannot(graph, f"it takes {listing(graph.inputs)}, and a folder has one input of tokens")
+    stacks = [node for node in body if node.stack is not None]
+    if len(stacks) != 1:
+        names = listing(node.name for node in stacks) or "none"
+        raise cannot(graph, f"exactly one of its nodes must have layers; got {names}")
+    return Parts(graph, readers[0], tuple(body), stacks[0], head, decodes, more[0] if more else None)
+
+
+def _decodes(graph: Graph) -> bool:
+    """Return False for an encoder. Raise SpecError for a decoder that cannot be read token by token."""
+    layers = [layer for node in graph.nodes if node.stack is not None for layer in node.stack.layers]
+    if any(step.mask is not None and not step.mask.causal for layer in layers for step in layer.steps):
+        return False
+    if once := split_for_decoding(graph).once:
+        raise cannot(graph, f"{listing(node.name for node in once)} must be complete before a token is read")
+    return True
 
 
 def cannot(graph: Graph, why: str) -> SpecError:
@@ -80,35 +101,40 @@ def cannot(graph: Graph, why: str) -> SpecError:
     return SpecError(Diagnostic(message, help="write it with --layout tfkit"))
 
 
-def separated(model: fx.GraphModule, decoder: Decoder, name: str) -> fx.GraphModule:
+def separated(model: fx.GraphModule, parts: Parts, name: str) -> fx.GraphModule:
     """Return the head of a built model, with the body as its child `BODY`.
 
     Args:
         model: the model. Both parts have its modules.
-        decoder: its nodes.
+        parts: its nodes.
         name: the beginning of the names of both classes.
     """
-    head = _head(model, decoder, f"{name}ForCausalLM")
-    head.add_module(BODY, _body(model, decoder, f"{name}Model"))
+    head = _head(model, parts, f"{name}{parts.head_class}")
+    head.add_module(BODY, _body(model, parts, f"{name}Model"))
     return head
 
 
-def _body(model: fx.GraphModule, decoder: Decoder, class_name: str) -> fx.GraphModule:
-    """Build the body: vectors of tokens, and optionally a padding mask, a `Past` and caches -> vectors."""
-    program, graph = Program(), decoder.graph
-    (tokens,) = graph.inputs
+def _body(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModule:
+    """Build the body: vectors of tokens, and optionally a padding mask, types, a `Past` and caches -> vectors."""
+    program, graph = Program(), parts.graph
+    tokens = next(iter(graph.inputs))
     values: dict[str, Value] = {tokens: program.input("x")}
-    masks = [signal.mask for signal in graph.inputs.values() if signal.mask in masks_in_use(decoder.body)]
-    values |= {name: program.input("mask", optional=True) for name in masks if name is not None}
-    past = program.input("past", Past, optional=True)
-    caches = program.input("caches", list[list[Tensor]], optional=True)
-    for node in decoder.body:
-        pieces, module = node.config.pieces(node.signals), model.get_submodule(node.name)
-        module = _of_vectors(_written(graph, node, module, "tokens")) if node is decoder.embedding else module
-        further = {"past": past} if pieces.past else {}
-        further |= {"caches": caches} if pieces.caches else {}
+    mask = graph.inputs[tokens].mask
+    values |= {mask: program.input("mask", optional=True)} if mask in masks_in_use(parts.body) and mask else {}
+    values |= {parts.types: program.input("types", optional=True)} if parts.types else {}
+    memory: dict[str, Value] = {}
+    if parts.decodes:
+        memory = {"past": program.input("past", Past, optional=True)}
+        memory["caches"] = program.input("caches", list[list[Tensor]], optional=True)
+    for node in parts.body:
+        module = model.get_submodule(node.name)
+        module = _of_vectors(_written(graph, node, module, "tokens")) if node is parts.embedding else module
+        further: dict[str, Value] = {}
+        if parts.decodes:
+            pieces = node.config.pieces(node.signals)
+            further = {name: value for name, value in memory.items() if getattr(pieces, name)}
         values |= call(program, graph, node, module, values, **further)
-    return program.build_graph_module(values[decoder.body[-1].name], class_name)
+    return program.build_graph_module(values[parts.body[-1].name], class_name)
 
 
 def _step(module: Written, child: str) -> Value:
@@ -138,10 +164,10 @@ def _of_vectors(embedding: Written) -> nn.Module:
     return module
 
 
-def _head(model: fx.GraphModule, decoder: Decoder, class_name: str) -> fx.GraphModule:
+def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModule:
     """Build the head: vectors -> logits. Its matrix is a linear layer also where the model uses the embedding's."""
-    program, node = Program(), decoder.head
-    module = _written(decoder.graph, node, model.get_submodule(node.name), MATRIX)
+    program, node = Program(), parts.head
+    module = _written(parts.graph, node, model.get_submodule(node.name), MATRIX)
     values: dict[object, Value] = {}
     output: Value | None = None
     for value, step in module.steps.items():
@@ -151,7 +177,7 @@ def _head(model: fx.GraphModule, decoder: Decoder, class_name: str) -> fx.GraphM
                 values[value] = program.input("x")
         elif step.op == "call_module" and step.target == MATRIX:
             matrix = module.get_submodule(MATRIX)
-            if decoder.is_tied:
+            if parts.is_tied:
                 matrix = _matrix(node, bias=matrix.bias is not None)
             values[value] = program.call(LM_HEAD, matrix, args[0])
         elif step.op == "call_module":
