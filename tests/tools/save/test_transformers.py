@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import fx
 
 import tfkit
@@ -24,6 +25,8 @@ from tfkit.tools.save.remote_code.folder import write_folder
 from tfkit.tools.save.remote_code.modeling import code_of
 from tfkit.tools.save.remote_code.proof import Folders
 from tfkit.tools.save.save import save
+
+from ..conftest import DECODER
 
 PLUGINS = tfkit.load_plugins()
 GENERATION = Path(__file__).with_name("remote_generation.py")
@@ -69,11 +72,13 @@ def test_the_length_of_the_code() -> None:
     assert code.fields["n_layers"] == 12
 
 
-def test_the_way_back(small: tfkit.Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)  # transformers takes seconds
+    small = tfkit.loads(DECODER.replace("tie: embedding", "tie: embedding, bias: true"))
     model = tfkit.build(small, seed=3)
     process: Any = None
     write_folder(model, tmp_path, render(small.spec.model), process)
+    assert {"lm_head.bias", "model.embedding.tokens.weight"} < load_file(tmp_path / "model.safetensors").keys()
     again = tfkit.build(tmp_path)
     assert all(torch.equal(ours, again.state_dict()[name]) for name, ours in model.state_dict().items())
     imported = tfkit.import_config(tmp_path, name="other")
