@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,6 +93,14 @@ def test_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
     assert [ast.unparse(base) for base in classes["Layer"].bases] == ["GradientCheckpointingLayer"]
     assert '"num_hidden_layers": "n_layers"' in (tmp_path / "configuration_small.py").read_text()
+
+
+def test_a_description_is_no_code(small: tfkit.Graph) -> None:
+    words = {"description": '"""\nimport os\n\\', "source": '"""; x = 1 #'}
+    spec = replace(small.spec, model=small.spec.model.model_copy(update=words))
+    tree = ast.parse(code_of(replace(small, spec=spec)).modeling)
+    assert isinstance(tree.body[0], ast.Expr)
+    assert "import os" in ast.unparse(tree.body[0])
 
 
 @pytest.mark.parametrize(

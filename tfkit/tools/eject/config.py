@@ -75,7 +75,8 @@ def text_of(value: Any) -> str:
 
 def name_of(value: Any) -> str | None:
     """Return the public name of a function or class of torch."""
-    for prefix, owner in (("nn.functional", F), ("torch", torch), ("nn", nn)):
+    homes = (("torch", torch), ("nn", nn))  # a module of functions imports classes too
+    for prefix, owner in homes if isinstance(value, type) else (("nn.functional", F), *homes):
         if (name := getattr(value, "__name__", "")) and getattr(owner, name, None) is value:
             return f"{prefix}.{name}"
     return None

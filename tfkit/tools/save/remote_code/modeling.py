@@ -203,7 +203,7 @@ class _Writer:
             "output": "CausalLMOutputWithPast" if self.parts.decodes else "MaskedLMOutput",
             "body_output": "BaseModelOutputWithPast" if self.parts.decodes else "BaseModelOutput",
             "ragged": "(mask is not None or self.keeps_all)" if windows else "mask is not None",
-            "is_croppable": "False" if states else "self.keeps_all" if windows else "True",
+            "is_croppable": "False" if states else "self.keeps_all",
             "no_split": repr(layers),
             "layers": layers[0] if len(layers) == 1 else f"[{', '.join(layers)}]",
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
@@ -214,7 +214,7 @@ class _Writer:
             "head": _indented(self._steps(head, "logits")),
         }
         flags = {"windows": windows, "states": states, "tied": self.parts.is_tied}
-        flags |= {"decodes": self.parts.decodes, "types": self.parts.types is not None}
+        flags |= {"bounded": windows or states, "decodes": self.parts.decodes, "types": self.parts.types is not None}
         text = _filled(TEMPLATE, words, flags).replace("config: Config", f"config: {self.name}Config")
         return formatted(text)
 
