@@ -45,6 +45,7 @@ LONG = {
     "outputs",
     "training",
     "sweeps",
+    "transformers",
     "weights",
     "wires",
 }
@@ -87,7 +88,7 @@ def test_a_page_does_what_it_says(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what exports and profiles
 @pytest.mark.parametrize(
-    "page", ["start", "check", "components", "export", "cost", "masks", "mixers", "streams", "sweeps"]
+    "page", ["start", "check", "components", "export", "cost", "masks", "mixers", "streams", "sweeps", "transformers"]
 )
 @pytest.mark.usefixtures("_as_a_reader")
 def test_a_page_does_what_it_says_to_the_end(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +99,7 @@ def test_slow_blocks_are_run_by_the_slow_test() -> None:
     """What the quick test leaves out stands on those pages only."""
     slow = re.compile(r"^\$ (python|tfkit (eject|export|profile)) |check_component", re.MULTILINE)
     found = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
-    assert found == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams"}
+    assert found == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams", "transformers"}
 
 
 @pytest.mark.parametrize("printed", ["a\nx\ny\nb 3.1 2 ms", "a\nb 3.1 10 s"])

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.pattern import PatternError
+from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.tensor_names import collapsed, matcher
 from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest, listing, quoted
@@ -53,14 +54,13 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
-    """Return the map with more of the names in a file: the model's names, or the names of its family."""
+    """Return the map with the most of the names in a file: of the model, of transformers, or of the family."""
     family = graph.spec.family
-    weights = WeightMap.of_model(model)
-    if family is None:
-        return weights
-    assert isinstance(model, fx.GraphModule)
-    theirs = published(model, family).for_names(checkpoint.names)
-    return max(weights, theirs, key=lambda candidate: candidate.count_in(checkpoint.names))
+    candidates = [WeightMap.of_model(model), transformers_map(model, graph.outputs[0])]
+    if family is not None:
+        assert isinstance(model, fx.GraphModule)
+        candidates.append(published(model, family).for_names(checkpoint.names))
+    return max(candidates, key=lambda candidate: candidate.count_in(checkpoint.names))
 
 
 def floating_type(checkpoint: TensorFiles) -> torch.dtype:

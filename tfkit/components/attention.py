@@ -284,7 +284,9 @@ class MultiHeadConfig(ProjectedConfig):
                 raise Invalid(field, message, help="set it to null")
         if self.content_scores is not None and (self.gives or self.takes):
             message = "`position` must not score tokens if keys and values are shared across layers"
-            raise Invalid("position", message, help="choose a position such as `rope`, or remove `kv_name` and `kv_from`")
+            raise Invalid(
+                "position", message, help="choose a position such as `rope`, or remove `kv_name` and `kv_from`"
+            )
         norm, place = self.qk_norm, "qk_norm_weight"
         if self.qk_norm_weight == "shared":
             return

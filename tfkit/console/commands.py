@@ -255,10 +255,11 @@ class Reader:
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
         """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""
+        from tfkit.console.hub import on_disk
         from tfkit.spec.extending import weights_beside
         from tfkit.spec.folder import model_folder
 
-        weights = weights_beside(spec, self.plugins.specs) if path is None else model_folder(path)
+        weights = weights_beside(spec, self.plugins.specs) if path is None else model_folder(on_disk(path))
         if weights is None and allow_change:
             raise click.UsageError("--allow-change has no effect without weights")
         return weights

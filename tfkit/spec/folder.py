@@ -18,6 +18,8 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 TOKENIZERS = ("tokenizer.json", "chars.json")
 """The files of a tokenizer that tfkit reads, in this order."""
+SPEC_KEY = "tfkit_spec"
+"""The key of a config.json that has the text of the spec, in a folder with the code of the model."""
 OPTIMIZER = "optimizer.safetensors"
 RUN = "run.yaml"
 LATEST = "latest"

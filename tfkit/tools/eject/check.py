@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +15,7 @@ import torch
 from tfkit.building.builder import build
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
+from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import as_tensors, whole_cases
 from tfkit.tools.eject import runner
@@ -36,44 +35,18 @@ class Proof:
     """True if both computed the same from the same tokens; False if the model is too large to run."""
 
 
-class Alone:
-    """Runs ejected files, one after the other, until its `with` block ends.
+class Alone(Isolated):
+    """Runs ejected files in a process, one after the other."""
 
-    The process imports torch while the caller goes on; a caller with many files passes one `Alone` to each `check`.
-    """
-
-    def __enter__(self) -> Alone:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", runner.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
-        self._say([place for place in sys.path if place])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()  # torch would take a second to exit
-        with suppress(BrokenPipeError):
-            self._process.communicate()
+    def __init__(self) -> None:
+        super().__init__(runner.__file__)
 
     def error_in(self, text: str, facts: Given, folder: Path) -> str | None:
         """Describe an error in a file; None if there is none. `folder` is empty, and takes files for the process."""
         (folder / CODE).write_text(text, encoding="utf-8")
         torch.save(facts, folder / GIVEN)
-        self._say(str(folder))
-        assert self._process.stdout is not None
-        if not (line := self._process.stdout.readline()):
-            return f"the process that ran it ended with status {self._process.wait()}"
-        error: str | None = json.loads(line)
+        error: str | None = self.answer(str(folder))
         return error
-
-    def _say(self, what: object) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the process has ended, and there will be no answer
-            print(json.dumps(what), file=self._process.stdin, flush=True)
 
 
 def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:

@@ -41,9 +41,11 @@ class Classes:
     Attributes:
         order: the classes from the leaves to the root.
         of: the class of each module that has one.
+
+    In front of the name of a node, modules have `prefix`.
     """
 
-    def __init__(self, graph: Graph, whole: Specialiser, sizes: Sizes, config: Config) -> None:
+    def __init__(self, graph: Graph, whole: Specialiser, sizes: Sizes, config: Config, prefix: str = "") -> None:
         self.whole = whole
         self.sizes = sizes
         self.config = config
@@ -58,7 +60,7 @@ class Classes:
         places: dict[Class, list[str]] = {}
         for path, module in whole.model.named_modules(remove_duplicate=False):
             if module in self.of:
-                places.setdefault(self.of[module], []).append(path)
+                places.setdefault(self.of[module], []).append(path.removeprefix(prefix))
         taken = {name for function in whole.functions.values() for name in function.uses}
         _name_apart(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
         for ejected in self.order:

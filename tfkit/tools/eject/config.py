@@ -7,7 +7,7 @@ import copy
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from enum import Enum
 from types import SimpleNamespace
@@ -75,7 +75,8 @@ def text_of(value: Any) -> str:
 
 def name_of(value: Any) -> str | None:
     """Return the public name of a function or class of torch."""
-    for prefix, owner in (("nn.functional", F), ("torch", torch), ("nn", nn)):
+    homes = (("torch", torch), ("nn", nn))  # a module of functions imports classes too
+    for prefix, owner in homes if isinstance(value, type) else (("nn.functional", F), *homes):
         if (name := getattr(value, "__name__", "")) and getattr(owner, name, None) is value:
             return f"{prefix}.{name}"
     return None
@@ -132,8 +133,11 @@ for _name, _sign in _SIGNS.items():
     _define(_name, _sign)
 
 
-def with_names(graph: Graph) -> tuple[Graph, Config]:
-    """Copy a graph so that its numbers have names, and return it with the config that has the value of each name."""
+def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Config]:
+    """Copy a graph so that its numbers have names, and return it with the config that has the value of each name.
+
+    Names in `reserved` are not used.
+    """
     nodes = [replace(node, config=copy.deepcopy(node.config)) for node in graph.nodes]
     places = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _fields(node.config)]
     values: dict[str, int | float] = {}
@@ -144,7 +148,7 @@ def with_names(graph: Graph) -> tuple[Graph, Config]:
             continue
         identity = (key, "float" if isinstance(value, float) else "int", value)
         if identity not in names:
-            names[identity] = _free_name(path, values)
+            names[identity] = _free_name(path, {*values, *reserved})
             values[names[identity]] = value
         owner.__dict__[key] = named(value, names[identity])
     derived: dict[str, str] = {}
@@ -156,7 +160,7 @@ def with_names(graph: Graph) -> tuple[Graph, Config]:
         texts = {name: ast.parse(text_of(value), mode="eval").body for name, value in fields.items()}
         expression = ast.unparse(Replaced(texts).visit(ast.parse(how, mode="eval")))
         if expression not in derived.values() and all(isinstance(value, Named) for value in fields.values()):
-            derived[_free_name(path, values | derived)] = expression
+            derived[_free_name(path, {*values, *derived, *reserved})] = expression
     widths = {int(value): named(value, name) for name, value in values.items() if name.endswith("d_model")}
     wired = [
         replace(node, signals={k: _renamed(signal, widths) for k, signal in node.signals.items()}) for node in nodes
@@ -164,7 +168,7 @@ def with_names(graph: Graph) -> tuple[Graph, Config]:
     return replace(graph, nodes=tuple(wired)), Config(values, derived)
 
 
-def _free_name(path: tuple[str, ...], taken: Mapping[str, Any]) -> str:
+def _free_name(path: tuple[str, ...], taken: Set[str]) -> str:
     """Return the key, after as much of the path as makes it unique: `d_ff`, `encoder_d_ff`."""
     words = [word for word in path if not word.isdigit() and word not in ("layers", "variants")]
     candidates = [words[-1], *("_".join((*words[:n], words[-1])) for n in range(1, len(words)))]
@@ -229,17 +233,21 @@ class Config:
 
     def source(self, body: str) -> str:
         """Return the class with all names that the rest of a file reads; empty if there are none."""
+        used, lines = self.fields(body)
+        lines = [f"    {name}: {type(value).__name__} = {value!r}" for name, value in used.items()] + lines
+        return "\n".join(["@dataclass(frozen=True)", "class Config:", *lines]) if lines else ""
+
+    def fields(self, body: str) -> tuple[dict[str, int | float], list[str]]:
+        """Return the numbers that the rest of a file reads, and the properties for numbers that follow from them."""
         read = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Attribute)]
         used = {node.attr for node in read if isinstance(node.value, ast.Name) and node.value.id == CONFIG}
         derived = {name: ast.parse(how, mode="eval") for name, how in self.derived.items() if name in used}
         used |= {name for how in derived.values() for name in reads(how)}
-        lines = [
-            f"    {name}: {type(value).__name__} = {value!r}" for name, value in self.numbers.items() if name in used
-        ]
+        lines: list[str] = []
         for name, how in derived.items():
             text = _owned(how, "self", self.numbers)
             lines += ["", "    @property", f"    def {name}(self) -> int:", f"        return {text}"]
-        return "\n".join(["@dataclass(frozen=True)", "class Config:", *lines]) if lines else ""
+        return {name: value for name, value in self.numbers.items() if name in used}, lines
 
 
 class _Shortened(ast.NodeTransformer):

@@ -19,12 +19,14 @@ import tfkit.nn
 from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import Named
 from tfkit.tools.eject.source import Code
+from tfkit.tools.eject.torch_modules import STANDS_FOR
 from tfkit.tools.eject.values import (
     ANY,
     NONE,
     SOME,
     Items,
     Known,
+    Maybe,
     Method,
     Modules,
     Record,
@@ -35,6 +37,7 @@ from tfkit.tools.eject.values import (
     join,
     join_all,
     may_be_none,
+    present,
     truth,
 )
 
@@ -106,6 +109,7 @@ class Expressions:
             raise NotImplementedError(f"nothing says what `{node.id}` is")
         value = self.code.names[node.id]
         value = F.linear if value is tfkit.nn.linear else value  # which computes the same
+        value = STANDS_FOR.get(value, value) if isinstance(value, type) else value
         if hasattr(value, "cache_clear"):  # from functools: a file that is read once needs no cache
             value = inspect.unwrap(value)
         return Known(value), self.use(node.id, value)
@@ -114,6 +118,8 @@ class Expressions:
         """Record that an object from outside is read; it has one name in the entire file."""
         if value is F.linear:
             return ast.Attribute(self.use("F", F), "linear")
+        if value in STANDS_FOR.values():
+            return ast.Attribute(self.use("nn", nn), value.__name__)
         if (isinstance(value, type) and value.__module__ == "builtins") or name in ("range", "len", "enumerate", "zip"):
             return ast.Name(name)
         name = getattr(value, "__name__", name) if isinstance(value, FunctionType | type) else name
@@ -123,7 +129,7 @@ class Expressions:
 
     def _attribute(self, node: ast.Attribute) -> Written:
         base, written = self.eval(node.value)
-        attribute = ast.Attribute(written, node.attr)
+        base, attribute = present(base), ast.Attribute(written, node.attr)
         if isinstance(base, Modules):
             if not (isinstance(node.value, ast.Name) and node.value.id == self.self_name):
                 for module in base.modules:
@@ -140,6 +146,7 @@ class Expressions:
 
     def _subscript(self, node: ast.Subscript) -> Written:
         base, written = self.eval(node.value)
+        base = present(base)
         index, index_written = self.eval(node.slice)
         value: Value = SOME
         if isinstance(base, Record) and isinstance(index, Known) and isinstance(index.value, int):
@@ -184,6 +191,7 @@ class Expressions:
         if isinstance(target, ast.Name):
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple):
+            value = present(value)
             parts = value.items if isinstance(value, Record) and len(value.items) == len(target.elts) else None
             item = item_of(value) if isinstance(value, Items) else SOME
             for index, element in enumerate(target.elts):
@@ -263,8 +271,10 @@ class Expressions:
             self.narrow(test.operand, not holds)
         elif isinstance(test, ast.Compare) and isinstance(name := test.left, ast.Name):
             none = isinstance(right := test.comparators[0], ast.Constant) and right.value is None
-            if none and isinstance(test.ops[0], ast.Is | ast.IsNot) and type(self.env.get(name.id)) is Value:
-                self.env = self.env | {name.id: NONE if isinstance(test.ops[0], ast.Is) == holds else SOME}
+            value = self.env.get(name.id)
+            is_open = type(value) is Value or isinstance(value, Maybe)
+            if none and isinstance(test.ops[0], ast.Is | ast.IsNot) and value is not None and is_open:
+                self.env = self.env | {name.id: NONE if isinstance(test.ops[0], ast.Is) == holds else present(value)}
 
 
 def _attribute_of(module: nn.Module, name: str) -> Value:
@@ -290,6 +300,7 @@ def items_of(container: Modules) -> Value:
 
 def item_of(value: Value) -> Value:
     """Return the value that the variable of a loop over `value` takes."""
+    value = present(value)
     if isinstance(value, Modules):
         return items_of(value)
     if isinstance(value, Items):

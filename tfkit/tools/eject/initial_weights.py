@@ -39,13 +39,15 @@ class InitialWeights:
         uses: the names that the method takes from outside, with the objects that they stand for.
     """
 
-    def __init__(self, init: InitConfig, plan: Mapping[str, Rule], whole: Specialiser) -> None:
+    def __init__(
+        self, init: InitConfig, plan: Mapping[str, Rule], modules: Mapping[str, nn.Module], whole: Specialiser
+    ) -> None:
         self.init = init
+        self.modules = modules
         self.whole = whole
         self.uses: dict[str, Any] = {"nn": nn}
         # torch fills its own classes as `init: torch` does.
         skipped = (nn.Linear, nn.Embedding) if init.kind_name() == "torch" else ()
-        modules = {path: whole.model.get_submodule(path) for path in plan}
         self.plan = {path: rule for path, rule in plan.items() if torch_class(modules[path]) not in skipped}
         self._bodies = {rule: self._body(rule) for rule in dict.fromkeys(self.plan.values())}
         biased = any(getattr(modules[path], "bias", None) is not None for path in self.plan)
@@ -53,9 +55,14 @@ class InitialWeights:
 
     def add_to(self, classes: Classes) -> None:
         """Add the method to the class of the model, and its call to the end of `__init__`."""
+        if text := self.text(classes):
+            self._add(text, classes.of[self.whole.model])
+
+    def text(self, classes: Classes) -> str:
+        """Return the code that fills a `module` with a `name`; empty if there is none."""
         groups: dict[str, dict[str, list[str]]] = {}
         for path, rule in self.plan.items():
-            module = self.whole.model.get_submodule(path)
+            module = self.modules[path]
             torch_kind = "nn.Linear" if isinstance(module, nn.Linear) else "nn.Embedding"
             kind = classes.of[module].name if module in classes.of else torch_kind
             groups.setdefault(kind, {}).setdefault(self._filled(module, rule, classes), []).append(path)
@@ -66,8 +73,7 @@ class InitialWeights:
             f"if isinstance(module, {' | '.join(names)}):\n{textwrap.indent(text, INDENT)}"
             for text, names in kinds.items()
         ]
-        if branches:
-            self._add("\nel".join(branches), classes.of[self.whole.model])
+        return "\nel".join(branches)
 
     def _add(self, text: str, root: Class) -> None:
         """Add the method with this code for each `module` to the class of the model."""
@@ -84,7 +90,7 @@ class InitialWeights:
 
     def _branch(self, bodies: Mapping[str, list[str]]) -> str:
         """Return the code that fills the modules of one class."""
-        modules = [self.whole.model.get_submodule(path) for paths in bodies.values() for path in paths]
+        modules = [self.modules[path] for paths in bodies.values() for path in paths]
         biased = [getattr(module, "bias", None) is not None for module in modules]
         if not any(biased):
             return self._chosen(bodies)

@@ -40,6 +40,7 @@ from tfkit.tools.eject.values import (
     is_constant,
     join,
     join_all,
+    present,
     truth,
 )
 
@@ -64,22 +65,32 @@ class Specialiser:
         self._running: set[Key] = set()
         self._done: dict[Key, list[Value]] = {}
 
-    def run(self) -> None:
-        """Repeat the abstract run until nothing changes."""
-        root: Key = (self.model, "forward")
-        inputs = self.function(root).code.parameters
-        self.function(root).needed |= set(inputs)
-        arguments = {name: SOME if parameter.default is parameter.empty else ANY for name, parameter in inputs.items()}
+    def run(self, entries: Mapping[nn.Module, Mapping[str, Value]] | None = None) -> None:
+        """Repeat the abstract run until nothing changes.
+
+        Args:
+            entries: the modules whose forward is called from outside, each with the arguments of which more is known
+                than whether they may be None; by default the model.
+        """
+        calls = {module: self._inputs(module) | {**values} for module, values in (entries or {self.model: {}}).items()}
         for _ in range(ROUNDS):
             before = self._state()
             self._done.clear()
-            self.call([root], arguments)
+            for module, arguments in calls.items():
+                self.call([(module, "forward")], arguments)
             if self._state() == before:
                 break
         else:
             raise SpecError(Diagnostic("the forward of this model cannot be ejected: it is too complex"))
         self._resets()
         self.functions = {key: self.functions[key] for key in self._done}
+
+    def _inputs(self, module: nn.Module) -> Env:
+        """Return the arguments of a forward that is called from outside, all of which it needs."""
+        function = self.function((module, "forward"))
+        parameters = function.code.parameters
+        function.needed |= set(parameters)
+        return {name: SOME if value.default is value.empty else ANY for name, value in parameters.items()}
 
     def _resets(self) -> None:
         """Specialise the methods that modules use to fill the parameters that they hold directly."""
@@ -228,7 +239,7 @@ class Function(Expressions):
             return self.step(ast.Assign([step.target], step.value, lineno=0)) if step.value else []
         if isinstance(step, ast.Assign):
             value, written = self.eval(step.value)
-            targets = [self._target(target) for target in step.targets]
+            targets = [self._target(self._left(target, value)) for target in step.targets]
             for target in step.targets:
                 self.bind(target, value)
             return [ast.Assign(targets, written, lineno=0)]
@@ -265,6 +276,15 @@ class Function(Expressions):
         if isinstance(step, ast.Expr | ast.Raise):
             return [self.rewritten(step)]
         raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
+
+    def _left(self, target: ast.expr, value: Value) -> ast.expr:
+        """Return the target of a `NamedTuple` that is taken apart, without the names of fields that are left out."""
+        record = present(value)
+        if not (isinstance(target, ast.Tuple) and isinstance(record, Record) and record.type is not None):
+            return target
+        left = self.records.left(record.type)
+        names = [name for field, name in zip(fields_of(record.type), target.elts, strict=True) if field in left]
+        return names[0] if len(names) == 1 else ast.Tuple(names)
 
     def _target(self, target: ast.expr) -> ast.expr:
         """Return the target of an assignment; the value before an index is read."""

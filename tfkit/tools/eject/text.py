@@ -198,9 +198,10 @@ class Class:
     @property
     def takes_config(self) -> bool:
         """True if its `__init__` reads the config."""
-        return any(CONFIG in reads(ast.parse(line)) for line in self._lines())
+        return any(CONFIG in reads(ast.parse(line)) for line in self.lines())
 
-    def _lines(self) -> list[str]:
+    def lines(self) -> list[str]:
+        """Return the statements of its `__init__` that make attributes, tensors and children."""
         return [
             statement.text.format(*(self.arguments.get(slot, text) for slot, text in statement.values.items()))
             for statement in self.statements
@@ -214,7 +215,7 @@ class Class:
 
     def _init(self, config: Config) -> list[str]:
         """Return the `__init__`; empty if the `__init__` of the base class is enough."""
-        lines = [*self._lines(), *self.filling]
+        lines = [*self.lines(), *self.filling]
         if not lines:
             return []
         arguments = list(map(self.texts_of, self.values))

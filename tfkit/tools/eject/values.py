@@ -67,6 +67,13 @@ class Items(Value):
     item: Value | None
 
 
+@dataclass(frozen=True)
+class Maybe(Value):
+    """A record or a list of which the contents are known; or None."""
+
+    value: Value
+
+
 NONE = Known(None, literal=True)
 ANY = Value()
 SOME = Some()
@@ -85,7 +92,9 @@ def join(a: Value, b: Value) -> Value:
     if isinstance(a, Items) and isinstance(b, Items):
         return Items(join(a.item, b.item) if a.item and b.item else a.item or b.item)
     if may_be_none(a) or may_be_none(b):
-        return ANY
+        contents = [present(value) for value in (a, b) if not (isinstance(value, Known) and value.value is None)]
+        content = join_all(contents) if contents else ANY
+        return Maybe(content) if isinstance(content, Record | Items) else ANY
     parts = [item for value in (a, b) if isinstance(value, Record) for item in value.items]
     return Items(ANY) if any(map(may_be_none, parts)) else SOME
 
@@ -97,7 +106,12 @@ def join_all(values: Iterable[Value]) -> Value:
 
 def may_be_none(value: Value) -> bool:
     """Return True unless a value is known not to be None."""
-    return type(value) is Value or (isinstance(value, Known) and value.value is None)
+    return type(value) is Value or isinstance(value, Maybe) or (isinstance(value, Known) and value.value is None)
+
+
+def present(value: Value) -> Value:
+    """Return all that is known about a value where it is not None."""
+    return value.value if isinstance(value, Maybe) else SOME if type(value) is Value else value
 
 
 def is_constant(value: Value) -> TypeGuard[Known]:

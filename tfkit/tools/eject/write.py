@@ -51,19 +51,19 @@ def eject(graph: AnySpec) -> str:
         model = assemble(named)
     plan = rules(model, graph)
     lend_sizes(model)
-    _check_apart(model)
+    check_apart(model)
     merge_equal(model)
     whole = Specialiser(model)
     whole.run()
     draw_in(whole.functions, whole.read)
-    weights = InitialWeights(graph.spec.model.init, plan, whole)
+    weights = InitialWeights(graph.spec.model.init, plan, {path: model.get_submodule(path) for path in plan}, whole)
     classes = Classes(graph, whole, sizes, config)
     weights.add_to(classes)
     with tried():
         return with_shapes(formatted(_text(graph, whole, classes, weights.uses)), graph)
 
 
-def _check_apart(model: nn.Module) -> None:
+def check_apart(model: nn.Module) -> None:
     """Raise SpecError if a tensor has two names: each class makes its own tensors."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -87,7 +87,20 @@ def formatted(text: str) -> str:
 
 def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str, Any]) -> str:
     """Return the full file. `uses` has the names that the initialization takes from outside."""
-    functions, config = whole.functions.values(), classes.config
+    config = classes.config
+    imports, parts = definitions(whole, uses)
+    parts += [ejected.source(config) for ejected in classes.order]
+    parts.append(_main(graph, classes.of[whole.model]))
+    head = f'"""{docs(graph)}\n"""\n\n{imports}'
+    return "\n\n\n".join([head, *filter(None, [config.source("\n".join(parts))]), *parts]) + "\n"
+
+
+def definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return the imports that the functions of a model need, and its records, constants and functions outside classes.
+
+    `uses` has additional names from outside.
+    """
+    functions = whole.functions.values()
     outside = {name: value for function in functions for name, value in function.uses.items()} | {**uses}
     records = [record for record in whole.records if whole.records.alone(record) is None]
     parts = [record_text(record, whole.records) for record in records]
@@ -96,19 +109,17 @@ def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str,
             with written_out(f"the constant `{name}`"):
                 parts.append(f"{name} = {text_of(value)}")
     parts += [function_text(called) for called in functions if called.module is None and called.returns is None]
-    parts += [ejected.source(config) for ejected in classes.order]
-    parts.append(_main(graph, classes.of[whole.model]))
     ours = {*whole.records, *(called for _, called in whole.functions)}
-    head = "\n".join([_docs(graph), *sorted(_imports(outside, ours))])
-    return "\n\n\n".join([head, *filter(None, [config.source("\n".join(parts))]), *parts]) + "\n"
+    return "\n".join(sorted(_imports(outside, ours))), parts
 
 
-def _docs(graph: Graph) -> str:
+def docs(graph: Graph) -> str:
+    """Return the docstring of a file: the model, its source, and the letters of axes."""
     spec = graph.spec.model
     lines = [f"{spec.name}: {spec.description}" if spec.description else spec.name, ""]
     lines += [f"Source: {spec.source}"] if spec.source else []
     lines.append("b batch, t positions, h heads, d width of a head.")
-    return f'"""{in_docs(chr(10).join(lines))}\n"""\n'
+    return in_docs("\n".join(lines))
 
 
 def _imports(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:

@@ -16,12 +16,12 @@ from tfkit.errors import printable
     "import",
     sets=False,
     notes="""
-    CONFIG is a config.json of transformers, or the folder that holds it. The spec
-    has the model's graph and the names of its tensors, so that the weights in that
-    folder can be loaded: tfkit build SPEC --weights FOLDER. A field whose value no
-    spec of the family can have is an error. For a type that is unknown, --draft
-    writes the beginning of a family, from the one that has the most of its fields
-    and tensors.
+    CONFIG is a config.json of transformers, the folder that holds it, or the name
+    of a model on the Hugging Face Hub. The spec has the model's graph and the
+    names of its tensors, so that the weights in that folder can be loaded:
+    tfkit build SPEC --weights FOLDER. A field whose value no spec of the family
+    can have is an error. For a type that is unknown, --draft writes the beginning
+    of a family, from the one that has the most of its fields and tensors.
     """,
     examples="""
     tfkit import downloads/Llama-3.2-1B -o llama.yaml
@@ -51,10 +51,12 @@ def import_(
     name: str | None,
     json: bool,
 ) -> None:
+    from tfkit.console.hub import on_disk
     from tfkit.console.output import print_json
     from tfkit.tools.common.atomic_files import check_file, write_file
     from tfkit.tools.import_.importing import draft_family, import_config
 
+    config = on_disk(config, ["config.json"])
     if draft is not None:
         if output is not None or family is not None or name is not None:
             raise click.UsageError(
@@ -81,4 +83,5 @@ def import_(
     elif output is None:
         click.echo(imported.text, nl=False)
     else:
-        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}, with the names of {imported.family}")
+        names = f", with the names of {imported.family}" if imported.family else ""
+        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}{names}")

@@ -21,11 +21,11 @@ from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.missing import where_it_is
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded, in_place
-from tfkit.spec.folder import CONFIG, has_weights
+from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge, nested
 from tfkit.spec.render import render_tree
-from tfkit.spec.source import plain, read
+from tfkit.spec.source import parse, plain, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft, nearest, other_layers
 from tfkit.tools.show.resolved_values import text_of
@@ -41,7 +41,7 @@ class Imported:
     Attributes:
         text: the YAML.
         graph: the model. If the config.json was named by its folder and that folder has weights, `build` reads them.
-        family: the spec that defines the fields.
+        family: the spec that defines the fields; empty if the file contains the spec itself.
         notes: warnings: differences from the class in transformers, and the weights next to the file that the model
             omits.
     """
@@ -75,6 +75,10 @@ def import_config(
     weights = path.absolute() if has_weights(path) else None
     path = path / CONFIG if os.path.isdir(path) else path
     config = read(path)
+    if isinstance(text := config.items.get(SPEC_KEY), Scalar):
+        if family is not None:
+            raise ValueError(f"`family` has no effect: {CONFIG} contains the spec that tfkit wrote")
+        return _written(text, name, plugins, weights)
     family = family or family_of(config, plugins.specs)
     tree, rules = _family_of_class(config, family, plugins, path.parent)
     tree = read_fields(config, tree, rules)
@@ -90,6 +94,15 @@ def import_config(
     with _blaming(config.span, rules):
         graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
     return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+
+
+def _written(text: Scalar, name: str | None, plugins: Plugins, weights: Path | None) -> Imported:
+    """Return the spec that a config.json contains, as `tfkit save` writes it for transformers."""
+    tree = parse(str(text.value), CONFIG)
+    if name is not None:
+        tree = merge(tree, _mapping({"name": name}, tree.span))
+    graph = replace(expand(resolve_spec(tree, plugins, file=CONFIG)), weights=weights)
+    return Imported(render_tree(tree), graph, "")
 
 
 @contextmanager

@@ -19,13 +19,17 @@ from tfkit.errors import printable
     notes="""
     The layout `huggingface` is a config.json and the tensors under the names in
     the spec's `checkpoint`: transformers opens DIR with from_pretrained. The
-    layout `tfkit` has the tensors under the model's names. Both have the resolved
-    spec, and the files of the tokenizer next to the weights.
+    layout `transformers` is for decoders and masked language models: DIR has the
+    model's code, plugins included, and opens with trust_remote_code=True. It is
+    opened and compared before it is kept. The layout `tfkit` has the tensors
+    under the model's names. All have the resolved spec, and the files of the
+    tokenizer next to the weights.
     """,
     examples="""
     tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
     tfkit save my.yaml --weights downloads/model --layout tfkit -o out
     tfkit save out --layout huggingface -o published
+    tfkit save runs/mine --layout transformers -o hub
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
@@ -33,7 +37,11 @@ from tfkit.errors import printable
 @allow_change_option
 @click.option("--allow-drop", is_flag=True, help="Write huggingface without the tensors that the model omits.")
 @click.option(
-    "--layout", required=True, type=click.Choice(["tfkit", "huggingface"]), metavar="NAME", help="tfkit or huggingface."
+    "--layout",
+    required=True,
+    type=click.Choice(["tfkit", "huggingface", "transformers"]),
+    metavar="NAME",
+    help="tfkit, huggingface or transformers.",
 )
 @output_option("DIR", "The folder to write.", required=True)
 @dtype_option("float32, bfloat16 ...  [default: unchanged]")
@@ -56,7 +64,7 @@ def save(
     if weights is None:
         raise click.UsageError("there are no weights to save: add --weights, or use the folder of a model as SPEC")
     if allow_drop and layout != "huggingface":
-        raise click.UsageError("--allow-drop has no effect in the layout tfkit")
+        raise click.UsageError(f"--allow-drop has no effect in the layout {layout}")
     import torch
 
     from tfkit.tools.common.loading_weights import build_with_weights

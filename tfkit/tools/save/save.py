@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -32,7 +33,11 @@ from tfkit.tools.common.loading_weights import tokenizer_files
 from tfkit.tools.import_.importing import export_config
 
 UNREAD = "it was written as it is, and does not load; `safetensors.torch.load_file` reads its weights"
-Layout = Literal["tfkit", "huggingface"]
+WITH_CODE = ("generation_config.json", "README.md", "model.svg")
+"""Additional files of the layout transformers."""
+FORMS = (SHARD, re.compile(r"(modeling|configuration)_\w+\.py"))
+"""The names of shards, and of files of code."""
+Layout = Literal["tfkit", "huggingface", "transformers"]
 
 
 def check_folder(folder: Path, *, force: bool, tokenizer_from: Path | None = None) -> None:
@@ -42,8 +47,8 @@ def check_folder(folder: Path, *, force: bool, tokenizer_from: Path | None = Non
     """
     names = names_in(folder) or []
     replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(tokenizer_from) else set()
-    replaceable = {SPEC, WEIGHTS, INDEX, CONFIG, *replaced}
-    extras = [name for name in names if name not in replaceable and not SHARD.fullmatch(name)]
+    replaceable = {SPEC, WEIGHTS, INDEX, CONFIG, *WITH_CODE, *replaced}
+    extras = [name for name in names if name not in replaceable and not any(form.fullmatch(name) for form in FORMS)]
     if extras:
         message = f"{quoted(str(folder))} must hold only the files of a model; got {listing(extras, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
@@ -73,7 +78,8 @@ def save(
         folder: the folder to write; created if it does not exist.
         layout: `tfkit` writes the resolved spec and the weights by the model's names; `huggingface` the spec, a
             config.json, and the weights by the names in the spec's `checkpoint`, as `from_pretrained`
-            reads them.
+            reads them; `transformers` the code of the model, which `from_pretrained` opens with
+            `trust_remote_code=True`, and which is proved to compute the same before the folder is moved to its place.
         force: replace an existing model.
         tokenizer_from: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
         allow_drop: write `huggingface` without the tensors of the published file that the family omits, such as
@@ -89,7 +95,11 @@ def save(
     _check_names(model, graph)
     if layout == "huggingface" and not allow_drop:
         _check_nothing_left_out(model)
-    write = partial(write_model, model) if layout == "tfkit" else _published(model, plugins)
+    tokenizer = tokenizer_files(tokenizer_from)
+    if layout == "transformers":
+        write = _proved(model, tokenizer, tokenizer_from)
+    else:
+        write = partial(write_model, model) if layout == "tfkit" else _published(model, plugins)
     check_folder(folder, force=force, tokenizer_from=tokenizer_from)
     broken = not_finite(model.state_dict())
     if broken and names_in(folder):
@@ -98,8 +108,10 @@ def save(
     try:
         with fresh_folder(folder) as target:
             write(target)
-            for file in tokenizer_files(tokenizer_from):
+            for file in [] if layout == "transformers" else tokenizer:
                 shutil.copyfile(file, target / file.name)
+    except SpecError:
+        raise
     except Exception as error:
         cause = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}")) from error
@@ -108,6 +120,23 @@ def save(
         text = Diagnostic(message, notes=(broken,), help=UNREAD).render("warning")
         warnings.warn(text.removeprefix("warning: "), NotFiniteWarning, stacklevel=3)
     return tuple(sorted(folder.iterdir(), reverse=True))
+
+
+def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path | None) -> Callable[[Path], None]:
+    """Return the function that writes the code and the weights of a model, and opens them with transformers."""
+    from tfkit.tools.save.remote_code.folder import write_folder
+    from tfkit.tools.save.remote_code.proof import Folders, check_transformers
+    from tfkit.tools.save.remote_code.separate import parts_of
+
+    check_transformers()
+    graph = graph_of(model)
+    parts_of(graph)
+
+    def write(target: Path) -> None:
+        with Folders() as process:
+            write_folder(model, target, _text(graph.spec), process, tokenizer=tokenizer, weights_from=weights_from)
+
+    return write
 
 
 def _check_names(model: nn.Module, graph: Graph) -> None:

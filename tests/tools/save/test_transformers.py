@@ -1,0 +1,199 @@
+"""`tfkit save --layout transformers`: the code, what a process without tfkit computes with it, and the way back."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import fx
+
+import tfkit
+from tfkit.console.hub import on_disk
+from tfkit.spec.render import render
+from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.save.remote_code import folder as folder_of_code
+from tfkit.tools.save.remote_code.folder import write_folder
+from tfkit.tools.save.remote_code.modeling import code_of
+from tfkit.tools.save.remote_code.proof import Folders
+from tfkit.tools.save.save import save
+
+from ..conftest import DECODER
+
+PLUGINS = tfkit.load_plugins()
+GENERATION = Path(__file__).with_name("remote_generation.py")
+SPECS = tuple(
+    """
+    a_x_k1 albert_base apertus_8b bert_base bitnet_2b bloom_560m command_r_plus_104b dbrx deepseek_v2_lite
+    depth_small dots1 exaone4_1_2b falcon_7b falcon_h1_0_5b falcon_mamba_7b falcon_rw_1b flint gated_streams_small
+    gemma2_2b gemma3_1b glm4_32b_0414 glm4_5 glm_4_9b gpt2 gpt_neo_125m gpt_neox_japanese_2_7b gpt_oss_20b
+    granite3_2b granite_3_1b_a400m helium_1_preview_2b hunyuan_7b hyperclovax jamba_v0_1 kimi_k2 kimi_linear_48b_a3b
+    laguna lfm2_1_2b lfm2_8b_a1b llama3_8b llama4_scout mamba2_130m mhc_small minicpm3_4b minimax_text_01 mistral4
+    mixtral_8x7b modernbert_base modernbert_decoder mpt_7b nanochat nemotron_h_8b olmo3_7b olmo_hybrid_7b opt_350m
+    persimmon_8b phi4_mini phi_2 qwen2_57b_a14b qwen3_next_80b_a3b recurrentgemma_2b roformer_chinese_base
+    stablelm_3b starcoder2_3b trinity_mini
+    """.split()  # noqa: SIM905
+)
+"""Every attention, position, window, FFN, mixer and stream of decoders, plugins among them, and four encoders."""
+GENERATING = (
+    "gpt2",
+    "gemma3_1b",
+    "deepseek_v2_lite",
+    "mixtral_8x7b",
+    "falcon_h1_0_5b",
+    "gated_streams_small",
+    "bert_base",
+)
+
+
+@pytest.fixture(scope="module")
+def folders() -> Iterator[Folders]:
+    """One process with transformers for all folders."""
+    with Folders() as process:
+        yield process
+
+
+def small_model(name: str) -> fx.GraphModule:
+    return tfkit.build(reduced_model(tfkit.load(name), PLUGINS).graph)
+
+
+@pytest.mark.slow
+def test_the_length_of_the_code() -> None:
+    code = code_of(tfkit.load("gpt2"))
+    assert len(code.modeling.splitlines()) <= 500
+    assert code.fields["n_layers"] == 12
+
+
+def test_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)  # transformers takes seconds
+    small = tfkit.loads(DECODER.replace("tie: embedding", "tie: embedding, bias: true"))
+    model = tfkit.build(small, seed=3)
+    process: Any = None
+    write_folder(model, tmp_path, render(small.spec.model), process)
+    assert {"lm_head.bias", "model.embedding.tokens.weight"} < load_file(tmp_path / "model.safetensors").keys()
+    again = tfkit.build(tmp_path)
+    assert all(torch.equal(ours, again.state_dict()[name]) for name, ours in model.state_dict().items())
+    imported = tfkit.import_config(tmp_path, name="other")
+    assert imported.graph.spec.model.graph == small.spec.model.graph
+    assert imported.graph.name == "other"
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_small.SmallForCausalLM"
+    assert config["tie_word_embeddings"] is True
+    code = (tmp_path / "modeling_small.py").read_text()
+    assert "tfkit" not in code
+    classes = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
+    assert [ast.unparse(base) for base in classes["Layer"].bases] == ["GradientCheckpointingLayer"]
+    assert '"num_hidden_layers": "n_layers"' in (tmp_path / "configuration_small.py").read_text()
+
+
+def test_a_description_is_no_code(small: tfkit.Graph) -> None:
+    words = {"description": '"""\nimport os\n\\', "source": '"""; x = 1 #'}
+    spec = replace(small.spec, model=small.spec.model.model_copy(update=words))
+    tree = ast.parse(code_of(replace(small, spec=spec)).modeling)
+    assert isinstance(tree.body[0], ast.Expr)
+    assert "import os" in ast.unparse(tree.body[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("ernie_3_0_base_zh", "one input of tokens"),
+        ("t5_small", "it takes source"),
+        ("dit_small", "is not the head"),
+    ],
+)
+def test_what_has_no_folder(name: str, why: str) -> None:
+    with pytest.raises(tfkit.SpecError, match=why):
+        code_of(tfkit.load(name))
+
+
+def test_a_model_by_its_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub: Any = ModuleType("huggingface_hub")
+    hub.snapshot_download = lambda name, allow_patterns: str(tmp_path / name.replace("/", "--"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.chdir(tmp_path)
+    assert on_disk(Path("org/model")) == tmp_path / "org--model"
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "model").touch()
+    assert on_disk(Path("org/model")) == Path("org/model")
+    assert on_disk(Path("org/model.safetensors")) == Path("org/model.safetensors")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    hub.snapshot_download = fail
+    with pytest.raises(tfkit.SpecError, match="no network"):
+        on_disk(Path("org/other"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPECS)
+def test_a_folder_is_the_model(name: str, folders: Folders, tmp_path: Path) -> None:
+    model = small_model(name)
+    write_folder(model, tmp_path, render(model.meta["graph"].spec.model), folders)
+
+
+@pytest.mark.slow
+def test_use_in_transformers(folders: Folders, tmp_path: Path) -> None:
+    for name in GENERATING:
+        (tmp_path / name).mkdir()
+        model = small_model(name)
+        write_folder(model, tmp_path / name, render(model.meta["graph"].spec.model), folders)
+    command = [sys.executable, "-I", GENERATION, tmp_path / "code", *map(tmp_path.joinpath, GENERATING)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[name] for name in GENERATING], done.stderr
+
+
+@pytest.mark.slow
+def test_a_trainer(small: tfkit.Graph, folders: Folders, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_folder(tfkit.build(small), tmp_path / "model", render(small.spec.model), folders)
+    pytest.importorskip("accelerate")
+    code = f"""
+import sys
+sys.modules["tfkit"] = None
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True)
+rows = [{{"input_ids": row, "labels": row}} for row in torch.randint(0, 50, (16, 8))]
+arguments = TrainingArguments({str(tmp_path / "out")!r}, max_steps=4, report_to=[], use_cpu=True, save_steps=4)
+Trainer(model, arguments, train_dataset=rows).train()
+AutoModelForCausalLM.from_pretrained({str(tmp_path / "out" / "checkpoint-4")!r}, trust_remote_code=True)
+"""
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "code"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("self.lm_head(x)", "self.lm_head(-x)", "computes something else for tokens"),
+        ("slots = cache.tensors[index]", "slots = cache.tensors[0]", "that are read in pieces"),
+        ("visible = visible & tokens", "visible = visible | tokens", "padded tokens"),
+        ("self.decoder = ", "self.stack = self.decoder = ", "other tensors|missing keys"),
+    ],
+)
+def test_a_bug_in_the_code_leaves_no_folder(
+    old: str, new: str, why: str, small: tfkit.Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = code_of(small)
+    assert old in code.modeling
+    broken = code._replace(modeling=code.modeling.replace(old, new))
+    monkeypatch.setattr(folder_of_code, "code_of", lambda graph: broken)
+    with pytest.raises(tfkit.SpecError, match=why):
+        save(tfkit.build(small), tmp_path / "out", layout="transformers")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,39 @@
+"""Models by their names on the Hugging Face Hub: `org/model` instead of a path."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfkit.errors import Diagnostic, SpecError, quoted
+
+NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""The name of a model: its owner and its repository."""
+FILES = (".safetensors", ".json", ".yaml", ".yml", ".pt", ".bin", ".gguf", ".py")
+"""Endings of files; a missing file is not looked for on the Hub."""
+WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "spec.yaml")
+"""The files of a model that tfkit reads; never code."""
+
+
+def on_disk(path: Path, patterns: Sequence[str] = WEIGHTS) -> Path:
+    """Return a path; if there is none, and it is the name of a model on the Hub, the folder with its downloaded files.
+
+    Raises SpecError if the Hub has no such model, or cannot be reached.
+    """
+    name = path.as_posix()
+    if os.path.exists(path) or not NAME.fullmatch(name) or path.suffix in FILES:
+        return path
+    if importlib.util.find_spec("huggingface_hub") is None:
+        message = f"there is no folder {quoted(name)}, and models on the Hub need `huggingface_hub`, which is missing"
+        raise SpecError(Diagnostic(message, help='pip install "tfkit[transformers]"'))
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except Exception as error:  # of the network, of the Hub, or of its cache: the library has no common class
+        cause = " ".join(str(error).split())[:200] or type(error).__name__
+        message = f"there is no folder {quoted(name)}, and the Hub does not provide a model of this name: {cause}"
+        raise SpecError(Diagnostic(message, help=f"download it first: hf download {name} --local-dir DIR")) from error

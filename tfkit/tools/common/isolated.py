@@ -1,0 +1,58 @@
+"""A program in a separate process, in which tfkit cannot be imported: it proves that files need no tfkit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Self
+
+
+class Isolated:
+    """Sends requests to a program, one after the other, until its `with` block ends.
+
+    The process imports its libraries while the caller goes on; a caller with many requests uses one `Isolated` for all.
+
+    Args:
+        program: a file that reads lines of JSON: first the folders in which Python looks for modules, then requests. It
+            answers each request with a line.
+        environment: environment variables in addition to the environment of this process.
+    """
+
+    def __init__(self, program: str, environment: Mapping[str, str] | None = None) -> None:
+        self.program = program
+        self.environment = {**os.environ, **(environment or {})}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", self.program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            env=self.environment,
+        )
+        self._send([place for place in sys.path if place])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # torch would take a second to exit
+        with suppress(BrokenPipeError):
+            self._process.communicate()
+
+    def answer(self, request: object) -> Any:
+        """Return the answer to a request; if the process has ended, a text that describes how."""
+        self._send(request)
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            return f"the process that ran it ended with status {self._process.wait()}"
+        return json.loads(line)
+
+    def _send(self, contents: object) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the process has ended, and there will be no answer
+            print(json.dumps(contents), file=self._process.stdin, flush=True)

@@ -1,0 +1,73 @@
+"""The model card: what the model is, how to open it, its picture, and the run that trained it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tfkit.graph.expand import Graph
+from tfkit.graph.input_shapes import max_len
+from tfkit.spec.folder import RUN
+from tfkit.tools.draw.picture import draw
+from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.params.count import count_params
+from tfkit.tools.save.remote_code.separate import Parts
+
+CARD = "README.md"
+PICTURE = "model.svg"
+METRICS = "metrics.jsonl"
+
+
+def picture_of(graph: Graph) -> str:
+    """Return the picture of a model as SVG."""
+    return to_svg(draw(graph))
+
+
+def model_card(parts: Parts, weights: Path | None) -> str:
+    """Return the text of a model card; `weights` may lie in the folder of the run that trained them."""
+    graph = parts.graph
+    model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.head_class}"
+    rows = {"parameters": f"{count.total:,}"}
+    rows |= {"of these active for a token": f"{count.active:,}"} if count.active != count.total else {}
+    rows |= {f"layers of `{node.name}`": str(node.stack.depth) for node in graph.nodes if node.stack is not None}
+    rows |= {} if (length := max_len(graph)) is None else {"longest sequence": f"{length:,}"}
+    text = [
+        "---",
+        "library_name: transformers",
+        f"pipeline_tag: {'text-generation' if parts.decodes else 'fill-mask'}",
+        "tags: [custom_code]",
+        "---",
+        "",
+        f"# {model.name}",
+        "",
+        *([model.description, ""] if model.description else []),
+        *([f"Source: {model.source}", ""] if model.source else []),
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+        "",
+        "```python",
+        f"from transformers import {auto}",
+        "",
+        f'model = {auto}.from_pretrained("PATH OR NAME", trust_remote_code=True)',
+        "```",
+        "",
+        f"![The layers of {model.name}]({PICTURE})",
+    ]
+    return "\n".join([*text, *_training(weights)]) + "\n"
+
+
+def _training(weights: Path | None) -> list[str]:
+    """Return the last metrics of the run that trained the weights; nothing if there is no run."""
+    if weights is None:
+        return []
+    run = next((folder for folder in (weights, *weights.absolute().parents[:2]) if (folder / RUN).is_file()), None)
+    if run is None:
+        return []
+    metrics: dict[str, Any] = {}
+    if (run / METRICS).is_file():
+        for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
+            metrics |= json.loads(line)
+    rows = [f"| {name} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)]
+    return ["", "## Training", "", "| at the end of the run | |", "|---|---|", *rows] if rows else []

@@ -1,0 +1,85 @@
+"""The files of a folder that transformers opens: code, config, weights, generation config, tokenizer and model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from tfkit.arguments import name_of
+from tfkit.building.builder import graph_of
+from tfkit.checkpoint.fitting import safetensors_metadata
+from tfkit.checkpoint.remote_code import transformers_map
+from tfkit.checkpoint.weight_map import write_shards
+from tfkit.graph.input_shapes import max_len
+from tfkit.spec.folder import CONFIG, SPEC, SPEC_KEY
+from tfkit.tools.save.remote_code.card import CARD, PICTURE, model_card, picture_of
+from tfkit.tools.save.remote_code.modeling import Code, code_of, model_type
+from tfkit.tools.save.remote_code.proof import Folders, prove
+from tfkit.tools.save.remote_code.separate import Parts, parts_of
+from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
+
+GENERATION = "generation_config.json"
+
+
+def write_folder(
+    model: fx.GraphModule,
+    target: Path,
+    spec: str,
+    process: Folders,
+    *,
+    tokenizer: Sequence[Path] = (),
+    weights_from: Path | None = None,
+) -> None:
+    """Write a model to a folder that exists, and prove that transformers opens it.
+
+    Args:
+        model: the model.
+        target: the folder.
+        spec: the text of its spec.
+        process: the process that opens the folder.
+        tokenizer: the files of the tokenizer.
+        weights_from: the source of the weights; the model card describes the run that it is a checkpoint of.
+    """
+    graph = graph_of(model)
+    parts, code = parts_of(graph), code_of(graph)
+    for file in tokenizer:
+        shutil.copyfile(file, target / file.name)
+    (target / PICTURE).write_text(picture_of(graph), encoding="utf-8")
+    (target / CARD).write_text(model_card(parts, weights_from), encoding="utf-8")
+    ids = complete_tokenizer(target, [file.name for file in tokenizer], max_len(graph))
+    (target / SPEC).write_text(spec, encoding="utf-8")
+    (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
+    (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
+    _write_json(target / CONFIG, {**_config(model, code, parts), **ids, SPEC_KEY: spec})
+    if parts.decodes:
+        _write_json(target / GENERATION, ids)
+    metadata = safetensors_metadata(graph)
+    for file in write_shards(transformers_map(model, parts.head.name), model.state_dict(), target, metadata=metadata):
+        shutil.copymode(target / CONFIG, file)
+    prove(model, parts, target, process)
+
+
+def _config(model: fx.GraphModule, code: Code, parts: Parts) -> dict[str, Any]:
+    """Return the contents of config.json."""
+    dtypes = {name_of(tensor.dtype) for tensor in model.state_dict().values()}
+    classes = {
+        "AutoConfig": f"configuration_{code.file}.{code.name}Config",
+        "AutoModel": f"modeling_{code.file}.{code.name}Model",
+        f"AutoModel{parts.head_class}": f"modeling_{code.file}.{code.name}{parts.head_class}",
+    }
+    return {
+        "architectures": [f"{code.name}{parts.head_class}"],
+        "auto_map": classes,
+        "model_type": model_type(code.file),
+        "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
+        **code.fields,
+    }
+
+
+def _write_json(path: Path, contents: dict[str, Any]) -> None:
+    path.write_text(f"{json.dumps(contents, indent=2)}\n", encoding="utf-8")

@@ -1,0 +1,57 @@
+"""The files of a tokenizer as AutoTokenizer reads them, and the special tokens that generation needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfkit.decoding.text import CharacterTokenizer, FileTokenizer, load_tokenizer
+
+FILE = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>")
+"""Names of the token at the end of a text, for a tokenizer whose settings name none."""
+ROLES = ("bos_token", "eos_token", "pad_token")
+
+
+def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) -> dict[str, int]:
+    """Add the files to a folder that AutoTokenizer needs, and return the ids of special tokens as a config has them.
+
+    Args:
+        folder: the folder, with the files of a tokenizer.
+        files: their names; without one that tfkit reads, nothing is added.
+        max_len: the longest sequence of the model.
+    """
+    ours = next((name for name in (FILE, CharacterTokenizer.file) if name in files), None)
+    if ours is None:
+        return {}
+    tokenizer = load_tokenizer(folder / ours)
+    if isinstance(tokenizer, CharacterTokenizer):
+        _write_characters(tokenizer, folder / FILE)
+        tokenizer = load_tokenizer(folder / FILE)
+    assert isinstance(tokenizer, FileTokenizer)
+    if SETTINGS in files:
+        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    else:
+        end = next((text for text in ENDS if tokenizer.special(text) is not None), None)
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        settings |= {} if end is None else {"eos_token": end, "pad_token": end}
+        settings |= {} if max_len is None else {"model_max_length": max_len}
+        (folder / SETTINGS).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
+    texts = {role: settings.get(role) for role in ROLES}
+    texts = {role: text["content"] if isinstance(text, dict) else text for role, text in texts.items()}
+    ids = {f"{role}_id": tokenizer.special(text) for role, text in texts.items() if isinstance(text, str)}
+    return {role: number for role, number in ids.items() if number is not None}
+
+
+def _write_characters(tokenizer: CharacterTokenizer, path: Path) -> None:
+    """Write a tokenizer of characters as a tokenizer.json."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    ids = {character: index for index, character in enumerate(tokenizer.characters)}
+    file = Tokenizer(models.WordLevel(vocab=ids, unk_token=tokenizer.characters[0]))
+    file.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    file.decoder = decoders.Fuse()
+    file.save(str(path))
