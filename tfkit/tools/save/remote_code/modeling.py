@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,10 @@ from tfkit.tools.eject.config import Config, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
 from tfkit.tools.eject.source import lend_sizes
-from tfkit.tools.eject.specialise import Specialiser
+from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
-from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value
+from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
 from tfkit.tools.save.remote_code.separate import Parts, parts_of, separated
 
@@ -100,6 +101,8 @@ def code_of(graph: Graph) -> Code:
         memory = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY])), CACHE: Maybe(Items(Items(Items(SOME))))}
     whole.run({head: {}, body: memory})
     draw_in(whole.functions, whole.read)
+    for function in whole.functions.values():
+        _narrow_result(function)
     weights = InitialWeights(graph.spec.model.init, plan, _modules(head, plan), whole)
     classes = Classes(graph, whole, sizes, config, f"{BODY}.")
     return _Writer(graph, parts, name, whole, classes, config, weights).code()
@@ -115,6 +118,16 @@ def _with_gaps(graph: Graph) -> Graph:
 
 def _gap(signal: Any) -> Any:
     return signal if isinstance(signal, list) else replace(signal, gaps=True)
+
+
+def _narrow_result(function: Function) -> None:
+    """Remove None from the type of a result that is never None, so that a type checker accepts its use."""
+    returns = function.code.tree.returns
+    is_open = isinstance(returns, ast.BinOp) and ast.unparse(returns.right) == "None"
+    if isinstance(returns, ast.BinOp) and is_open and not may_be_none(function.result):
+        tree = copy.deepcopy(function.code.tree)
+        tree.returns = returns.left
+        function.code = replace(function.code, tree=tree)
 
 
 def _modules(head: nn.Module, names: Mapping[str, Any]) -> dict[str, nn.Module]:
