@@ -166,12 +166,13 @@ def test_every_public_function_is_there() -> None:
         "divisors",
         "expect",
         "load_tokenizer",
+        "next_tokens",
         "optional_slot",
         "read_rows",
         "slot",
         "update_cache",
     }
-    assert public - for_plugins <= {*FUNCTIONS, "attention_weights", "contributions", "draw", "lens"}
+    assert public - for_plugins <= {*FUNCTIONS, "activity", "attention_weights", "contributions", "draw", "lens"}
 
 
 # ---- what models read ----

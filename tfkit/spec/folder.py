@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, listing, quoted
@@ -33,6 +34,13 @@ MAX_NAME = 256
 def model_folder(folder: Path) -> Path:
     """Return the latest checkpoint in the folder of a run; any other folder unchanged."""
     return (latest_checkpoint(folder) or folder) if os.path.isfile(folder / RUN) else folder
+
+
+def holds_code(folder: Path) -> bool:
+    """Return True for a folder that tfkit wrote with the code of the model, which only transformers runs."""
+    with suppress(OSError):
+        return any(name.startswith("modeling_") and name.endswith(".py") for name in os.listdir(folder))
+    return False
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

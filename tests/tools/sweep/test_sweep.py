@@ -161,7 +161,7 @@ def test_nothing_is_compared_to_a_baseline_that_diverged(
     facts = next(
         p for p in Path("out/runs").glob("*/run.json") if "relu" in (text := p.read_text()) and '"seed": 1' in text
     )
-    facts.write_text(facts.read_text().replace('"ended": "finished"\n}', '"ended": "diverged"\n}'))
+    facts.write_text(facts.read_text().replace('"ended": "finished"', '"ended": "diverged"'))
     write(SWEEP.replace("  again: {model: {graph: {decoder: {ffn: {kind: relu}}}}}\n", ""))
     report = result(capsys)
     assert new_folders == []

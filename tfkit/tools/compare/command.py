@@ -104,12 +104,11 @@ def _other(reader: Reader, b: str) -> Graph | Path:
     """Return the second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
     from tfkit.console.hub import on_disk
     from tfkit.spec.extending import is_folder
-    from tfkit.spec.folder import model_folder
+    from tfkit.spec.folder import holds_code, model_folder
 
     path = model_folder(on_disk(Path(b)))
     has_config, has_spec = (os.path.exists(path / name) for name in ("config.json", "spec.yaml"))
-    has_code = any(path.glob("modeling_*.py"))  # a folder that tfkit wrote, and whose code need not be trusted
-    if is_folder(str(path), reader.plugins.specs) and (has_config or not has_spec) and not has_code:
+    if is_folder(str(path), reader.plugins.specs) and (has_config or not has_spec) and not holds_code(path):
         return path
     return path if os.path.isfile(b) and path.suffix not in (".yaml", ".yml") else reader.load(b)
 

@@ -21,7 +21,7 @@ from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.spec.extending import SUFFIXES
-from tfkit.spec.folder import CONFIG, SPEC
+from tfkit.spec.folder import CONFIG, SPEC, holds_code
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.model_inputs import LENGTH, random_inputs
 from tfkit.tools.compare.other_model import other_model
@@ -212,11 +212,13 @@ def is_spec(name: str | os.PathLike[str]) -> bool:
     """Return True for the name of a spec or of a folder with a spec; False for published models and for programs.
 
     The folder of a published model that tfkit wrote has both a config.json and a spec: it is compared as transformers
-    reads it.
+    reads it, unless it holds code, which need not be trusted.
     """
-    path = os.fspath(name)
-    has_config, has_spec = (os.path.exists(os.path.join(path, file)) for file in (CONFIG, SPEC))
-    return not os.path.exists(path) or path.endswith(SUFFIXES) or (has_spec and not has_config)
+    path = Path(name)
+    has_config, has_spec = (os.path.exists(path / file) for file in (CONFIG, SPEC))
+    if has_spec:
+        return not has_config or holds_code(path)
+    return not os.path.exists(path) or path.suffix in SUFFIXES
 
 
 def _compared(

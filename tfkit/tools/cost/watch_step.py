@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tfkit.building.builder import graph_of
 from tfkit.component import AttentionConfig, Layer, MaskConfig
+from tfkit.nn import Context
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.cost.counter import Kernels, Observer, OwnKernels, Position, Tallies, Tally, nbytes
 from tfkit.tools.cost.model_step import Step
@@ -252,7 +253,9 @@ class LayerRuns:
 
     def _call(self, path: str, layer: nn.Module, forward: Callable[..., Any], kind: Any, args: Any) -> Any:
         tensors, number = list(tensors_in(args)), self.watch.live.number
-        merge = self.merge and args[1].wires is None  # a layer with wires returns more than x
+        # A layer with wires returns more than x.
+        wired = any(isinstance(argument, Context) and argument.wires is not None for argument in args)
+        merge = self.merge and not wired
         key = (kind, tuple(_signs(args)), torch.is_grad_enabled()) if merge else path
         run = self._runs.get(key) if merge else None
         if run is None:
