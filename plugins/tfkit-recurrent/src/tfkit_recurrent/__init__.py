@@ -1,11 +1,14 @@
 """Recurrent mixers: the kinds of the slot `mixer`.
 
 `recurrence.py` has the recurrences in chunks, `conv.py` the short convolution, `kernels.py` the kernels of other
-libraries, `rates.py` initial values, `fields.py` fields of config.json, `scaled.py` an
-activation; each other file has one kind.
+libraries, `rates.py` initial values, `fields.py` fields of config.json, `scaled.py` an activation, `reference.py` the
+formulas of all kinds; each remaining file has one kind.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import tfkit
 from tfkit_recurrent.conv import CausalConv
@@ -84,3 +87,11 @@ def tfkit_register(register: tfkit.Register) -> None:
         StepScaleConfig,
     ):
         register(config)
+
+
+@tfkit.hookimpl
+def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return the formulas of the mixers and of the activation."""
+    from tfkit_recurrent import reference
+
+    return reference.KINDS

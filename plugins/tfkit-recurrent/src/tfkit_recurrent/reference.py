@@ -1,0 +1,178 @@
+"""The mixers once more, in NumPy, token by token, without a line of their modules: functions for `tfkit.reference`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfkit.reference import Part
+
+
+def sigmoid(x: Any) -> Any:
+    """Return 1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+def softplus(x: Any) -> Any:
+    """Return log(1 + exp(x))."""
+    return np.logaddexp(0, x)
+
+
+def conv(part: Part, x: Any, *, bias: bool) -> Any:
+    """Compute a weighted sum of each token and the tokens before it, the newest token last in the weights."""
+    weight = part.weight("conv.weight")[:, 0].T
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        for back, taps in enumerate(weight[::-1][: t + 1]):
+            y[t] += taps * x[t - back]
+    return y + part.weight("conv.bias") if bias else y
+
+
+def linear(part: Part, name: str, x: Any, *, bias: bool = False) -> Any:
+    """Compute a linear layer of the mixer."""
+    return part.at(name).linear(x, bias)
+
+
+def short_conv(part: Part, x: Any) -> Any:
+    """Compute output(after * conv(before * x)). https://arxiv.org/abs/2511.23404."""
+    bias = part.config.bias
+    before, after, x = np.split(linear(part, "input", x, bias=bias), 3, axis=-1)
+    return linear(part, "output", after * conv(part, before * x, bias=bias), bias=bias)
+
+
+def mamba(part: Part, x: Any) -> Any:
+    """Compute a state space of each channel. https://arxiv.org/abs/2312.00752."""
+    config = part.config
+    x, gate = np.split(linear(part, "input", x, bias=config.bias), 2, axis=-1)
+    x = part.at("activation", config.activation)(conv(part, x, bias=config.conv_bias))
+    ends = [config.step_rank, config.step_rank + config.d_state]
+    rates = np.split(linear(part, "rates", x), ends, axis=-1)
+    names = ("step_norm", "b_norm", "c_norm")
+    low, b, c = (part.at(name, config.inner_norm)(rate) for name, rate in zip(names, rates, strict=True))
+    step = softplus(linear(part, "step_up", low) + part.weight("step_bias"))
+    rate = -np.exp(part.weight("a_log")).reshape(config.d_inner, config.d_state)
+    state, y = np.zeros_like(rate), np.zeros_like(x)
+    for t in range(len(x)):
+        state = np.exp(step[t][:, None] * rate) * state + np.outer(step[t] * x[t], b[t])
+        y[t] = state @ c[t] + part.weight("skip") * x[t]
+    return linear(part, "output", y * gate * sigmoid(gate), bias=config.bias)
+
+
+def mamba2(part: Part, x: Any) -> Any:
+    """Compute a state space of each head. https://arxiv.org/abs/2405.21060."""
+    config = part.config
+    inner, heads, groups = config.d_inner, config.n_heads, config.n_groups
+    rows = groups * config.d_state
+    projected = linear(part, "input", x * config.input_scale, bias=config.bias)
+    parts = np.split(projected, np.cumsum([inner, inner, rows, rows]), axis=-1)
+    factors = dict(config.factors)
+    gate, x, b, c, step = (factors[name] * y for name, y in zip(("gate", "x", "b", "c", "step"), parts, strict=True))
+    mixed = conv(part, np.concatenate((x, b, c), axis=-1), bias=config.conv_bias)
+    mixed = part.at("activation", config.activation)(mixed)
+    x, b, c = np.split(mixed, [inner, inner + rows], axis=-1)
+    step = np.clip(softplus(step + part.weight("step_bias")), config.step_min, config.step_max or np.inf)
+    decay = np.exp(-np.exp(part.weight("a_log")) * step)
+    y = np.zeros((len(x), heads, config.d_head))
+    states = np.zeros((heads, config.d_state, config.d_head))
+    for t in range(len(x)):
+        inputs = x[t].reshape(heads, -1)
+        writes, reads = (rates[t].reshape(groups, -1) for rates in (b, c))
+        for h in range(heads):
+            group = h * groups // heads
+            states[h] = decay[t, h] * states[h] + step[t, h] * np.outer(writes[group], inputs[h])
+            y[t, h] = reads[group] @ states[h] + part.weight("skip")[h] * inputs[h]
+    y, gate = y.reshape(len(y), groups, -1), (gate * sigmoid(gate)).reshape(len(y), groups, -1)
+    norm = part.at("norm", config.output_norm)
+    y = norm(y * gate) if config.gate == "before_norm" else norm(y) * gate
+    bias = config.bias if config.output_bias is None else config.output_bias
+    return linear(part, "output", y.reshape(len(y), -1), bias=bias)
+
+
+def delta_rule(q: Any, k: Any, v: Any, decay: Any, beta: Any) -> Any:
+    """Run the delta rule of one head: q, k and decay [t, k or 1], v [t, v], beta [t] -> [t, v]."""
+    q, k = (x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    state, y = np.zeros((k.shape[1], v.shape[1])), np.zeros_like(v)
+    for t in range(len(v)):
+        state = decay[t][:, None] * state
+        state += np.outer(k[t], beta[t] * (v[t] - k[t] @ state))
+        y[t] = q[t] @ state / np.sqrt(k.shape[1])
+    return y
+
+
+def gated_delta(part: Part, x: Any) -> Any:
+    """Compute a delta rule whose heads decay. https://arxiv.org/abs/2412.06464."""
+    config = part.config
+    keys, heads = config.n_key_heads * config.d_key, config.n_heads
+    mixed = part.at("activation", config.activation)(conv(part, linear(part, "project", x), bias=False))
+    q, k, v = np.split(mixed, [keys, 2 * keys], axis=-1)
+    q, k = (y.reshape(len(x), config.n_key_heads, -1) for y in (q, k))
+    v = v.reshape(len(x), heads, -1)
+    beta, step = np.split(linear(part, "rates", x), 2, axis=-1)
+    beta = sigmoid(beta) * (2 if config.negative else 1)
+    decay = np.exp(-np.exp(part.weight("a_log")) * softplus(step + part.weight("step_bias")))
+    key_heads = [h * config.n_key_heads // heads for h in range(heads)]
+    outputs = [delta_rule(q[:, g], k[:, g], v[:, h], decay[:, h, None], beta[:, h]) for h, g in enumerate(key_heads)]
+    y = part.at("norm", config.output_norm)(np.stack(outputs, axis=1))
+    gate = part.at("gate_activation", config.gate_activation)(linear(part, "gate", x))
+    return linear(part, "output", (y * gate.reshape(y.shape)).reshape(len(x), -1))
+
+
+def kda(part: Part, x: Any) -> Any:
+    """Compute a delta rule whose channels decay. https://arxiv.org/abs/2510.26692."""
+    config = part.config
+    mixed = part.at("activation", config.activation)(conv(part, linear(part, "project", x), bias=False))
+    q, k, v = (y.reshape(len(x), config.n_heads, -1) for y in np.split(mixed, 3, axis=-1))
+    step = softplus(linear(part, "decay_up", linear(part, "decay_down", x)) + part.weight("step_bias"))
+    decay = np.exp(-np.exp(part.weight("a_log"))[:, None] * step.reshape(q.shape))
+    beta = sigmoid(linear(part, "beta", x))
+    heads = range(config.n_heads)
+    y = np.stack([delta_rule(q[:, h], k[:, h], v[:, h], decay[:, h], beta[:, h]) for h in heads], axis=1)
+    gate = sigmoid(linear(part, "gate_up", linear(part, "gate_down", x))).reshape(y.shape)
+    return linear(part, "output", (part.at("norm", config.output_norm)(y) * gate).reshape(len(x), -1))
+
+
+def lightning(part: Part, x: Any) -> Any:
+    """Compute linear attention whose heads decay at constant rates. https://arxiv.org/abs/2501.08313."""
+    config = part.config
+    mixed = part.at("activation", config.activation)(linear(part, "project", x))
+    q, k, v = (y.reshape(len(x), config.n_heads, -1) for y in np.split(mixed, 3, axis=-1))
+    decay, y = np.exp(-part.weight("slopes")), np.zeros_like(v)
+    for h in range(config.n_heads):
+        state = np.zeros((config.d_head, config.d_head))
+        for t in range(len(x)):
+            state = decay[h] * state + np.outer(k[t, h], v[t, h])
+            y[t, h] = q[t, h] @ state
+    y = part.at("norm", config.output_norm)(y.reshape(len(x), -1))
+    return linear(part, "output", y * sigmoid(linear(part, "gate", x)))
+
+
+def rg_lru(part: Part, x: Any) -> Any:
+    """Compute a gated linear recurrence; the first token is written in full. https://arxiv.org/abs/2402.19427."""
+    config = part.config
+    x, y = np.split(linear(part, "input", x, bias=config.bias), 2, axis=-1)
+    x = conv(part, x, bias=config.conv_bias)
+    blocks = x.reshape(len(x), config.n_blocks, -1)
+    gates = np.einsum("thi,hoi->tho", blocks, part.weight("gates.weight")) + part.weight("gates.bias")
+    opening, recurrence = (sigmoid(gate).reshape(x.shape) for gate in np.split(gates, 2, axis=-1))
+    decay = np.exp(-8 * recurrence * softplus(part.weight("decay")))
+    state, states = np.zeros(config.d_inner), np.zeros_like(x)
+    for t in range(len(x)):
+        growth = np.sqrt(1 - decay[t] ** 2) if t else 1
+        state = decay[t] * state + growth * opening[t] * x[t]
+        states[t] = state
+    y = part.at("activation", config.activation)(y)
+    return linear(part, "output", states * y, bias=config.bias)
+
+
+def scaled(part: Part, x: Any) -> Any:
+    """Compute activation(factor * x)."""
+    return part.at("activation", part.config.activation)(part.config.factor * x)
+
+
+KINDS = {
+    "activation": {"scaled": scaled},
+    "mixer": {
+        function.__name__: function for function in (short_conv, mamba, mamba2, gated_delta, kda, lightning, rg_lru)
+    },
+}
