@@ -75,7 +75,7 @@ class Transfer:
         return _mapped(model, folder, self) if self.map or self.tokens else _in_part(model, folder, self)
 
     def filled(self, model: fx.GraphModule, path: Path) -> fx.GraphModule:
-        """Fill a model, and return it; raises SpecError only."""
+        """Fill a model, and return it. Raise SpecError also for an invalid pattern or map."""
         try:
             self.fill(model, path)
         except Invalid as error:
@@ -113,20 +113,21 @@ def _selected(weights: WeightMap, names: Collection[str], transfer: Transfer) ->
     taken = {name for link in links for name in link.file}
     unread = [name for name in names if name not in taken]
     unused = [name for name in unread if _matches(name, transfer.unused)]
-    names_of_model = _own(weights.links)
+    names_of_model = _names_of(weights.links)
     surplus = "no tensor that the model does not read matches"
     check_matches("missing", transfer.missing, names_of_model, names, "no weight of the model matches")
     check_matches("unused", transfer.unused, unread, set(names_of_model) - set(names), surplus)
-    ignored = {**weights.ignored, **dict.fromkeys(unused, "omitted by the run")}
+    ignored = {**weights.ignored, **dict.fromkeys(unused, "listed as unused")}
     # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
     separate = {name for link in left_out for name in link.file}
     copies = {name: other for name, other in weights.copies.items() if name not in separate}
     zeros = {name: path for name, path in weights.zeros.items() if name not in separate}
     read = replace(weights, links=tuple(links), ignored=ignored, copies=copies, zeros=zeros)
-    return read, _own(left_out), unused
+    return read, _names_of(left_out), unused
 
 
-def _own(links: Sequence[Link]) -> list[str]:
+def _names_of(links: Sequence[Link]) -> list[str]:
+    """Return the names in the model."""
     return [name for link in links for name in link.model]
 
 
@@ -138,7 +139,7 @@ class Rule:
     """An entry of a map, for one of the names that its brackets stand for."""
 
     key: str
-    """The key of the entry as it is written."""
+    """The key of the entry, with its brackets."""
     target: str
     source: str
     pattern: str | None
@@ -194,7 +195,7 @@ def rules_of(entries: Mapping[str, Any]) -> list[Rule]:
             isinstance(value, Mapping) and (len(value) > 1 or not isinstance(pattern, str))
         ):
             help = 'write `NEW: OLD`, or `NEW: {OLD: "f i -> e f i"}`'
-            raise Invalid("map", f"{quoted(key)} must be mapped to a weight, or a weight and its pattern", help=help)
+            raise Invalid("map", f"{quoted(key)} must be mapped to a weight, or to a weight and a pattern", help=help)
         targets, sources = expanded(key), expanded(text)
         if len(sources) not in (1, len(targets)):
             message = f"the brackets of {quoted(text)} must have {len(targets)} words, as in {quoted(key)}"
@@ -348,7 +349,7 @@ def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> In
 def check_matches(
     field: str, patterns: Sequence[str], names: Collection[str], other_side: Collection[str], message: str
 ) -> None:
-    """Raise `Invalid` for a pattern that matches none of the names; its help says if it matches the other side's."""
+    """Raise `Invalid` for a pattern that matches none of the names; its help depends on matches in `other_side`."""
     for number, pattern in enumerate(patterns):
         if any(fnmatchcase(name, pattern) for name in names):
             continue
