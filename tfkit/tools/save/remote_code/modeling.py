@@ -42,8 +42,7 @@ KEY = re.compile(r"#\[(?P<end>/)?(?P<negated>not )?(?P<flag>\w+)\]")
 RESERVED = frozenset(
     {"temperature", "top_k", "top_p", "min_p", "max_length", "min_length", "num_beams", "length_penalty", "dtype"}
 )
-"""Names that transformers takes for settings of generation, or uses itself."""
-CACHE = "caches"
+"""Names that transformers uses, for settings of generation or elsewhere."""
 ATTRIBUTES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layers",
@@ -53,7 +52,7 @@ ATTRIBUTES = {
     "intermediate_size": "d_ff",
     "max_position_embeddings": "max_len",
 }
-"""The names of transformers' tools for fields of the config."""
+"""The fields of the config by the names that transformers uses."""
 
 
 def model_type(file: str) -> str:
@@ -98,7 +97,7 @@ def code_of(graph: Graph) -> Code:
     whole = Specialiser(head)
     memory: dict[str, Value] = {}
     if parts.decodes:
-        memory = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY])), CACHE: Maybe(Items(Items(Items(SOME))))}
+        memory = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY])), "caches": Maybe(Items(Items(Items(SOME))))}
     whole.run({head: {}, body: memory})
     draw_in(whole.functions, whole.read)
     for function in whole.functions.values():
@@ -138,7 +137,7 @@ def _modules(head: nn.Module, names: Mapping[str, Any]) -> dict[str, nn.Module]:
 
 
 class _Writer:
-    """Fills the templates."""
+    """Writer of the two files, from their templates."""
 
     def __init__(
         self,
