@@ -87,8 +87,8 @@ def code_of(graph: Graph) -> Code:
         model = assemble(named)
         parts = parts_of(named)
         name = type(model).__name__
-        names = {path: parts.name_in_folder(path).removeprefix(f"{BODY}.") for path in rules(model, graph)}
-        plan = {names[path]: rule for path, rule in rules(model, graph).items()}
+        filling = rules(model, graph).items()
+        plan = {parts.name_in_folder(path).removeprefix(f"{BODY}."): rule for path, rule in filling}
         head = separated(model, parts, name)
     body = head.get_submodule(BODY)
     lend_sizes(head)
@@ -109,14 +109,14 @@ def code_of(graph: Graph) -> Code:
 
 def _with_gaps(graph: Graph) -> Graph:
     """Return a graph in which padding may lie between tokens, as users of transformers expect."""
-    nodes = [
-        replace(node, signals={name: _gap(signal) for name, signal in node.signals.items()}) for node in graph.nodes
-    ]
+    nodes = []
+    for node in graph.nodes:
+        signals = {
+            name: signal if isinstance(signal, list) else replace(signal, gaps=True)
+            for name, signal in node.signals.items()
+        }
+        nodes.append(replace(node, signals=signals))
     return replace(graph, nodes=tuple(nodes))
-
-
-def _gap(signal: Any) -> Any:
-    return signal if isinstance(signal, list) else replace(signal, gaps=True)
 
 
 def _narrow_result(function: Function) -> None:
