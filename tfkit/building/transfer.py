@@ -109,10 +109,10 @@ def _selected(weights: WeightMap, names: Collection[str], transfer: Transfer) ->
     links: list[Link] = []
     left_out: list[Link] = []
     for link in weights.links:
-        (left_out if all(_matches(name, transfer.missing) for name in link.model) else links).append(link)
+        (left_out if all(matches_any(name, transfer.missing) for name in link.model) else links).append(link)
     taken = {name for link in links for name in link.file}
     unread = [name for name in names if name not in taken]
-    unused = [name for name in unread if _matches(name, transfer.unused)]
+    unused = [name for name in unread if matches_any(name, transfer.unused)]
     names_of_model = _names_of(weights.links)
     surplus = "no tensor that the model does not read matches"
     check_matches("missing", transfer.missing, names_of_model, names, "no weight of the model matches")
@@ -216,12 +216,12 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
     state, new_state = old.state_dict(), model.state_dict()
     weights = {name: place.view(state) for name, place in places(old).items()}
     views = {name: place.view(new_state) for name, place in places(model).items()}
-    missing = [name for name in views if _matches(name, transfer.missing)]
+    missing = [name for name in views if matches_any(name, transfer.missing)]
     sources = {name: _source(name, rules) for name in views if name not in missing}
     _check_effect(rules, sources)
     read = {source for source, _ in sources.values()}
     unread = [name for name in weights if name not in read]
-    unused = [name for name in unread if _matches(name, transfer.unused)]
+    unused = [name for name in unread if matches_any(name, transfer.unused)]
     check_matches("missing", transfer.missing, views, weights, "no weight of the model matches")
     check_matches("tokens", transfer.tokens, sources, (), "no weight that is read matches")
     check_matches("unused", transfer.unused, unread, views, "no weight that the map leaves out matches")
@@ -255,7 +255,7 @@ def _tensor(
     name: str, tensor: Tensor, view: Tensor, rule: Rule | None, transfer: Transfer, model: fx.GraphModule
 ) -> Tensor:
     """Return the new values of a weight from a weight of the old model."""
-    by_rows = _matches(name, transfer.tokens)
+    by_rows = matches_any(name, transfer.tokens)
     if rule is not None and rule.pattern is not None:
         if by_rows:
             raise Invalid("tokens", f"{quoted(name)} cannot have a pattern, because `tokens` selects its rows")
@@ -327,7 +327,7 @@ def _not_allowed(differences: Sequence[ValueChange], transfer: Transfer) -> list
     paths = [_NUMBERS.sub("", change.path) for change in differences]
     check_matches("allow_change", transfer.allow_change, paths, (), "no value that differs matches")
     return [
-        change for change, path in zip(differences, paths, strict=True) if not _matches(path, transfer.allow_change)
+        change for change, path in zip(differences, paths, strict=True) if not matches_any(path, transfer.allow_change)
     ]
 
 
@@ -359,7 +359,8 @@ def check_matches(
         raise error
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

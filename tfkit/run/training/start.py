@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from torch import fx
 
 import tfkit
-from tfkit.building.transfer import Transfer, check_matches, shortened
+from tfkit.building.transfer import Transfer, check_matches, matches_any, shortened
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
@@ -52,7 +51,7 @@ def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
     """
     names = dict(model.named_parameters())
     check_matches("freeze", patterns, names, (), "no parameter matches")
-    frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    frozen = [name for name in names if matches_any(name, patterns)]
     if len(frozen) == len(names):
         raise Invalid("freeze", "every parameter is frozen: there is nothing to train")
     for name in frozen:
