@@ -75,7 +75,7 @@ class Transfer:
         return _mapped(model, folder, self) if self.map or self.tokens else _in_part(model, folder, self)
 
     def filled(self, model: fx.GraphModule, path: Path) -> fx.GraphModule:
-        """Fill a model, and return it; raises SpecError only."""
+        """Fill a model, and return it. Raise SpecError also for an invalid pattern or map."""
         try:
             self.fill(model, path)
         except Invalid as error:
@@ -109,24 +109,25 @@ def _selected(weights: WeightMap, names: Collection[str], transfer: Transfer) ->
     links: list[Link] = []
     left_out: list[Link] = []
     for link in weights.links:
-        (left_out if all(_matches(name, transfer.missing) for name in link.model) else links).append(link)
+        (left_out if all(matches_any(name, transfer.missing) for name in link.model) else links).append(link)
     taken = {name for link in links for name in link.file}
     unread = [name for name in names if name not in taken]
-    unused = [name for name in unread if _matches(name, transfer.unused)]
-    names_of_model = _own(weights.links)
+    unused = [name for name in unread if matches_any(name, transfer.unused)]
+    names_of_model = _names_of(weights.links)
     surplus = "no tensor that the model does not read matches"
     check_matches("missing", transfer.missing, names_of_model, names, "no weight of the model matches")
     check_matches("unused", transfer.unused, unread, set(names_of_model) - set(names), surplus)
-    ignored = {**weights.ignored, **dict.fromkeys(unused, "omitted by the run")}
+    ignored = {**weights.ignored, **dict.fromkeys(unused, "listed as unused")}
     # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
     separate = {name for link in left_out for name in link.file}
     copies = {name: other for name, other in weights.copies.items() if name not in separate}
     zeros = {name: path for name, path in weights.zeros.items() if name not in separate}
     read = replace(weights, links=tuple(links), ignored=ignored, copies=copies, zeros=zeros)
-    return read, _own(left_out), unused
+    return read, _names_of(left_out), unused
 
 
-def _own(links: Sequence[Link]) -> list[str]:
+def _names_of(links: Sequence[Link]) -> list[str]:
+    """Return the names in the model."""
     return [name for link in links for name in link.model]
 
 
@@ -138,7 +139,7 @@ class Rule:
     """An entry of a map, for one of the names that its brackets stand for."""
 
     key: str
-    """The key of the entry as it is written."""
+    """The key of the entry, with its brackets."""
     target: str
     source: str
     pattern: str | None
@@ -194,7 +195,7 @@ def rules_of(entries: Mapping[str, Any]) -> list[Rule]:
             isinstance(value, Mapping) and (len(value) > 1 or not isinstance(pattern, str))
         ):
             help = 'write `NEW: OLD`, or `NEW: {OLD: "f i -> e f i"}`'
-            raise Invalid("map", f"{quoted(key)} must be mapped to a weight, or a weight and its pattern", help=help)
+            raise Invalid("map", f"{quoted(key)} must be mapped to a weight, or to a weight and a pattern", help=help)
         targets, sources = expanded(key), expanded(text)
         if len(sources) not in (1, len(targets)):
             message = f"the brackets of {quoted(text)} must have {len(targets)} words, as in {quoted(key)}"
@@ -215,12 +216,12 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
     state, new_state = old.state_dict(), model.state_dict()
     weights = {name: place.view(state) for name, place in places(old).items()}
     views = {name: place.view(new_state) for name, place in places(model).items()}
-    missing = [name for name in views if _matches(name, transfer.missing)]
+    missing = [name for name in views if matches_any(name, transfer.missing)]
     sources = {name: _source(name, rules) for name in views if name not in missing}
     _check_effect(rules, sources)
     read = {source for source, _ in sources.values()}
     unread = [name for name in weights if name not in read]
-    unused = [name for name in unread if _matches(name, transfer.unused)]
+    unused = [name for name in unread if matches_any(name, transfer.unused)]
     check_matches("missing", transfer.missing, views, weights, "no weight of the model matches")
     check_matches("tokens", transfer.tokens, sources, (), "no weight that is read matches")
     check_matches("unused", transfer.unused, unread, views, "no weight that the map leaves out matches")
@@ -254,7 +255,7 @@ def _tensor(
     name: str, tensor: Tensor, view: Tensor, rule: Rule | None, transfer: Transfer, model: fx.GraphModule
 ) -> Tensor:
     """Return the new values of a weight from a weight of the old model."""
-    by_rows = _matches(name, transfer.tokens)
+    by_rows = matches_any(name, transfer.tokens)
     if rule is not None and rule.pattern is not None:
         if by_rows:
             raise Invalid("tokens", f"{quoted(name)} cannot have a pattern, because `tokens` selects its rows")
@@ -326,7 +327,7 @@ def _not_allowed(differences: Sequence[ValueChange], transfer: Transfer) -> list
     paths = [_NUMBERS.sub("", change.path) for change in differences]
     check_matches("allow_change", transfer.allow_change, paths, (), "no value that differs matches")
     return [
-        change for change, path in zip(differences, paths, strict=True) if not _matches(path, transfer.allow_change)
+        change for change, path in zip(differences, paths, strict=True) if not matches_any(path, transfer.allow_change)
     ]
 
 
@@ -348,7 +349,7 @@ def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> In
 def check_matches(
     field: str, patterns: Sequence[str], names: Collection[str], other_side: Collection[str], message: str
 ) -> None:
-    """Raise `Invalid` for a pattern that matches none of the names; its help says if it matches the other side's."""
+    """Raise `Invalid` for a pattern that matches none of the names; its help depends on matches in `other_side`."""
     for number, pattern in enumerate(patterns):
         if any(fnmatchcase(name, pattern) for name in names):
             continue
@@ -358,7 +359,8 @@ def check_matches(
         raise error
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

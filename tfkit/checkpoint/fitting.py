@@ -54,7 +54,7 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
-    """Return the map with the most of the names in a file: of the model, of transformers, or of the family."""
+    """Return the map with the most names in a file: by the names of the model, of transformers, or of the family."""
     family = graph.spec.family
     candidates = [WeightMap.of_model(model), transformers_map(model, graph.outputs[0])]
     if family is not None:

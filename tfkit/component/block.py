@@ -103,7 +103,7 @@ class BlockConfig(Component):
     """True if a row of its output depends on other rows of the batch, as in a contrast of images and texts."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a component that takes a value that its block lacks, and for a value that none takes."""
+        """Raise `Invalid` for a component that takes a value that its block lacks, and for an idle value."""
         super().check()
         components = [(path, part) for path, part in parts((), self) if isinstance(part, Component)]
         wires = dict(self)

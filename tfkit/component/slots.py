@@ -129,16 +129,16 @@ class SublayerConfig(Component):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """The names of tensors for later sublayers, which the module returns as well: (y, {name: tensor})."""
+        """The names of the tensors for later sublayers. The module then returns (y, {name: tensor})."""
         return ()
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """The names of tensors that the module finds in `context.wires`, each from the last sublayer that gave it."""
+        """The names of the tensors that it takes from `context.wires`, each from the last sublayer that gave it."""
         return ()
 
     def check_giver(self, name: str, giver: SublayerConfig) -> None:
-        """Raise `Invalid` if it cannot take the tensor `name` of `giver`."""
+        """Raise `Invalid` if the sublayer cannot take the tensor `name` from `giver`."""
 
     @property
     def inner_values(self) -> Mapping[str, InnerValue]:
@@ -298,7 +298,7 @@ class AttentionConfig(SublayerConfig):
     )
     """Fields that cross-attention cannot have, and why. Cross-attention derived from self-attention drops them."""
     chooses_keys: ClassVar[bool] = False
-    """True if a query attends to only some of the keys that its mask allows, by what the tokens are."""
+    """True if a query attends to only some of the keys that its mask allows, depending on the tokens."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""

@@ -2,7 +2,7 @@
 
     project -> clip -> norm over the full width -> heads                                 projection.py
     -> norm per head -> rotate -> norm after it -> temperature of the queries            here
-    -> scores (scale, soft-cap, position, mask) -> softmax      with sinks -> values     attention_core.py, flex.py
+    -> scores (scale, soft-cap, position, mask) -> softmax with sinks -> values           attention_core.py, flex.py
     -> gate -> inner norm -> output                                                      here
 
 `mha`, `gqa` and `mqa` are one module with different numbers of key-value heads. A plugin that computes scores in
@@ -134,21 +134,28 @@ class TakingAttention(Attention):
         self.keys, self.values = wires
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, wires = self.queries(self.project(x), context), wires_of(context)
-        return self.merge(self.core(q, wires[self.keys], wires[self.values], context.mask), x)
+        wires = wires_of(context)
+        return self.attend(self.project(x), wires[self.keys], wires[self.values], x, context)
 
-    def queries(self, q: Tensor, context: Context) -> Tensor:
-        """Normalize and rotate projected queries [b, h, q, d]."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context) -> Tensor:
+        """Attend with projected queries [b, h, q, d] to keys that are complete; x is the layer's input."""
         if self.q_norm is not None:
             q = self.q_norm(q)
-        if self.rotate is not None:
-            table = context.rotary
-            assert table is not None
-            q = self.rotate(q, table)
+        q = self.turn(q, context)
         if self.q_norm_rotated is not None:
             q = self.q_norm_rotated(q)
         temperature = context.temperature
-        return q if temperature is None else q * temperature
+        if temperature is not None:
+            q = q * temperature
+        return self.merge(self.core(q, k, v, context.mask), x)
+
+    def turn(self, x: Tensor, context: Context) -> Tensor:
+        """Rotate queries or keys by their positions."""
+        if self.rotate is None:
+            return x
+        table = context.rotary
+        assert table is not None
+        return self.rotate(x, table)
 
 
 class GivingAttention(TakingAttention):
@@ -160,14 +167,11 @@ class GivingAttention(TakingAttention):
             k = self.k_norm(k)
         if self.v_norm is not None:
             v = self.v_norm(v)
-        if self.rotate is not None:
-            table = context.rotary
-            assert table is not None
-            k = self.rotate(k, table)
+        k = self.turn(k, context)
         if self.k_norm_rotated is not None:
             k = self.k_norm_rotated(k)
         k, v = update_cache(k, context, index=0), update_cache(v, context, index=1)
-        y = self.merge(self.core(self.queries(q, context), k, v, context.mask), x)
+        y = self.attend(q, k, v, x, context)
         return y, {self.keys: k, self.values: v}
 
 
@@ -276,7 +280,7 @@ class MultiHeadConfig(ProjectedConfig):
     """Name of the keys and values that replace the layer's: of the last earlier layer that gives them."""
 
     def check(self) -> None:
-        """Refuse weights of each head for a norm that is missing, or has no weights."""
+        """Raise `Invalid` for a field without effect, and for content scores of keys that layers share."""
         super().check()
         for field in ("kv_name", "value_norm") if self.kv_from is not None else ():
             if getattr(self, field) is not None:
@@ -284,9 +288,8 @@ class MultiHeadConfig(ProjectedConfig):
                 raise Invalid(field, message, help="set it to null")
         if self.content_scores is not None and (self.gives or self.takes):
             message = "`position` must not score tokens if keys and values are shared across layers"
-            raise Invalid(
-                "position", message, help="choose a position such as `rope`, or remove `kv_name` and `kv_from`"
-            )
+            help = "choose a position such as `rope`, or remove `kv_name` and `kv_from`"
+            raise Invalid("position", message, help=help)
         norm, place = self.qk_norm, "qk_norm_weight"
         if self.qk_norm_weight == "shared":
             return
@@ -311,10 +314,8 @@ class MultiHeadConfig(ProjectedConfig):
 
     def check_giver(self, name: str, giver: SublayerConfig) -> None:
         for field in ("kv_heads", "head_width", "mask", "position"):
-            expected, value = getattr(giver, field, None), getattr(self, field)
-            if value != expected:
-                message = f"`{field}` must be equal in the layer that gives {name}"
-                raise Invalid("kv_from", message)
+            if getattr(self, field) != getattr(giver, field, None):
+                raise Invalid("kv_from", f"`{field}` must be equal in the layer that gives {name}")
 
     @property
     def inner_values(self) -> Mapping[str, InnerValue]:

@@ -31,7 +31,7 @@ class DisentangledConfig(ContentScoreConfig):
     terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
     """Products that are added: of queries and the rows' keys (`c2p`), of the rows' queries and keys (`p2c`)."""
     max_distance: Dim = 512
-    """Distance from which all share the last row of their side."""
+    """Distance from which all distances share the last row of their side."""
     n_buckets: Dim | None = None
     """Number of rows on each side; null: `max_distance`, a row for each distance."""
     shared: bool = False
@@ -105,7 +105,7 @@ class RelativeRows(nn.Module):
 
 
 class RowProjection(nn.Module):
-    """Rows [1, n, d_model] -> their queries and keys [1, h, n, d]; the rows themselves where no term reads any."""
+    """Rows [1, n, d_model] -> their queries and keys [1, h, n, d]; the rows for queries or keys that no term uses."""
 
     def __init__(self, config: DisentangledConfig, attention: MultiHeadConfig) -> None:
         super().__init__()

@@ -76,8 +76,8 @@ class Context(NamedTuple):
         condition: the vector of the stack's `condition`, [b, width]; None without, and in cross-attention.
         relative: rows for classes of distances, [1, n, d_model], and the index of the row of each query and key, int
             [b or 1, q, k]; None unless the position is a `ContentScoreConfig`, such as disentangled.
-        wires: what earlier sublayers gave, by name: docs/wires.md. None in a stack in which no sublayer takes a wire,
-            and in cross-attention.
+        wires: tensors that earlier sublayers gave, by name: docs/wires.md. None in a stack in which no sublayer takes a
+            wire, and in cross-attention.
         features: the layer's part of the stack's `layer_features`, [b, t, width]; None without, and in cross-attention.
     """
 
@@ -139,7 +139,7 @@ def wires_of(context: Context) -> dict[str, Tensor]:
 def token_order(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return `padding`, `places` and `documents` of a `Context`, from a mask [b, t] that is True at tokens.
 
-    A mask of pairs also has the documents: the document of a token begins with the first token that it may attend to.
+    A pairwise mask also has the documents: the document of a token begins with the first token that it may attend to.
     """
     documents: Tensor | None = None
     length = mask.size(1)

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     tokens: Array
     condition: Array | None
     features: Array | None
-    """The features of all layers, [t, n_layers * width]."""
+    """The features of the layer, [t, width]."""
 
 
 def stack(
@@ -48,20 +48,16 @@ def stack(
 ) -> Value:
     """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
-    resolved, row = (
-        part.graph.node(part.path).stack,
-        Row(input.tokens, condition and condition.x, layer_features and layer_features.x),
-    )
+    resolved, times = part.graph.node(part.path).stack, config.n_layers // len(names)
     assert resolved is not None
     if resolved.streams is not None:
         x = part.at("enter", resolved.streams)("enter", x)
-    times = config.n_layers // len(names)
     looped = config.layers is not None and config.layers.order == "looped"  # https://arxiv.org/abs/1807.03819
-    numbers, wires = range(len(names)), dict[str, Array]()
-    features = [None] * config.n_layers if row.features is None else np.split(row.features, config.n_layers, axis=1)
-    runs = [*numbers] * times if looped else [number for number in numbers for _ in range(times)]
-    for number, row in zip(runs, [row._replace(features=part) for part in features], strict=True):
-        name = names[number]
+    features = np.split(layer_features.x, config.n_layers, axis=1) if layer_features else [None] * config.n_layers
+    wires = dict[str, Array]()
+    for run in range(config.n_layers):
+        number = run % len(names) if looped else run // times
+        name, row = names[number], Row(input.tokens, condition.x if condition else None, features[run])
         layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
         attention = layer.config.attention
         context = resolved.layers[number].context  # of the stack: layers may share the weights of their positions

@@ -303,7 +303,9 @@ def test_runs_below_a_folder_are_listed(here: dict[str, Any], capsys: pytest.Cap
     assert (begun["step"], begun["steps"], begun["ended"], begun["latest"]) == (None, None, None, {})
     assert main(["runs", "runs", "--list", "--on", "val.accuracy"]) == 0
     assert f"{first['latest']['val.accuracy']:.4g}" in capsys.readouterr().out
-    assert main(["runs", "runs", "--list", "--so-far"]) == 2
+    for excluded in (["--so-far"], ["--margin", "0.1"]):
+        assert main(["runs", "runs", "--list", *excluded]) == 2
+    assert "--list cannot be combined with --margin" in " ".join(capsys.readouterr().err.split())
     Path("empty").mkdir()
     assert main(["runs", "empty", "--list"]) == 1
     assert "`empty` contains no run" in capsys.readouterr().err

@@ -22,9 +22,11 @@ from tfkit.console.hub import on_disk
 from tfkit.spec.render import render
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.save.remote_code import folder as folder_of_code
+from tfkit.tools.save.remote_code.card import model_card
 from tfkit.tools.save.remote_code.folder import write_folder
 from tfkit.tools.save.remote_code.modeling import code_of
 from tfkit.tools.save.remote_code.proof import Folders
+from tfkit.tools.save.remote_code.separate import parts_of
 from tfkit.tools.save.save import save
 
 from ..conftest import DECODER
@@ -64,6 +66,13 @@ def folders() -> Iterator[Folders]:
 
 def small_model(name: str) -> fx.GraphModule:
     return tfkit.build(reduced_model(tfkit.load(name), PLUGINS).graph)
+
+
+def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").touch()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 1.5}\n{"step": 4, "lo')  # a killed run
+    card = model_card(parts_of(tfkit.load("gpt2")), tmp_path)
+    assert "| step | 2 |\n| loss | 1.5 |" in card
 
 
 @pytest.mark.slow

@@ -364,7 +364,7 @@ def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     for name, tensor in tensors.items():
         match = _COMPONENT.match(name)
         components.setdefault(match[1] if match else name, []).append(tensor)
-    norms = [get_total_norm(of_component).float() for of_component in components.values()]
+    norms = [get_total_norm(group).float() for group in components.values()]
     return dict(zip(components, torch.stack(norms).tolist() if norms else [], strict=True))
 
 

@@ -18,7 +18,7 @@ from tfkit.run.contract import IGNORED, LossConfig
 
 TEACHER = "teacher"
 MOST_LOGITS = 2**25
-"""Logits that are computed at once."""
+"""Logits that are in memory together."""
 
 
 class DistillationConfig(LossConfig):
@@ -53,9 +53,10 @@ class DistillationLoss(tfkit.Loss):
         weight = next(model.parameters())
         teacher = teacher.to(weight.device, weight.dtype).eval().requires_grad_(False)
         self._teacher = (tfkit.Loss(teacher),)
-        inputs, of_teacher = (list(m.meta["graph"].inputs) for m in (model, teacher))
-        if inputs != of_teacher:
-            raise ValueError(f"the teacher must have the inputs {', '.join(inputs)}; it has {', '.join(of_teacher)}")
+        inputs, teacher_inputs = (list(module.meta["graph"].inputs) for module in (model, teacher))
+        if inputs != teacher_inputs:
+            message = f"the teacher must have the inputs {', '.join(inputs)}; it has {', '.join(teacher_inputs)}"
+            raise ValueError(message)
         sizes = [next(iter(loss.ends.values())).vocab_size for loss in (self, self._teacher[0])]
         if sizes[0] != sizes[1]:
             raise ValueError(f"the teacher must return {sizes[0]:,} logits for each position; it returns {sizes[1]:,}")
@@ -63,19 +64,19 @@ class DistillationLoss(tfkit.Loss):
     def read(self, inputs: Any) -> dict[str, Any]:
         """Run both models up to their heads."""
         with torch.no_grad():
-            (taught,) = self._teacher[0].read(inputs).values()
-        return {**super().read(inputs), TEACHER: taught}
+            (read,) = self._teacher[0].read(inputs).values()
+        return {**super().read(inputs), TEACHER: read}
 
     def of(self, reads: Mapping[str, Any], targets: Any = None) -> Tensor:
         """Return the loss of what `read` returned; targets as in `tfkit.Loss`."""
         states = dict(reads)
-        taught = states.pop(TEACHER)
+        teacher_read = states.pop(TEACHER)
         ((name, read),) = states.items()
         total = (1 - self.config.weight) * super().of(states, targets)
-        rows, teacher_rows = read.hidden.flatten(0, -2), taught.hidden.flatten(0, -2)
+        rows, teacher_rows = read.hidden.flatten(0, -2), teacher_read.hidden.flatten(0, -2)
         heads = self.model.get_submodule(name), self._teacher[0].model.get_submodule(*self._teacher[0].ends)
         chunks = -(-len(rows) * self.ends[name].vocab_size // MOST_LOGITS)
-        divergence = partial(self._divergence, *heads, read.extra, taught.extra)
+        divergence = partial(self._divergence, *heads, read.extra, teacher_read.extra)
         for part in zip(*(t.tensor_split(chunks) for t in (rows, teacher_rows, targets.flatten())), strict=True):
             # Computed again in the backward pass, so that the logits of a single chunk exist.
             total = total + self.config.weight * checkpoint(divergence, *part, use_reentrant=False)
@@ -94,9 +95,9 @@ class DistillationLoss(tfkit.Loss):
         """Return the divergence of some rows, times the square of the temperature."""
         temperature = self.config.temperature
         with torch.no_grad():
-            taught = _log_softmax(teacher_head(teacher_rows, **teacher_extra) / temperature)
+            expected = _log_softmax(teacher_head(teacher_rows, **teacher_extra) / temperature)
         predicted = _log_softmax(head(rows, **extra) / temperature)
-        divergences = F.kl_div(predicted, taught, reduction="none", log_target=True).sum(-1)
+        divergences = F.kl_div(predicted, expected, reduction="none", log_target=True).sum(-1)
         return temperature**2 * divergences.masked_fill(targets == IGNORED, 0.0).sum()
 
 

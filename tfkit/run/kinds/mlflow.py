@@ -10,8 +10,8 @@ from typing import Any, Literal
 from tfkit.errors import Invalid
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
 
-PARAMETERS = 100
-"""Parameters that MLflow takes at once."""
+PARAMETERS, METRICS = 100, 1000
+"""Parameters, and metrics, that MLflow takes in a request."""
 LENGTH = 500
 """Characters of a parameter that all stores of MLflow take."""
 PAUSE = 5.0
@@ -50,8 +50,8 @@ class Mlflow:
             self._client.set_terminated(self._id, "RUNNING")
             return
         experiment = self._client.get_experiment_by_name(config.experiment)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(config.experiment)
-        self._id = self._client.create_run(number, run_name=run.name).info.run_id
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(config.experiment)
+        self._id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
         path.write_text(self._id, encoding="utf-8")
         values = {"model": run.graph.name, **run.values}
         parameters = [mlflow.entities.Param(name, str(value)[:LENGTH]) for name, value in values.items()]
@@ -72,6 +72,6 @@ class Mlflow:
         self._client.set_terminated(self._id)
 
     def _send(self) -> None:
-        for start in range(0, len(self._waiting), 1000):  # metrics that MLflow takes at once
-            self._client.log_batch(self._id, metrics=self._waiting[start : start + 1000])
+        for start in range(0, len(self._waiting), METRICS):
+            self._client.log_batch(self._id, metrics=self._waiting[start : start + METRICS])
         self._waiting, self._sent = [], time.monotonic()

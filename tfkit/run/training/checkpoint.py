@@ -43,7 +43,7 @@ class Restored:
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     callbacks: tuple[Mapping[str, Any] | None, ...]
-    """The memory of each callback of the run; None for a callback that begins anew."""
+    """The state of each callback of the run; None for a callback that begins without a state."""
     ended: str | None
     skipped: int = 0
     tensors: Mapping[str, Tensor] = field(default_factory=dict)

@@ -261,7 +261,7 @@ def tensors(
 
 
 def _moved(values: Array, device: torch.device) -> Tensor:
-    """Copy values to a device; to a GPU while the process goes on."""
+    """Copy values to a device; to a GPU without waiting for the copy."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

@@ -347,7 +347,7 @@ class Trainer:
 
     @cached_property
     def _reserved(self) -> set[str]:
-        """Return the names of numbers that the loop itself writes."""
+        """The names of numbers that the loop writes."""
         config = self.config.eval
         metrics = config.names(self._terms) if config else ()
         return {"step", "loss", *(f"{name}.loss" for name in self._terms), "lr", "grad_norm", *metrics}

@@ -1,4 +1,4 @@
-"""The batch of the next step, prepared in a second thread while a step computes."""
+"""The batch of the next step, which a second thread prepares during a step."""
 
 from __future__ import annotations
 

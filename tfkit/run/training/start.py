@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from torch import fx
 
 import tfkit
-from tfkit.building.transfer import Transfer, check_matches, shortened
+from tfkit.building.transfer import Transfer, check_matches, matches_any, shortened
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
-from tfkit.run.run_spec import WeightsConfig
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
 
@@ -28,7 +26,10 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
     config = run.config.weights
     if config is not None:
         try:
-            done["weights"] = _transfer(config, run).fill(model, Path(config.path))
+            path = Path(config.path)
+            rows = rows_of_tokens(run.data.tokenizer, path) if config.tokens else ()
+            transfer = Transfer(config.map, config.tokens, rows, config.missing, config.unused, config.allow_change)
+            done["weights"] = transfer.fill(model, path)
         except Invalid as error:
             raise run.refused(error, "weights") from error
         except SpecError as error:
@@ -50,17 +51,12 @@ def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
     """
     names = dict(model.named_parameters())
     check_matches("freeze", patterns, names, (), "no parameter matches")
-    frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    frozen = [name for name in names if matches_any(name, patterns)]
     if len(frozen) == len(names):
         raise Invalid("freeze", "every parameter is frozen: there is nothing to train")
     for name in frozen:
         names[name].requires_grad_(False)
     return frozen
-
-
-def _transfer(config: WeightsConfig, run: Run) -> Transfer:
-    rows = rows_of_tokens(run.data.tokenizer, Path(config.path)) if config.tokens else ()
-    return Transfer(config.map, config.tokens, rows, config.missing, config.unused, config.allow_change)
 
 
 def rows_of_tokens(tokenizer: Tokenizer | None, path: Path) -> list[tuple[int, int]]:

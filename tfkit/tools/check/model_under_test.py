@@ -75,7 +75,7 @@ class ModelUnderTest:
 
     @cached_property
     def functions(self) -> Kinds:
-        """The functions of plugins, and `kinds`, which come first; raise SpecError if a plugin's hook fails."""
+        """The reference functions of plugins, and `kinds`, which replace them. Raises SpecError if a hook fails."""
         answers = self.plugins.hooks.call("tfkit_reference", _functions)
         if answers.faults:
             raise SpecError(*answers.faults)
@@ -267,10 +267,10 @@ def _keeps_order(node: Node) -> bool:
 
 def _functions(returned: object) -> Kinds:
     """Return the functions that a hook returned; raise TypeError if it returned anything else."""
-    by_slot = returned.values() if isinstance(returned, Mapping) else [returned]
-    if not all(isinstance(kinds, Mapping) and all(map(callable, kinds.values())) for kinds in by_slot):
+    if not isinstance(returned, Mapping) or not all(
+        isinstance(kinds, Mapping) and all(map(callable, kinds.values())) for kinds in returned.values()
+    ):
         raise TypeError(f"returned {type(returned).__name__}, not functions by slot and kind")
-    assert isinstance(returned, Mapping)
     return returned
 
 

@@ -274,7 +274,7 @@ class _Shrink:
     def _hidden(self, value: int) -> int:
         """Return a small width in proportion to the residual stream; equal widths stay equal, different ones differ.
 
-        A few times the width of another stays as many times: shared experts have the width of several experts.
+        A multiple of another width stays the same multiple: shared experts have the width of several experts.
         """
         if value not in self.hidden:
             large, small = next(iter(self.widths.items()))

@@ -36,7 +36,7 @@ class Isolated:
             encoding="utf-8",
             env=self.environment,
         )
-        self._send([place for place in sys.path if place])
+        self._send([folder for folder in sys.path if folder])
         return self
 
     def __exit__(self, *_: object) -> None:

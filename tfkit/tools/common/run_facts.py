@@ -60,10 +60,10 @@ class Facts:
     environment: Mapping[str, Any]
     """The environment of the newest process; each session has its own."""
     sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
-    ended: str | None = None
-    """The reason why no step follows."""
     earlier: dict[str, list[str]] = field(default_factory=dict)
     """Digests of the run before changes in place, and the kinds of its callbacks then: older checkpoints have them."""
+    ended: str | None = None
+    """The reason why no step follows."""
 
 
 _FACTS = TypeAdapter(Facts)

@@ -42,7 +42,7 @@ class Classes:
         order: the classes from the leaves to the root.
         of: the class of each module that has one.
 
-    In front of the name of a node, modules have `prefix`.
+    `prefix` precedes the names of nodes in the paths of modules.
     """
 
     def __init__(self, graph: Graph, whole: Specialiser, sizes: Sizes, config: Config, prefix: str = "") -> None:

@@ -69,8 +69,8 @@ class Specialiser:
         """Repeat the abstract run until nothing changes.
 
         Args:
-            entries: the modules whose forward is called from outside, each with the arguments of which more is known
-                than whether they may be None; by default the model.
+            entries: the modules whose forward is called from outside, by default the model. Each has the values of
+                arguments of which more is known than whether they may be None.
         """
         calls = {module: self._inputs(module) | {**values} for module, values in (entries or {self.model: {}}).items()}
         for _ in range(ROUNDS):

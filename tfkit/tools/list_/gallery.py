@@ -22,8 +22,8 @@ from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain, read
 
 EXPERIMENTS: tuple[Literal["run", "sweep"], ...] = ("run", "sweep")
-
 SORTS = {f"{sort}s": sort for sort in EXPERIMENTS}
+"""The sorts by their plurals, which users also write."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | N
 
 
 def _new_run(reader: Reader, spec: str, file: Path) -> None:
-    """Write a run file, unless there is a file of that name."""
+    """Write a run file. Raise SpecError if the file exists."""
     from tfkit.tools.common.atomic_files import write_file
     from tfkit.tools.new.run_file import run_text
 

@@ -71,16 +71,10 @@ def runs(
     if form is not None and json:
         raise click.UsageError("only one of --markdown, --latex and --json can be used")
     if list_ or fit:
-        sole = "--list" if list_ else "--fit"
-        excluded = {
-            "--baseline": baseline,
-            "--so-far": so_far,
-            "--output": output,
-            f"--{form}": form,
-            "--better": better,
-        }
-        if idle := next((name for name, value in {**excluded, "--fit": list_ and fit}.items() if value), None):
-            raise click.UsageError(f"{sole} cannot be combined with {idle}")
+        excluded: dict[str, object] = {"--baseline": baseline, "--so-far": so_far, "--output": output}
+        excluded |= {f"--{form}": form, "--better": better, "--margin": margin, "--fit": list_ and fit}
+        if idle := next((name for name, value in excluded.items() if value), None):
+            raise click.UsageError(f"{'--list' if list_ else '--fit'} cannot be combined with {idle}")
         _list(folders, on, json=json) if list_ else _fit(folders, reader.plugins, on, json=json)
         return
     comparison = shown_number(on, better, margin)

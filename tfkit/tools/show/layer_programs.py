@@ -49,15 +49,15 @@ def as_code(layer: Layer) -> Iterator[str]:
         if step.write is not None:
             stream = "streams" if step.residual.enters else "x"
             written = f"{step.residual.kind_name()}({stream}, {y})"
-            yield f"{stream} = {_normed(step.norm_after, written)}{_given(step)}"
+            yield f"{stream} = {_normed(step.norm_after, written)}{_gives(step)}"
             continue
         onto = _normed(step.norm_in, read) if step.addition.onto == "normed" else "x"
         onto = onto if step.onto is None else _code(step.onto, onto, step)
         onto = onto if step.addition.scale_onto == 1 else _code(Scale(step.addition.scale_onto), onto, step)
-        yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}{_given(step)}"
+        yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}{_gives(step)}"
 
 
-def _given(step: Step) -> str:
+def _gives(step: Step) -> str:
     return f"; gives {', '.join(step.gives)}" if step.gives else ""
 
 

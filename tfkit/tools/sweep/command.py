@@ -70,9 +70,9 @@ def sweep(
     from tfkit.console.output import print_json
     from tfkit.tools.sweep.sweep import Sweep
 
-    excluded = {"plan": plan, "so-far": so_far, "on": on, "json": json, form or "": form, "jobs": jobs > 1}
     if (form is not None) + plan + json > 1 and not (plan and json):
         raise click.UsageError("only one of --plan, --markdown, --latex and --json can be used, or --plan with --json")
+    excluded = {"plan": plan, "so-far": so_far, "on": on, "json": json, form or "": form, "jobs": jobs > 1}
     if commands and (idle := next((name for name, value in excluded.items() if value), None)):
         raise click.UsageError(f"--commands cannot be combined with --{idle}")
     if plan and (so_far or on is not None):
@@ -125,7 +125,7 @@ def _options(reader: Reader, *, allow_change: bool) -> list[str]:
 
 
 def _show_commands(commands: list[str], more: bool) -> None:
-    """Print commands, each on a line, and on stderr what comes after them."""
+    """Print commands, each on a line, and the next step on stderr."""
     for text in commands:
         click.echo(text)
     after = "print the commands of the next runs with --commands" if more else "compare the runs without --commands"

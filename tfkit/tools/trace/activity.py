@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,17 +52,12 @@ def activity(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> d
     graph = graph_of(model)
     twin, tensors = written_out(model)
     arguments = dict(zip(inputs_of(model), inputs, strict=False)) | named
-    meters = [*_meters(graph, twin, arguments)]
-    with hooked(twin, meters) as values, torch.no_grad():
-        handles = []
+    meters = list(_meters(graph, twin, arguments))
+    with hooked(twin, meters) as values, ExitStack() as hooks, torch.no_grad():
         for path, name in softmaxes(twin).items():
             record = partial(_record_entropy, values, f"entropy/{name}.heads", _mask(graph, name, arguments))
-            handles.append(twin.get_submodule(path).register_forward_hook(record))
-        try:
-            torch.func.functional_call(twin, tensors, inputs, named)
-        finally:
-            for handle in handles:
-                handle.remove()
+            hooks.callback(twin.get_submodule(path).register_forward_hook(record).remove)
+        torch.func.functional_call(twin, tensors, inputs, named)
     means = {name: torch.stack(runs).mean(0) for name, runs in values.items()}
     numbers = torch.cat([mean.reshape(-1) for mean in means.values()]).tolist()  # a GPU is waited for once
     return dict(zip(_names(means), numbers, strict=True))

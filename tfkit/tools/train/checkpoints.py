@@ -155,7 +155,7 @@ def read_checkpoint(
 
 
 def _numbers(before: Sequence[str], kinds: Sequence[str]) -> list[int | None]:
-    """Return for each callback the number of the callback of its kind before; None if it begins anew."""
+    """Return for each callback the earlier number of a callback of its kind; None if it begins without a state."""
     free, numbers = dict(enumerate(before)), list[int | None]()
     for kind in kinds:
         numbers.append(next((number for number, old in free.items() if old == kind), None))

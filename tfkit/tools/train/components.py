@@ -127,12 +127,12 @@ def heat_maps(history: History) -> list[HeatMap]:
     maps = [HeatMap(*key[:3], by_row) for key, by_row in rows.items()]
     sublayers = {heat_map.component.removesuffix(".out") for heat_map in maps if heat_map.quantity == "rms"}
     shown = [m for m in maps if m.quantity not in ("gradient", "update") or m.component in sublayers]  # no norms
-    order = [*_TITLES]
+    order = list(_TITLES)
     return sorted(shown, key=lambda m: (*m.line, order.index(m.quantity), m.component != "stream.out"))
 
 
 def findings(maps: Sequence[HeatMap]) -> Iterator[str]:
-    """Yield a sentence for each component whose last value is far from the others."""
+    """Yield a sentence for each component whose last value is far from the median of its map."""
     for heat_map in maps:
         for (layer, head), row in heat_map.rows.items():
             value, step = heat_map.latest((layer, head)), max(row)
@@ -154,8 +154,8 @@ def components(history: History) -> Iterator[Child]:
     low = ("low", f"below the median of the map; darkest at 1/{FAR:g} and at 0")
     high = ("high", f"above the median; darkest at {FAR:g} times")
     yield legend([low, high, ("part", "dead units; entropy in relation to the largest")])
-    noted = [*findings(maps)]
-    yield bullets(noted) if noted else None
+    sentences = list(findings(maps))
+    yield bullets(sentences) if sentences else None
     yield remark(
         "Rows are layers, the first layer at the top; in maps of heads each layer has a row for each head. "
         "Columns are steps."
@@ -167,8 +167,8 @@ def _picture(maps: Sequence[HeatMap]) -> Element:
     lines: list[tuple[float, float, Sequence[HeatMap]]] = []
     top = 0.0
     for _, group in groupby(maps, lambda m: m.line):
-        of_group: Sequence[HeatMap] = [*group]
-        for line in (of_group[start : start + COLUMNS] for start in range(0, len(of_group), COLUMNS)):
+        group_maps: Sequence[HeatMap] = list(group)
+        for line in (group_maps[start : start + COLUMNS] for start in range(0, len(group_maps), COLUMNS)):
             height = min(max(LEAST_HEIGHT, ROW * max(len(m.rows) for m in line)), MOST_HEIGHT)
             lines.append((top + TOP, height, line))
             top += TOP + height + GAP
@@ -182,7 +182,7 @@ def _picture(maps: Sequence[HeatMap]) -> Element:
 
 def _draw(chart: Element, heat_map: HeatMap, x: float, y: float, width: float, height: float) -> None:
     steps = sorted({step for row in heat_map.rows.values() for step in row})
-    steps = steps[:: -1 - (len(steps) - 1) // MOST_COLUMNS][::-1]  # the last one is always drawn
+    steps = steps[:: -1 - (len(steps) - 1) // MOST_COLUMNS][::-1]  # the last step is always drawn
     left, rows = 26.0, sorted(heat_map.rows, key=lambda row: (row[0], row[1] or 0))
     chart.append(tag("text", heat_map.title, x=x + left, y=y - 6, class_="title"))
     box = {"x": x + left, "y": y, "width": width - left, "height": height}

@@ -80,7 +80,7 @@ class RunFolder:
         if self.changes:
             # The reason for which the run ended may no longer hold: a callback, or a step that was not finite.
             ended, earlier = None, {**earlier, facts.digest: callbacks_in(facts.meaning)}
-        return Facts(self._run.digest, meaning, bits, environment, facts.sessions, ended, earlier)
+        return Facts(self._run.digest, meaning, bits, environment, facts.sessions, earlier, ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
         """Note a new process; `code` is the result of `tfkit.tools.common.run_code.session_code`."""

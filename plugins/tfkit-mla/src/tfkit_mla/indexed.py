@@ -59,9 +59,8 @@ class IndexedAttentionConfig(LatentAttentionConfig):
         if self.position is not None and self.rotary is None:
             raise tfkit.Invalid("position", "the index supports rotary positions only")
         if self.index.d_head < self.d_rope:
-            raise tfkit.Invalid(
-                "index.d_head", f"the index must have at least d_rope channels, {self.d_rope}; got {self.index.d_head}"
-            )
+            message = f"the index must have at least d_rope channels, {self.d_rope}; got {self.index.d_head}"
+            raise tfkit.Invalid("index.d_head", message)
 
     def causal_flag(self, backend: tfkit.AttentionBackend) -> bool:
         return False  # the index needs the mask: a hidden key must not take the place of a visible one
@@ -76,9 +75,7 @@ class IndexedAttentionConfig(LatentAttentionConfig):
         return IndexedAttention(
             self,
             index=Index(self, make),
-            q_down=Linear(self.d_model, self.q_rank, bias=self.bias),
-            q_norm=make(self.latent_norm, self.q_rank),
-            q_up=Linear(self.q_rank, self.n_heads * (self.d_nope + self.d_rope), bias=False),
+            **self._build_queries(make),
             **self._build_keys(make, self.d_model),
             causal=causal,
             eager=make.attention_backend == "eager",

@@ -58,7 +58,7 @@ def mla_indexed(part: Part, x: Any, scope: Scope) -> Any:
     config, index, place = part.config, part.config.index, part.at("index")
     q = place.at("q").linear(query_latent(part, x), False).reshape(len(x), index.n_heads, -1)
     k = place.at("k_norm", index.norm)(place.at("k").linear(x, False))[:, None]
-    if scope.position is not None:
+    if scope.position is not None and scope.position.config is not None:
         style = scope.position.config.model_copy(update={"style": index.style})
         turn = replace(scope.position, config=style, trace=[])
         q, k = (_turned(turn, y, config.d_rope, scope) for y in (q, k))

@@ -46,7 +46,7 @@ class BalancedConfig(tfkit.LossConfig):
     Only `sequence` can be computed in micro-batches or by several processes."""
 
     def check(self) -> None:
-        """Refuse terms without weight."""
+        """Raise `Invalid` for terms without weight."""
         super().check()
         if not self.balance and not self.router_z:
             raise Invalid("balance", "`balanced` has no effect: both weights are 0", help="write `loss: cross_entropy`")

@@ -101,12 +101,12 @@ def adaptive(part: Part, x: Any, condition: Any) -> Any:
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + part.config.eps) * (1 + scale) + shift
 
 
-def scaled_sum(part, place, stream, *further):
+def scaled_sum(part: Part, place: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the stream, [t, m]."""
     return (stream, []) if place == "read" else (stream + further[0]) * part.weight("scale")
 
 
-def feature_gate(part, x, features):
+def feature_gate(part: Part, x: Any, features: Any) -> Any:
     """Gate the features of a layer, [t, c], by x, [t, m]."""
     gate = part.at("activation", part.config.activation)(part.at("gate").linear(x, bias=False))
     return part.at("up").linear(gate * features, bias=False)

@@ -32,17 +32,17 @@ Some modules compute in float32, which large steps take, or have kinks, which sm
 @property_of("gradients", "has finite gradients of all weights")
 def gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every parameter has a gradient in train mode, and all are finite."""
-    yield from parameter_gradients(subject.model, subject.inputs(), untrained(subject))
+    yield from parameter_gradients(subject.model, subject.inputs(), _untrained(subject))
 
 
 @property_of("padded-gradients", "has finite gradients with a row of padding", follows=("gradients",))
 def gradients_beside_padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Gradients are finite next to a row that is all padding."""
     require(subject.padded, "no input may be padded")
-    yield from parameter_gradients(subject.model, subject.inputs(padding="rows"), untrained(subject))
+    yield from parameter_gradients(subject.model, subject.inputs(padding="rows"), _untrained(subject))
 
 
-def untrained(subject: ModelUnderTest) -> tuple[str, ...]:
+def _untrained(subject: ModelUnderTest) -> tuple[str, ...]:
     """Return the prefixes of the parameters that have no gradient by design."""
     components = subject.model.meta["components"].items()
     sublayers = ((path, part) for path, part in components if isinstance(part, SublayerConfig))

@@ -67,7 +67,7 @@ def _training(weights: Path | None) -> list[str]:
         return []
     metrics: dict[str, Any] = {}
     if (run / METRICS).is_file():
-        for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
+        for line in (run / METRICS).read_text(encoding="utf-8").split("\n")[:-1]:  # a killed run leaves half a line
             metrics |= json.loads(line)
     rows = [f"| {name} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)]
     return ["", "## Training", "", "| at the end of the run | |", "|---|---|", *rows] if rows else []

@@ -42,8 +42,7 @@ KEY = re.compile(r"#\[(?P<end>/)?(?P<negated>not )?(?P<flag>\w+)\]")
 RESERVED = frozenset(
     {"temperature", "top_k", "top_p", "min_p", "max_length", "min_length", "num_beams", "length_penalty", "dtype"}
 )
-"""Names that transformers takes for settings of generation, or uses itself."""
-CACHE = "caches"
+"""Names that transformers uses, for settings of generation or elsewhere."""
 ATTRIBUTES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layers",
@@ -53,7 +52,7 @@ ATTRIBUTES = {
     "intermediate_size": "d_ff",
     "max_position_embeddings": "max_len",
 }
-"""The names of transformers' tools for fields of the config."""
+"""The fields of the config by the names that transformers uses."""
 
 
 def model_type(file: str) -> str:
@@ -88,8 +87,8 @@ def code_of(graph: Graph) -> Code:
         model = assemble(named)
         parts = parts_of(named)
         name = type(model).__name__
-        names = {path: parts.name_in_folder(path).removeprefix(f"{BODY}.") for path in rules(model, graph)}
-        plan = {names[path]: rule for path, rule in rules(model, graph).items()}
+        filling = rules(model, graph).items()
+        plan = {parts.name_in_folder(path).removeprefix(f"{BODY}."): rule for path, rule in filling}
         head = separated(model, parts, name)
     body = head.get_submodule(BODY)
     lend_sizes(head)
@@ -98,7 +97,7 @@ def code_of(graph: Graph) -> Code:
     whole = Specialiser(head)
     memory: dict[str, Value] = {}
     if parts.decodes:
-        memory = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY])), CACHE: Maybe(Items(Items(Items(SOME))))}
+        memory = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY])), "caches": Maybe(Items(Items(Items(SOME))))}
     whole.run({head: {}, body: memory})
     draw_in(whole.functions, whole.read)
     for function in whole.functions.values():
@@ -110,14 +109,14 @@ def code_of(graph: Graph) -> Code:
 
 def _with_gaps(graph: Graph) -> Graph:
     """Return a graph in which padding may lie between tokens, as users of transformers expect."""
-    nodes = [
-        replace(node, signals={name: _gap(signal) for name, signal in node.signals.items()}) for node in graph.nodes
-    ]
+    nodes = []
+    for node in graph.nodes:
+        signals = {
+            name: signal if isinstance(signal, list) else replace(signal, gaps=True)
+            for name, signal in node.signals.items()
+        }
+        nodes.append(replace(node, signals=signals))
     return replace(graph, nodes=tuple(nodes))
-
-
-def _gap(signal: Any) -> Any:
-    return signal if isinstance(signal, list) else replace(signal, gaps=True)
 
 
 def _narrow_result(function: Function) -> None:
@@ -138,7 +137,7 @@ def _modules(head: nn.Module, names: Mapping[str, Any]) -> dict[str, nn.Module]:
 
 
 class _Writer:
-    """Fills the templates."""
+    """Writer of the two files, from their templates."""
 
     def __init__(
         self,

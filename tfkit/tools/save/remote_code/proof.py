@@ -80,10 +80,11 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> Facts:
     pieces, tolerance = [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
     if runs:
         with torch.no_grad(), evaluating(model):
-            logits = [model(tokens, *further), torch.zeros_like(model(tokens, *further))]
-            tolerance *= max(1.0, float(logits[0].abs().max()))
+            unpadded = model(tokens, *further)
+            logits = [unpadded, torch.zeros_like(unpadded)]
+            tolerance *= max(1.0, float(unpadded.abs().max()))
             first = length - length // 2
-            prefix = model(*(value[:, :first] for value in inputs.values())) - logits[0][:, :first]
+            prefix = model(*(value[:, :first] for value in inputs.values())) - unpadded[:, :first]
             if not parts.decodes or (length > 6 and prefix.abs().max() <= tolerance):
                 pieces = [first, *[1] * (length - first - 3), 3] if parts.decodes else []
                 for row, kept in enumerate(mask):  # a sequence alone: the model may reject padding between tokens

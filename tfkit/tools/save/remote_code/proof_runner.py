@@ -54,9 +54,9 @@ def compared(folder: Path, facts: Facts) -> str | None:
     )
     model, loading = loaded
     model.eval()
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loading[what]:
-            return f"from_pretrained reports {what.replace('_', ' ')}: {', '.join(map(str, sorted(loading[what])[:3]))}"
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loading[kind]:
+            return f"from_pretrained reports {kind.replace('_', ' ')}: {', '.join(map(str, sorted(loading[kind])[:3]))}"
     tied = model.all_tied_weights_keys
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
     if shapes != facts["shapes"]:
@@ -77,9 +77,10 @@ def _computed(model: Any, facts: Facts) -> str | None:
     assert tokens is not None
     for padding, logits in zip((None, mask), facts["logits"], strict=True):
         kind = "tokens" if padding is None else "padded tokens"
-        seen = torch.ones_like(mask) if padding is None else padding
-        whole = model(tokens, attention_mask=padding, use_cache=False, **further).logits
-        if error := _difference(whole[seen], logits[seen], 0.0 if padding is None else facts["tolerance"]):
+        real = torch.ones_like(mask) if padding is None else padding
+        output = model(tokens, attention_mask=padding, use_cache=False, **further)
+        tolerance = 0.0 if padding is None else facts["tolerance"]
+        if error := _difference(output.logits[real], logits[real], tolerance):
             return f"it computes something else for {kind}: {error}"
         cache, start = None, 0
         for count in facts["pieces"]:
@@ -87,7 +88,7 @@ def _computed(model: Any, facts: Facts) -> str | None:
             attention_mask = None if padding is None else padding[:, :stop]
             output = model(tokens[:, start:stop], attention_mask=attention_mask, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
-            part = seen[:, start:stop]
+            part = real[:, start:stop]
             if error := _difference(output.logits[part], logits[:, start:stop][part], facts["tolerance"]):
                 return f"it computes something else for {kind} that are read in pieces: {error}"
             start = stop
@@ -107,8 +108,8 @@ def _saved(model: Any, folder: Path, facts: Facts) -> str | None:
 
     with TemporaryDirectory(dir=folder.parent) as copy:
         model.save_pretrained(copy)
-        again = getattr(transformers, facts["auto"]).from_pretrained(copy, trust_remote_code=True, dtype="auto").eval()
-        if not torch.equal(again(facts["tokens"]).logits, model(facts["tokens"]).logits):
+        loaded = getattr(transformers, facts["auto"]).from_pretrained(copy, trust_remote_code=True, dtype="auto").eval()
+        if not torch.equal(loaded(facts["tokens"]).logits, model(facts["tokens"]).logits):
             return "it computes something else once it was saved and loaded"
     return None
 

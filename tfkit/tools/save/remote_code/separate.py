@@ -1,8 +1,8 @@
-"""A language model in the two parts that transformers asks for: a body, which returns vectors, and a head for logits.
+"""A language model in the two parts that transformers requires: a body, which returns vectors, and a head for logits.
 
-The body takes the vectors of the tokens, which a user of transformers may compute himself; what it read before, a
-`Past`; and the tensors that its layers cache. Without these two it reads entire sequences. It has the module of each
-node of the graph, and the head has the modules of the last node, with the output matrix as `lm_head`.
+The body takes the vectors of the tokens, which users of transformers may compute; a `Past`, which counts the tokens
+before them; and the tensors that its layers cache. Without a `Past` and a cache it takes entire sequences. It has the
+module of each node of the graph, and the head has the modules of the last node, with the output matrix as `lm_head`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _step(module: Written, child: str) -> Value:
 
 
 def _of_vectors(embedding: Written) -> nn.Module:
-    """Return an embedding that takes the vectors of tokens, and has the table only for others to look them up."""
+    """Return an embedding that takes the vectors of tokens. It keeps the table, in which callers look them up."""
     steps = dict(embedding.steps)
     lookup = _step(embedding, "tokens")
     ids = next(value for value, step in steps.items() if step.op == "placeholder")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.decoding.text import CharacterTokenizer, FileTokenizer, load_tokenizer
+from tfkit.spec.folder import TOKENIZERS
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -24,10 +25,10 @@ def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) 
         files: their names; without one that tfkit reads, nothing is added.
         max_len: the longest sequence of the model.
     """
-    ours = next((name for name in (FILE, CharacterTokenizer.file) if name in files), None)
-    if ours is None:
+    name = next((name for name in TOKENIZERS if name in files), None)
+    if name is None:
         return {}
-    tokenizer = load_tokenizer(folder / ours)
+    tokenizer = load_tokenizer(folder / name)
     if isinstance(tokenizer, CharacterTokenizer):
         _write_characters(tokenizer, folder / FILE)
         tokenizer = load_tokenizer(folder / FILE)
@@ -40,10 +41,10 @@ def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) 
         settings |= {} if end is None else {"eos_token": end, "pad_token": end}
         settings |= {} if max_len is None else {"model_max_length": max_len}
         (folder / SETTINGS).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
-    texts = {role: settings.get(role) for role in ROLES}
-    texts = {role: text["content"] if isinstance(text, dict) else text for role, text in texts.items()}
+    tokens = {role: settings.get(role) for role in ROLES}
+    texts = {role: token["content"] if isinstance(token, dict) else token for role, token in tokens.items()}
     ids = {f"{role}_id": tokenizer.special(text) for role, text in texts.items() if isinstance(text, str)}
-    return {role: number for role, number in ids.items() if number is not None}
+    return {name: index for name, index in ids.items() if index is not None}
 
 
 def _write_characters(tokenizer: CharacterTokenizer, path: Path) -> None:
