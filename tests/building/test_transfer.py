@@ -1,4 +1,4 @@
-"""Weights of one model for another: depth, experts, grouped heads, and rows of known tokens."""
+"""Weights of a model that differs: depth, experts, grouped heads, and rows of tokens that both vocabularies have."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def old(folder: Path) -> fx.GraphModule:
 
 
 def filled(new: fx.GraphModule, folder: Path, **transfer: Any) -> dict[str, Tensor]:
+    """Fill a model from a folder, and return its state dict."""
     Transfer(**transfer).fill(new, folder)
     return new.state_dict()
 
@@ -83,7 +84,7 @@ def test_layers_are_duplicated_and_dropped(
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
 
 
-def test_heads_are_pooled_to_groups_and_the_special_entry_wins(old: fx.GraphModule, folder: Path) -> None:
+def test_heads_are_pooled_to_groups_and_the_most_specific_entry_applies(old: fx.GraphModule, folder: Path) -> None:
     new = model(GROUPS)
     query = "decoder.layers.{}.attention.project.q"
     queries = {query.format("{i}"): query.format("{3 - i}"), query.format(0): query.format(0)}
@@ -96,7 +97,7 @@ def test_heads_are_pooled_to_groups_and_the_special_entry_wins(old: fx.GraphModu
         torch.testing.assert_close(state[f"decoder.layers.{number}.attention.project.qkv.weight"], expected)
 
 
-def test_rows_of_known_tokens_are_kept(old: fx.GraphModule, folder: Path) -> None:
+def test_tokens_in_both_vocabularies_keep_their_rows(old: fx.GraphModule, folder: Path) -> None:
     new = model("vocab_size=13")
     before = {name: tensor.clone() for name, tensor in new.state_dict().items()}
     pairs = [(0, 10), (5, 2), (12, 0), (99, 1)]
