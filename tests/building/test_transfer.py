@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ POOL = {
 
 def model(*sets: str, seed: int = 0) -> fx.GraphModule:
     return tfkit.build("char_swiglu", sets=[*SETS, *sets], seed=seed).eval()
+
+
+@cache
+def unchanged_model(*sets: str) -> fx.GraphModule:
+    """Return a model that several tests share, because an error leaves it unchanged."""
+    return model(*sets)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +153,7 @@ def test_tokens_in_both_vocabularies_keep_their_rows(old: fx.GraphModule, folder
     ],
 )
 def test_errors(folder: Path, sets: list[str], transfer: dict[str, Any], message: str) -> None:
-    new = model(*sets)
+    new = unchanged_model(*sets)
     before = {name: tensor.clone() for name, tensor in new.state_dict().items()}
     with pytest.raises((Invalid, SpecError)) as error:
         filled(new, folder, **transfer)
