@@ -1,4 +1,4 @@
-"""Keys and values that layers share, against the same layers in plain torch, in caches, and the errors of wires."""
+"""Keys and values that layers share: in a forward pass, in caches, in other programs, and the errors of wires."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ def built(spec: Any, **options: Any) -> Any:
 @torch.no_grad()
 def test_a_layer_attends_to_the_keys_of_the_last_layer_that_gave_them() -> None:
     model, ids = built(spec()), torch.arange(LENGTH)[None] % 17
-    reads: dict[int, tuple[Any, ...]] = {}
+    inputs: dict[int, tuple[Any, ...]] = {}
+    """Queries, keys and values of each layer."""
     for number, layer in enumerate(model.decoder.layers):
-        layer.attention.core.register_forward_pre_hook(lambda _, args, n=number: reads.__setitem__(n, args))
+        layer.attention.core.register_forward_pre_hook(lambda _, args, n=number: inputs.__setitem__(n, args))
     model(ids)
     for taker, giver in {2: 0, 3: 1, 5: 4}.items():
-        assert torch.equal(reads[taker][1], reads[giver][1])
-        assert torch.equal(reads[taker][2], reads[giver][2])
-        assert not torch.equal(reads[taker][0], reads[giver][0])
-    assert not torch.equal(reads[1][1], reads[4][1])
+        assert torch.equal(inputs[taker][1], inputs[giver][1])
+        assert torch.equal(inputs[taker][2], inputs[giver][2])
+        assert not torch.equal(inputs[taker][0], inputs[giver][0])
+    assert not torch.equal(inputs[1][1], inputs[4][1])
     names = {name for name, _ in model.decoder.layers[3].attention.named_parameters()}
     assert names == {"project.q.weight", "project.q.bias", "q_norm.weight", "output.weight", "output.bias"}
 
@@ -84,19 +85,19 @@ def test_recomputed_and_scripted_layers_have_equal_bits() -> None:
         "variants": {"shared": {"attention": SHARED}},
         "pattern": ["base", "shared"],
     }
-    model, again = built(spec(layers)), built(spec(layers), recompute=True)
+    model, recomputed = built(spec(layers)), built(spec(layers), recompute=True)
     ids = torch.arange(LENGTH)[None] % 17
     with pytest.warns(UserWarning, match="TorchScript type system"):
         scripted = torch.jit.script(model)
     assert torch.equal(scripted(ids), model(ids))
-    for each in (model, again):
-        each(ids).square().mean().backward()
-    for one, other in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    for module in (model, recomputed):
+        module(ids).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad, recomputed.get_parameter(name).grad)
 
 
 @pytest.mark.parametrize(
-    ("changes", "attention", "message"),
+    ("pattern", "attention", "message"),
     [
         (["shared", "base", "local", "local_shared"], {}, "layer 0 takes `full.keys`, but no earlier layer gives it"),
         (["base", "local", "local_shared", "base"], {}, "gives `full.keys`, which has no effect"),
@@ -104,14 +105,14 @@ def test_recomputed_and_scripted_layers_have_equal_bits() -> None:
         (None, {"kv_name": "full", "mask": {"left": 2, "right": 0}}, "`mask` must be equal"),
     ],
 )
-def test_an_unmet_wire_is_an_error(changes: list[str] | None, attention: dict[str, Any], message: str) -> None:
-    given = spec(**attention)
-    layers = given["graph"]["decoder"]["layers"]
-    if changes is not None:
-        layers["pattern"] = changes
+def test_an_unmet_wire_is_an_error(pattern: list[str] | None, attention: dict[str, Any], message: str) -> None:
+    broken = spec(**attention)
+    layers = broken["graph"]["decoder"]["layers"]
+    if pattern is not None:
+        layers["pattern"] = pattern
     used = {*layers["pattern"]}
     layers["variants"] = {name: variant for name, variant in layers["variants"].items() if name in used}
     if "mask" in attention:
         layers["variants"]["shared"]["attention"] = SHARED | {"mask": {"left": 4, "right": 0}}
     with pytest.raises(tfkit.SpecError, match=message):
-        tfkit.build(given)
+        tfkit.build(broken)

@@ -182,7 +182,7 @@ def test_the_readme_counts_the_specs_of_a_wheel() -> None:
     text = README.read_text(encoding="utf-8")
     assert f"the name of one of the {brought} specs that come with tfkit" in text
     assert f"the {brought} models that come with tfkit" in text
-    assert f"[plugins](plugins) | {len(shipped()) - brought} models more" in text
+    assert f"[plugins](plugins) | {len(shipped()) - brought} further models" in text
 
 
 def test_no_message_sends_to_a_registry_for_tfkit() -> None:

@@ -239,7 +239,7 @@ ENCODERS: dict[str, Case] = {
         uncounted=CONTACTS,
     ),
     "esmc": masked("esmc", BERT | {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 3}),
-    # Distances of the input reach rows of each kind: near, logarithmic and, beyond 9, clipped.
+    # The input has near distances, logarithmic distances and distances that are clipped, beyond 9.
     "deberta_v3": masked(
         "deberta-v2",
         BERT
@@ -270,7 +270,7 @@ ENCODERS: dict[str, Case] = {
     "deberta_c2p": masked(
         "deberta",
         BERT | DISENTANGLED | {"pos_att_type": ["c2p"], "tie_word_embeddings": False},
-        uncounted={"cls.predictions.bias": "not read beside an untied head"},
+        uncounted={"cls.predictions.bias": "the class ignores it if the head is not tied"},
         leaves_out=None,
     ),
 }

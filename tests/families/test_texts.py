@@ -86,7 +86,7 @@ def test_what_a_config_cannot_say_is_said_in_few_words() -> None:
 
 
 def test_two_layers_may_have_a_pattern_that_repeats() -> None:
-    """A config.json lists the layers: what a longer list would repeat is read as one layer of each variant."""
+    """A config.json lists the type of each layer; a short list may not contain a repetition."""
     graph = tfkit.load("gemma2_2b", sets=["decoder.n_layers=2"])
     assert export_config(graph)["num_hidden_layers"] == 2
     changed = tfkit.load("gemma2_2b", sets=["decoder.n_layers=2", "decoder.layers.pattern=[base, local]"])

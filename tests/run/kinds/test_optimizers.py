@@ -123,7 +123,7 @@ def test_muon_passes_its_options_to_torch(options: str, tmp_path: Path) -> None:
     torch.testing.assert_close(updated(run)[name], model.get_parameter(name).detach(), atol=1e-6, rtol=1e-5)
 
 
-def test_every_expert_is_a_matrix_of_muon() -> None:
+def test_each_expert_is_a_matrix_of_muon() -> None:
     layer = StackedLinear(3, 6, {"gate": 4, "up": 4}, bias=False)
     weight = nn.Parameter(torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(0)))
     experts = [nn.Parameter(part.clone()) for expert in weight.detach() for part in expert.split(4)]

@@ -1,4 +1,4 @@
-"""W&B and MLflow get the name, the values and the numbers of a run: as stand-ins, and themselves where installed."""
+"""What W&B and MLflow receive of a run: as stand-ins, and as the installed packages in their offline modes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def train(track: str, *words: str) -> int:
 
 
 def curves() -> dict[str, list[tuple[int, float]]]:
-    """The numbers of the record, by name."""
+    """Return the logged numbers by name: pairs of step and value."""
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     names = {name for line in lines for name in line} - {"step"}
     return {name: [(line["step"], line[name]) for line in lines if name in line] for name in names}
 
 
 class Session:
-    """A run of either service: what it was told."""
+    """A run of either service, and what it received."""
 
     def __init__(self) -> None:
         self.id, self.points, self.axes, self.ended = "abc", list[Mapping[str, Any]](), list[Any](), 0
@@ -74,15 +74,15 @@ class Client:
 
 
 def test_a_run_and_its_continuation_are_one_run_of_a_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, session = list[dict[str, Any]](), Session()
+    begins, session = list[dict[str, Any]](), Session()
     entities = SimpleNamespace(Metric=lambda *values: values, Param=lambda *values: values)
-    wandb = SimpleNamespace(init=lambda **options: begun.append(options) or session)
+    wandb = SimpleNamespace(init=lambda **options: begins.append(options) or session)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client, entities=entities))
     monkeypatch.setattr(Client, "calls", [])
     assert train(TRACK, "--stop-after", "3") == 0
     assert train(TRACK) == 0
-    first, second = begun
+    first, second = begins
     assert (first["name"], first["mode"], first["project"], first["dir"]) == ("small", "offline", "sheep", "out")
     assert (first["config"]["model"], first["config"]["optimizer.lr"]) == ("small", 1e-2)
     assert first["config"]["model.graph.decoder.ffn.d_ff"] == 32
@@ -101,18 +101,18 @@ def test_a_run_and_its_continuation_are_one_run_of_a_tracker(monkeypatch: pytest
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of a log in the format of LevelDB: blocks of 32 KiB, with parts of records in them."""
-    place, parts = 7, b""
-    while place + 7 <= len(data):
-        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        if place % 2**15 > 2**15 - 7 or kind == 0:
-            place += -place % 2**15
+    """Yield the records of a log in the format of LevelDB: blocks of 32 KiB, which contain fragments of records."""
+    offset, record = 7, b""
+    while offset + 7 <= len(data):
+        size, kind = int.from_bytes(data[offset + 4 : offset + 6], "little"), data[offset + 6]
+        if offset % 2**15 > 2**15 - 7 or kind == 0:
+            offset += -offset % 2**15
             continue
-        parts += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # all of a record, or its last part
-            yield parts
-            parts = b""
+        record += data[offset + 7 : offset + 7 + size]
+        offset += 7 + size
+        if kind in (1, 4):  # a complete record, or its last fragment
+            yield record
+            record = b""
 
 
 @pytest.mark.slow

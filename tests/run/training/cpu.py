@@ -22,7 +22,7 @@ print(used.children_user + used.children_system)
 def times_libraries(command: Sequence[str], folder: Path, libraries: str = "torch") -> float:
     """Return the time of a command divided by the time of `import <libraries>`, the best of two each.
 
-    Bytecode is kept in `folder`, since users have it and a test environment may not write it.
+    Bytecode is written to `folder`: users have it, but a test environment may not write it.
     """
     imports = [sys.executable, "-c", f"import {libraries}"]
     times = [(_seconds(command, folder), _seconds(imports, folder)) for _ in range(3)][1:]  # the first writes bytecode

@@ -18,7 +18,7 @@ from .runs import Memory, small_run
 
 
 class Steps(Callback):
-    """A watcher that notes each step."""
+    """A watcher that appends each step to a list."""
 
     def __init__(self, events: list[object]) -> None:
         self.events = events
@@ -32,12 +32,12 @@ def test_the_next_batch_is_ready_when_a_step_ends(tmp_path: Path) -> None:
     trainer = Trainer(small_run(tmp_path, "steps=4"), Memory(), watchers=[Steps(events)], until=3)
     batch = trainer._batches._batch
 
-    def noted(step: int) -> Batch:
+    def slow_batch(step: int) -> Batch:
         time.sleep(0.05 * (step > 1))  # longer than a step
         events.append((step, threading.current_thread() is threading.main_thread()))
         return batch(step)
 
-    trainer._batches._batch = noted
+    trainer._batches._batch = slow_batch
     trainer.train()
     assert events == [(1, True), (2, False), "step 1", (3, False), "step 2", "step 3"]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]

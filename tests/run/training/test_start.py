@@ -337,7 +337,7 @@ def test_tensors_of_a_checkpoint_are_read_as_saved(tmp_path: Path) -> None:
     )
 
 
-def test_known_tokens_keep_their_rows_and_layers_are_mapped(tmp_path: Path) -> None:
+def test_tokens_in_both_vocabularies_keep_their_rows_and_layers_are_mapped(tmp_path: Path) -> None:
     assert train("small.yaml", "-o", "base", "--set", "steps=1") == 0
     Path("other.txt").write_text("zebras and 3 goats.\n" * 40, encoding="utf-8")
     sets = ["data.files=other.txt", "model.decoder.n_layers=1"]
@@ -350,11 +350,11 @@ def test_known_tokens_keep_their_rows_and_layers_are_mapped(tmp_path: Path) -> N
     )
     old, new = tfkit.load_tokenizer(Path("base/step-1/chars.json")), run.data.tokenizer
     before = load_file("base/step-1/model.safetensors")
-    known = set(old.characters) & set(new.characters)
-    assert 3 < len(known) < new.vocab_size
+    common = set(old.characters) & set(new.characters)
+    assert 3 < len(common) < new.vocab_size
     for name in ("embedding.tokens.weight", "head.output.weight"):
         for character in new.characters:
-            row = before[name][old.encode(character)] if character in known else fresh[name][new.encode(character)]
+            row = before[name][old.encode(character)] if character in common else fresh[name][new.encode(character)]
             assert torch.equal(state[name][new.encode(character)], row)
     layer = "decoder.layers.{}.ffn.up.weight"
     assert torch.equal(state[layer.format(0)], before[layer.format(1)])

@@ -1,4 +1,4 @@
-"""What only a second pass, group, micro-batch or session of a run shows."""
+"""Faults of training that need a second epoch, parameter group, micro-batch or session to appear."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfkit.run.training.loop import Trainer
 from tfkit.run.training.order import indices_of
 
 
-def test_each_pass_has_its_order_of_all_examples() -> None:
+def test_each_epoch_shuffles_all_examples() -> None:
     steps = [indices_of("shuffled", 3, step, sequences=4, examples=10) for step in range(1, 6)]
     first, second = np.concatenate(steps).reshape(2, 10).tolist()
     assert sorted(first) == sorted(second) == list(range(10))
@@ -26,7 +26,7 @@ def test_each_pass_has_its_order_of_all_examples() -> None:
 
 
 def test_all_groups_are_clipped_together(tmp_path: Path) -> None:
-    """A step of SGD is the clipped gradient, once each rate is divided out."""
+    """A step of SGD, divided by the learning rate, is the clipped gradient."""
     rates = {"embedding": 0.5, "decoder": 1.0, "head": 2.0}
     rules = ", ".join(f"{{match: '{name}*', lr: {rate}}}" for name, rate in rates.items())
     optimizer = f"optimizer={{kind: sgd, lr: 1.0, groups: [{rules}]}}"
@@ -75,15 +75,15 @@ def test_a_schedule_at_each_of_eight_steps(schedule: ScheduleConfig, factors: Se
 def test_spikes_keep_all_losses_in_several_sessions(tmp_path: Path) -> None:
     spikes = "callbacks={kind: spikes, window: 7}"
     memory, _ = trained(small_run(tmp_path, spikes))
-    parts = Memory()
+    resumed = Memory()
     for until in (2, 3, 6, 8):
-        parts = Memory(parts.saved)
-        trained(small_run(tmp_path, spikes), parts, until=until)
-    assert parts.saved
-    assert parts.saved.callbacks[0] == {"losses": memory.losses[1:]}
+        resumed = Memory(resumed.saved)
+        trained(small_run(tmp_path, spikes), resumed, until=until)
+    assert resumed.saved
+    assert resumed.saved.callbacks[0] == {"losses": memory.losses[1:]}
 
 
-def test_a_clip_belongs_to_the_meaning_of_a_run(tmp_path: Path) -> None:
+def test_clip_is_part_of_the_digest_and_changes_the_weights(tmp_path: Path) -> None:
     runs = [small_run(tmp_path, *sets) for sets in ((), ("clip=1.0",), ("clip=0.5",))]
     assert len({run.digest for run in runs}) == 3
     assert not same(*(trained(run)[1] for run in runs[1:]))

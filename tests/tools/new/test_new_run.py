@@ -10,6 +10,8 @@ from tests.run.training.runs import PLUGINS
 from tfkit.cli import main
 from tfkit.run.checked_run import load_run
 
+from ...sampling import slow
+
 SHORT = ["--set", "steps=2", "--set", "schedule.warmup=1", "--set", "eval.splits.val.batches=1"]
 TINY = "{extends: char_swiglu, name: tiny, d_model: 16, max_len: 24, graph: {decoder: {n_layers: 1}}}\n"
 
@@ -30,7 +32,7 @@ def test_a_new_run_trains_a_spec_by_its_path(capsys: pytest.CaptureFixture[str])
     assert "exists already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("spec", "kind"), [("bert_base", "masked"), ("vaswani_base", "copy")])
+@pytest.mark.parametrize(("spec", "kind"), [("bert_base", "masked"), slow(("vaswani_base", "copy"))])
 def test_the_data_fits_the_blocks(spec: str, kind: str) -> None:
     assert main(["new", "run", spec]) == 0
     assert load_run("run.yaml", PLUGINS).config.data.kind_name() == kind

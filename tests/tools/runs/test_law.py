@@ -1,4 +1,4 @@
-"""The law in two variables, from losses whose law is known, and from the folders of runs."""
+"""The scaling law in two variables, fitted to losses of a published law and to run folders."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def losses(sizes: list[tuple[float, float]], noise: float = 0.0) -> list[float]:
     return values
 
 
-def test_the_published_law_comes_back_from_its_losses() -> None:
-    """And with it the published growth of the best model: Chinchilla's approach 3 says 0.46 of compute."""
+def test_the_fit_to_losses_of_the_published_law_is_the_law() -> None:
+    """The best number of parameters grows with compute^0.46, as in approach 3 of Chinchilla."""
     values = losses(SIZES)
     law = law_of(SIZES, values)
     assert (law.floor, *law.scales, *law.exponents) == pytest.approx(CHINCHILLA, rel=1e-3)

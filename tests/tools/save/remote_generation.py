@@ -1,4 +1,4 @@
-"""Uses folders as a user of transformers does, in a process without tfkit: prints the checks that fail, by folder.
+"""Use folders as a user of transformers does, in a process without tfkit, and print the failed checks by folder.
 
 Arguments: the folder for copies of the code, then the folders of models.
 """
@@ -20,8 +20,8 @@ import transformers  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 transformers.logging.set_verbosity_error()
-MOST = 20
-"""Most tokens that are generated."""
+MAX_TOKENS = 20
+"""Maximum number of generated tokens."""
 
 
 def ids(model: Any, seed: int) -> Tensor:
@@ -51,8 +51,8 @@ def failures(model: Any) -> Iterator[str]:
 
 
 def generated(model: Any, single: Tensor, batch: Tensor, mask: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield tokens in two ways, with caches and without."""
-    count = min(MOST, getattr(model.config, "max_len", 99) - 10)
+    """Yield pairs of tokens that must be equal, such as with a cache and without."""
+    count = min(MAX_TOKENS, getattr(model.config, "max_len", 99) - 10)
     greedy: dict[str, Any] = {"max_new_tokens": count, "do_sample": False}
     beams = greedy | {"num_beams": 3, "num_return_sequences": 2, "attention_mask": mask}
     yield "greedy", model.generate(single, **greedy), model.generate(single, use_cache=False, **greedy)
@@ -73,15 +73,15 @@ def generated(model: Any, single: Tensor, batch: Tensor, mask: Tensor) -> Iterat
 
 
 def computed(model: Any, batch: Tensor, mask: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield values in two ways."""
+    """Yield pairs of values that must be equal."""
     output = model(batch, attention_mask=mask, output_hidden_states=True)
     vectors = model.get_input_embeddings()(batch)
     yield "inputs_embeds", model(inputs_embeds=vectors, attention_mask=mask).logits, output.logits
     yield "the body", model.base_model(batch, attention_mask=mask).last_hidden_state, output.hidden_states[-1]
     if not isinstance(model, transformers.GenerationMixin):
         return
-    kept = model(batch, attention_mask=mask, logits_to_keep=2).logits
-    yield "logits_to_keep", kept, output.logits[:, -2:]
+    last_logits = model(batch, attention_mask=mask, logits_to_keep=2).logits
+    yield "logits_to_keep", last_logits, output.logits[:, -2:]
     inside = torch.ones_like(batch)
     inside[0, 3] = 0
     rest = torch.cat([batch[:1, :3], batch[:1, 4:]], dim=1)

@@ -1,4 +1,4 @@
-"""`tfkit save --layout transformers`: the code, what a process without tfkit computes with it, and the way back."""
+"""`tfkit save --layout transformers`: the code, its results in a process without tfkit, and reading the folder back."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def test_the_length_of_the_code() -> None:
     assert code.fields["n_layers"] == 12
 
 
-def test_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)  # transformers takes seconds
     small = tfkit.loads(DECODER.replace("tie: embedding", "tie: embedding, bias: true"))
     model = tfkit.build(small, seed=3)
     process: Any = None
     write_folder(model, tmp_path, render(small.spec.model), process)
     assert {"lm_head.bias", "model.embedding.tokens.weight"} < load_file(tmp_path / "model.safetensors").keys()
-    again = tfkit.build(tmp_path)
-    assert all(torch.equal(ours, again.state_dict()[name]) for name, ours in model.state_dict().items())
+    reopened = tfkit.build(tmp_path).state_dict()
+    assert all(torch.equal(tensor, reopened[name]) for name, tensor in model.state_dict().items())
     imported = tfkit.import_config(tmp_path, name="other")
     assert imported.graph.spec.model.graph == small.spec.model.graph
     assert imported.graph.name == "other"
@@ -120,7 +120,7 @@ def test_a_description_is_no_code(small: tfkit.Graph) -> None:
         ("dit_small", "is not the head"),
     ],
 )
-def test_what_has_no_folder(name: str, why: str) -> None:
+def test_a_model_that_cannot_be_saved_is_an_error(name: str, why: str) -> None:
     with pytest.raises(tfkit.SpecError, match=why):
         code_of(tfkit.load(name))
 

@@ -1,4 +1,4 @@
-"""The activity of components, against hooks and loops of a few lines."""
+"""The activity of components, compared with plain hooks and loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rms(values: Tensor) -> float:
     return float(values.double().square().mean().sqrt())
 
 
-def test_numbers_equal_those_of_plain_hooks_without_padding() -> None:
+def test_the_numbers_equal_plain_hooks_and_ignore_padding() -> None:
     model = tfkit.build(tfkit.loads(SPEC)).eval()
     with torch.no_grad():
         model.get_submodule("decoder.layers.1.ffn.up").bias[:6] = -100.0

@@ -69,7 +69,7 @@ CALLBACKS = """callbacks=[{kind: components, every: 2}, {kind: ema, decay: 0.8},
 
 
 def write_case(folder: Path, case: str) -> list[str]:
-    """The arguments of a run: `text`, `distillation`, or a data kind of rows; the last two with all new callbacks."""
+    """Write the files of a case, and return the arguments of its run. Only `text` has no callbacks."""
     import tfkit
     from tests.run.kinds.test_columns import CASES, QUESTIONS, columns_run, write_lines
     from tests.run.training.launches import options

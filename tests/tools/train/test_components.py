@@ -1,4 +1,4 @@
-"""The callback `components`: it changes nothing, and its picture and its table show planted faults."""
+"""The callback `components`: it does not affect training, and its heat maps and its table show planted faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETS = ("callbacks={kind: components, every: 2, sequences: 3}", "clip=0.5", "ste
 
 
 class Weights:
-    """A watcher that keeps the weights after each step, and the gradients."""
+    """A watcher that stores the weights and the gradients of each step."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[dict[str, Tensor], dict[str, Tensor | None]]] = []
@@ -44,7 +44,7 @@ def norm(tensors: Mapping[str, Tensor | None], begin: str) -> float:
     )
 
 
-def test_it_changes_nothing_and_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_it_does_not_affect_training_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     plain, weights = trained(small_run(tmp_path, *SETS[1:]))
     watcher = Weights()
     trainer = Trainer(small_run(tmp_path, *SETS, "machine.micro_batch=4"), Memory(), watchers=[cast(Any, watcher)])
@@ -69,7 +69,7 @@ def test_it_changes_nothing_and_resumes_to_the_bit(tmp_path: Path) -> None:
 
 
 def planted() -> History:
-    """The numbers of six layers: a silent head, an exploding FFN and a dead one."""
+    """Return the numbers of six layers with a silent head, an exploding FFN and a dead FFN."""
     curves: dict[str, list[tuple[int, float]]] = {"loss": [(10, 1.0), (20, 0.9)]}
     for layer in range(6):
         path = f"decoder.layers.{layer}"
@@ -90,7 +90,7 @@ def test_planted_faults_are_in_the_picture_and_in_the_table() -> None:
     assert far == {("rms", 3, None), ("rms", 4, None), ("rms", 1, 1), ("dead", 4, None)}
     assert shades["rms", 4, None] == shades["rms", 1, 1] == -8
     columns, rows = component_table(planted())
-    assert columns == ["layer", "ffn", "least head", "entropy", "dead", "update"]
+    assert columns == ["layer", "ffn", "head", "entropy", "dead", "update"]
     assert [row[2] for row in rows] == ["0.5", "0", "0.5", "0.5", "0.5", "0.5"]
     assert rows[3] == ["3", "40", "0.5", "2", "0", "0.1"]
     assert len([*findings(maps)]) == 4
@@ -102,7 +102,7 @@ def test_planted_faults_are_in_the_picture_and_in_the_table() -> None:
     assert [*components(History({"loss": [(1, 1.0)]}, []))] == []
 
 
-def test_several_processes_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(tfkit.SpecError, match="`components` cannot be used with several processes"):

@@ -221,7 +221,7 @@ def weights(folder: str) -> dict[str, bytes]:
 
 
 def test_settings_that_change_no_weight_change_in_place(capsys: pytest.CaptureFixture[str]) -> None:
-    """The averages of `ema` continue although its number among the callbacks changes."""
+    """The averages of `ema` continue, although its index in the list of callbacks changes."""
     final = ["--set", f"callbacks=[{{kind: spikes, window: 3}}, {EMA}]", "--set", "eval.every=3"]
     final += ["--set", "checkpoint.every=null", "--set", "nonfinite.skip=1", "--set", "steps=6"]
     assert train("whole", *final) == 0
@@ -241,7 +241,7 @@ def test_settings_that_change_no_weight_change_in_place(capsys: pytest.CaptureFi
     assert "has finished, and eval.every would have no effect" in capsys.readouterr().err
 
 
-def test_a_run_that_a_callback_ended_goes_on_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_a_callback_ended_continues_without_the_callback(capsys: pytest.CaptureFixture[str]) -> None:
     stop = ["--set", "callbacks={kind: stop_at, metric: val.loss, below: 100}"]
     assert train("out", *stop) == 0
     assert json.loads(Path("out/run.json").read_text())["ended"] not in (None, "finished")

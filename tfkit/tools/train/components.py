@@ -25,7 +25,7 @@ FAR = 30.0
 LEVELS = 8
 """The number of shades of a colour."""
 MOST_COLUMNS = 80
-LEAST_HEAD = "least head"
+LEAST_HEAD = "head"
 COLUMNS, GAP, TOP = 3, 34.0, 20.0
 LEAST_HEIGHT, MOST_HEIGHT, ROW = 96.0, 420.0, 6.0
 """The height of a map, and of one of its rows."""

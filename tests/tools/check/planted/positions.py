@@ -176,7 +176,7 @@ def one_series(self: Any, attention: Any) -> list[float]:
 
 
 @plant(
-    "T5's far distances share one bucket", "a logarithm that is forgotten", "t5", "meaning", score_bias.T5Bias, "bucket"
+    "T5's far distances share one bucket", "a logarithm that is missing", "t5", "meaning", score_bias.T5Bias, "bucket"
 )
 def without_logarithm(self: Any, offset: Tensor) -> Tensor:
     distance = (-offset).clamp(min=0) if self.causal else offset.abs()
@@ -186,7 +186,7 @@ def without_logarithm(self: Any, offset: Tensor) -> Tensor:
 
 @plant(
     "longrope takes the long factors at exactly its trained length",
-    "a comparison that is strict",
+    "a strict comparison",
     "longrope",
     "meaning",
     longrope.LongRopeScaling,
@@ -198,7 +198,7 @@ def long_one_token_early(self: Any, n_keys: int, device: Any) -> Tensor:
 
 @plant(
     "heads are rotated by the positions of rows",
-    "two axes that are exchanged",
+    "two exchanged axes",
     "rotated",
     "meaning",
     rope.RotateHalf,

@@ -100,7 +100,7 @@ def one_more(key: ContextKey) -> int | None:
 
 
 class Exchanged(tfkit.nn.Linear):
-    """A linear layer of an FFN that says it writes to the residual stream if it does not, and the reverse."""
+    """A linear layer of an FFN whose flag `residual` is the wrong way round."""
 
     def __init__(self, d_in: int, d_out: Any, *, bias: bool, residual: bool = False) -> None:
         super().__init__(d_in, d_out, bias=bias, residual=not residual)
