@@ -21,7 +21,17 @@ from tfkit.run.contract import Data
 from tfkit.run.guarded_data import GuardedData, guarded
 from tfkit.run.run_spec import ENDS, LISTS, MODEL, RunSpec
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import SUFFIXES, Language, based, read_based, read_named, shortest, yaml_files
+from tfkit.spec.extending import (
+    MAX_EXTENDS,
+    SUFFIXES,
+    Language,
+    based,
+    is_folder,
+    read_based,
+    read_named,
+    shortest,
+    yaml_files,
+)
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
@@ -29,6 +39,7 @@ from tfkit.spec.messages import fault_in
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver, Scoped
+from tfkit.spec.source import read
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
@@ -88,6 +99,29 @@ def find_run(
     )
     help = similar("a run", path.name, [file.name for file in yaml_files(path.parent)], help)
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
+
+
+def is_run(name: str, specs: KnownSpecs, *, folder: Path = Path(), depth: int = MAX_EXTENDS) -> bool:
+    """Return True for the name of a shipped run, and for a file that has the keys of a run or extends a run.
+
+    Relative paths start from `folder`. Names of specs, folders, and files that cannot be read are not runs. `depth` is
+    the longest chain of `extends`.
+    """
+    if name in specs.files or is_folder(name, specs, folder=folder):
+        return False
+    try:
+        path = find_run(name, folder=folder)
+        keys = read(path).items
+    except SpecError:  # the command reports it for a model
+        return False
+    if any(key in keys for key in ModelSpec.typical):
+        return False
+    if all(key in keys for key in RunSpec.typical):
+        return True
+    base, is_part = keys.get("extends"), {*keys} <= {*RunSpec.model_fields, MODEL, "extends"}
+    if not isinstance(base, Scalar) or not is_part or depth == 0:
+        return False
+    return is_run(str(base.value), specs, folder=path.parent, depth=depth - 1)
 
 
 AnyRun: TypeAlias = str | os.PathLike[str] | MappingABC[Any, Any]
