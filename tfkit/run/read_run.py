@@ -347,21 +347,33 @@ def _folder(text: Source | None) -> Path:
 
 
 def _with_sizes(node: Node, data: Data) -> Mapping:
-    """Replace each `data.vocab_size` and `data.n_classes` in a model by the number."""
+    """Replace each size of the data in a model, such as `data.vocab_size`, by the number."""
 
     def filled(node: Node) -> Node:
         if isinstance(node, Mapping):
             return Mapping({name: filled(entry) for name, entry in node.items.items()}, node.keys, node.span)
         if isinstance(node, ListNode):
             return ListNode(tuple(map(filled, node.items)), node.span)
-        if str(node.value) not in SIZES:
-            return node
-        size = getattr(data, SIZES[str(node.value)], None)
-        if size is None:
-            help = "use data with classes, such as the kind `labelled`"
-            raise SpecError(Diagnostic(f"`{node.value}` must be a number, but the data has none", node.span, help=help))
-        return Scalar(size, node.span)
+        return _with_size(node, data)
 
     replaced = filled(node)
     assert isinstance(replaced, Mapping)
     return replaced
+
+
+def _with_size(node: Scalar, data: Data) -> Scalar:
+    """Return the number of a size of the data; any other value unchanged."""
+    value = str(node.value)
+    key = next((key for key in SIZES if f"{value}.".startswith(f"{key}.")), None)
+    if key is None:
+        return node
+    size = getattr(data, SIZES[key], None)
+    if size is None:
+        help = "use data with classes, such as the kind `labelled`"
+        raise SpecError(Diagnostic(f"`{value}` must be a number, but the data has none", node.span, help=help))
+    by_output = size if isinstance(size, MappingABC) else {"": size}
+    sizes = {f"{key}.{output}".rstrip("."): number for output, number in by_output.items()}
+    if value not in sizes:
+        note = f"sizes: {', '.join(sizes)}"
+        raise SpecError(Diagnostic(f"`{value}` is not a size of the data", node.span, notes=(note,)))
+    return Scalar(sizes[value], node.span)
