@@ -56,7 +56,8 @@ SECTIONS = {
     """,
     notes="""
     SPEC is a YAML file, the name of a spec that comes with tfkit, or the folder of
-    a model that `tfkit build -o` or `tfkit save` wrote.
+    a model that `tfkit build -o` or `tfkit save` wrote. A run, by its file or name,
+    stands for its model; --set then takes paths of the run: model.d_model=64.
 
     Exit status: 0; 1 if a spec is wrong or cannot be built; 2 for wrong usage.
     With --json, standard output is always one JSON document: the result, or

@@ -19,6 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"model": MODEL, "run": RUN, "sweep": SWEEP}.items():
         (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
     (tmp_path / "extends.yaml").write_text("extends: model.yaml\n", encoding="utf-8")
+    (tmp_path / "model_of_run.yaml").write_text("extends: run.yaml\nd_model: 8\n", encoding="utf-8")
     (tmp_path / "base.yaml").write_text(SWEEP.replace("small", "model"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
@@ -26,7 +27,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "file", "said"),
     [
-        ("show", "run.yaml", "`run.yaml` must be a model; got a run"),
+        ("solve --params 9", "run.yaml", "`run.yaml` must be a model; got a run"),
+        ("show", "model_of_run.yaml", "`run.yaml` must be a model; got a run"),
         ("show", "sweep.yaml", "`sweep.yaml` must be a model; got a sweep"),
         ("train", "model.yaml", "`model.yaml` must be a run; got a model"),
         ("train", "sweep.yaml", "`sweep.yaml` must be a run; got a sweep"),
@@ -37,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_another_sort(command: str, file: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, file]) == 1
+    assert main([*command.split(), file]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {said}\n  --> ")
     assert error.count("error:") == 1

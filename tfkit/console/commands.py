@@ -241,14 +241,30 @@ class Reader:
         chosen = [f"--{name}={value}" for name, values in values.items() for value in values]
         return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
 
+    def is_run(self, spec: str) -> bool:
+        """Return True if a spec is a run, which stands for its model."""
+        from tfkit.run.read_run import is_run
+
+        return is_run(spec, self.plugins.specs)
+
     def load(self, spec: str) -> Graph:
-        """Load the graph of a spec, with the weights of its folder; its notes go to standard error."""
+        """Load the graph of a spec, with the weights of its folder, or of a run's model; notes go to standard error.
+
+        Changes of a run have the paths of the run, such as `model.d_model`.
+        """
         from tfkit.graph.expand import expand
         from tfkit.spec.extending import is_folder, weights_beside
         from tfkit.spec.load import read_spec
 
         if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
+        if self.is_run(spec):
+            from tfkit.run.read_run import of_model, read_run
+
+            run = read_run(spec, self.plugins, sets=self.sets)
+            warn(run.notes)
+            with of_model():
+                return expand(run.model)
         read = read_spec(spec, self.plugins, sets=self.sets)
         warn(read.notes)
         return replace(expand(read), weights=weights_beside(spec, self.plugins.specs))

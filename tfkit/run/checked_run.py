@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -243,10 +243,13 @@ def _check_model(run: Run) -> None:
         if rows is not None and rows < data.vocab_size:  # published tables often have more rows than tokens
             message = f"the data has {data.vocab_size:,} tokens, but the model has `vocab_size` {rows:,}"
             raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
-    classes, width = getattr(data, "n_classes", None), graph.node(graph.outputs[0]).output.width
-    if classes is not None and width is not None and width < classes:
-        message = f"the data has {classes:,} classes, but the model returns {width:,} logits"
-        raise run.error(message, "data", help="write `n_classes: data.n_classes` in the run's `model`")
+    n_classes = getattr(data, "n_classes", None)
+    for name, classes in (n_classes if isinstance(n_classes, Mapping) else {"": n_classes}).items():
+        width = graph.node(name or graph.outputs[0]).output.width
+        if classes is not None and width is not None and width < classes:
+            of, key = (f" of `{name}`", f".{name}") if name else ("", "")
+            message = f"the data has {classes:,} classes{of}, but the model returns {width:,} logits"
+            raise run.error(message, "data", help=f"write `n_classes: data.n_classes{key}` in the run's `model`")
     limit = max_len(graph)
     if limit is not None and data.length > limit:
         message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
@@ -268,6 +271,9 @@ def _check_loss(run: Run, batch: Batch) -> None:
         if term.shift > longest:
             message = f"`shift` must be at most {longest:,} for these targets; got {term.shift:,}"
             raise Invalid(f"outputs.{name}.shift", message)
+    classes = getattr(run.data, "n_classes", None)
+    if missing := [name for name in loss.terms if isinstance(classes, Mapping) and name not in classes]:
+        raise Invalid(f"outputs.{missing[0]}", f"the data has no targets of `{missing[0]}`", help="add them to `data`")
     if unused := [name for name in batch.further_targets if name not in loss.terms]:
         raise Invalid(
             "", f"the data has targets of `{unused[0]}`, which is not in the loss", help="add it to `outputs`"

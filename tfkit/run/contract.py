@@ -132,7 +132,8 @@ class Data(Protocol):
     """Data that was read: the same for the same config, on every machine.
 
     If targets are classes instead of tokens, the data also has `n_classes`, one more than the largest target. A run's
-    model can use it as `data.n_classes`.
+    model can use it as `data.n_classes`. If each output has its targets in `Batch.further_targets`, `n_classes` is a
+    mapping from outputs, and a run's model can use `data.n_classes.OUTPUT`.
     """
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -32,7 +32,7 @@ class GuardedData:
         self._data, self._fault = data, fault
         with guarded(fault, "`build`"):
             self.vocab_size, self.length = data.vocab_size, data.length
-            self.n_classes: int | None = getattr(data, "n_classes", None)
+            self.n_classes: int | Mapping[str, int] | None = getattr(data, "n_classes", None)
             self.splits: Sequence[str] = data.splits
 
     @property
@@ -63,9 +63,13 @@ class GuardedData:
                     _check_array(name, values, count, "integers", 2)
                     _check_range(name, values, self.vocab_size)
             _check_array("targets", targets := batch.targets, count, "integers", 1 if np.ndim(targets) == 1 else 2)
-            _check_range("targets", targets[targets != IGNORED], self.n_classes or self.vocab_size)
+            classes = self.n_classes if isinstance(self.n_classes, Mapping) else {"": self.n_classes or self.vocab_size}
+            if "" in classes:
+                _check_range("targets", targets[targets != IGNORED], classes[""])
             for name, ids in batch.further_targets.items():
                 _check_array(name, ids, count, "integers", 1 if np.ndim(ids) == 1 else 2)
+                if name in classes:
+                    _check_range(name, ids[ids != IGNORED], classes[name])
             _check_masks(batch)
             for alternative in batch.alternatives:
                 self.check(alternative, count)

@@ -21,7 +21,17 @@ from tfkit.run.contract import Data
 from tfkit.run.guarded_data import GuardedData, guarded
 from tfkit.run.run_spec import ENDS, LISTS, MODEL, RunSpec
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import SUFFIXES, Language, based, read_based, read_named, shortest, yaml_files
+from tfkit.spec.extending import (
+    MAX_EXTENDS,
+    SUFFIXES,
+    Language,
+    based,
+    is_folder,
+    read_based,
+    read_named,
+    shortest,
+    yaml_files,
+)
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
@@ -29,6 +39,7 @@ from tfkit.spec.messages import fault_in
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver, Scoped
+from tfkit.spec.source import read
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
@@ -88,6 +99,29 @@ def find_run(
     )
     help = similar("a run", path.name, [file.name for file in yaml_files(path.parent)], help)
     raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
+
+
+def is_run(name: str, specs: KnownSpecs, *, folder: Path = Path(), depth: int = MAX_EXTENDS) -> bool:
+    """Return True for the name of a shipped run, and for a file that has the keys of a run or extends a run.
+
+    Relative paths start from `folder`. Names of specs, folders, and files that cannot be read are not runs. `depth` is
+    the longest chain of `extends`.
+    """
+    if name in specs.files or is_folder(name, specs, folder=folder):
+        return False
+    try:
+        path = find_run(name, folder=folder)
+        keys = read(path).items
+    except SpecError:  # the command reports it for a model
+        return False
+    if any(key in keys for key in ModelSpec.typical):
+        return False
+    if all(key in keys for key in RunSpec.typical):
+        return True
+    base, is_part = keys.get("extends"), {*keys} <= {*RunSpec.model_fields, MODEL, "extends"}
+    if not isinstance(base, Scalar) or not is_part or depth == 0:
+        return False
+    return is_run(str(base.value), specs, folder=path.parent, depth=depth - 1)
 
 
 AnyRun: TypeAlias = str | os.PathLike[str] | MappingABC[Any, Any]
@@ -313,21 +347,33 @@ def _folder(text: Source | None) -> Path:
 
 
 def _with_sizes(node: Node, data: Data) -> Mapping:
-    """Replace each `data.vocab_size` and `data.n_classes` in a model by the number."""
+    """Replace each size of the data in a model, such as `data.vocab_size`, by the number."""
 
     def filled(node: Node) -> Node:
         if isinstance(node, Mapping):
             return Mapping({name: filled(entry) for name, entry in node.items.items()}, node.keys, node.span)
         if isinstance(node, ListNode):
             return ListNode(tuple(map(filled, node.items)), node.span)
-        if str(node.value) not in SIZES:
-            return node
-        size = getattr(data, SIZES[str(node.value)], None)
-        if size is None:
-            help = "use data with classes, such as the kind `labelled`"
-            raise SpecError(Diagnostic(f"`{node.value}` must be a number, but the data has none", node.span, help=help))
-        return Scalar(size, node.span)
+        return _with_size(node, data)
 
     replaced = filled(node)
     assert isinstance(replaced, Mapping)
     return replaced
+
+
+def _with_size(node: Scalar, data: Data) -> Scalar:
+    """Return the number of a size of the data; any other value unchanged."""
+    value = str(node.value)
+    key = next((key for key in SIZES if f"{value}.".startswith(f"{key}.")), None)
+    if key is None:
+        return node
+    size = getattr(data, SIZES[key], None)
+    if size is None:
+        help = "use data with classes, such as the kind `labelled`"
+        raise SpecError(Diagnostic(f"`{value}` must be a number, but the data has none", node.span, help=help))
+    by_output = size if isinstance(size, MappingABC) else {"": size}
+    sizes = {f"{key}.{output}".rstrip("."): number for output, number in by_output.items()}
+    if value not in sizes:
+        note = f"sizes: {', '.join(sizes)}"
+        raise SpecError(Diagnostic(f"`{value}` is not a size of the data", node.span, notes=(note,)))
+    return Scalar(sizes[value], node.span)

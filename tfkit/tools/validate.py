@@ -1,4 +1,4 @@
-"""Check specs and list all their errors."""
+"""Check specs and runs, and list all their errors."""
 
 from __future__ import annotations
 
@@ -43,11 +43,16 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
 
 
 def _found(reader: Reader, spec: str) -> tuple[SpecError | None, Sequence[Diagnostic]]:
-    """Return the errors of a spec or, if it has none, the warnings of plugins."""
+    """Return the errors of a spec or a run; or, if it has none, the warnings of plugins."""
+    from tfkit.run.checked_run import load_run
     from tfkit.tools.common.plugin_checks import warnings_of
+    from tfkit.tools.cost.of_run import flops_of_step
 
     try:
-        graph = reader.load(spec)
+        if reader.is_run(spec):
+            graph = load_run(spec, reader.plugins, sets=reader.sets, count=flops_of_step).graph
+        else:
+            graph = reader.load(spec)
     except SpecError as error:
         return error, ()
     return None, warnings_of(graph, reader.plugins)

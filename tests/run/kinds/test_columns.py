@@ -54,6 +54,11 @@ MODELS = {
     "classes": f"""vocab_size: data.vocab_size, graph: {{embedding: embedding,
         encoder: {{block: encoder, n_layers: 1, {LAYERS}}},
         pooler: {{block: pooler, select: mean}}, classes: {{block: classifier, n_classes: data.n_classes}}}}""",
+    "tasks": f"""vocab_size: data.vocab_size, outputs: [letter, row], graph: {{embedding: embedding,
+        encoder: {{block: encoder, n_layers: 1, {LAYERS}}},
+        letter: {{block: classifier, n_classes: data.n_classes.letter}},
+        pooler: {{block: pooler, input: encoder, select: mean}},
+        row: {{block: classifier, n_classes: data.n_classes.row}}}}""",
     "features": f"""inputs: {{x: {{type: features, width: 2}}}}, graph: {{
         project: {{block: linear, input: x}}, encoder: {{block: encoder, n_layers: 1, {LAYERS}}},
         classes: {{block: classifier, n_classes: data.n_classes}}}}""",
@@ -223,6 +228,88 @@ def test_numbered_classes_of_features(tmp_path: Path) -> None:
     assert len(trained(run)[0].losses) == 6
     with pytest.raises(SpecError, match=r"features of width 2, but `x` of the model takes .*3"):
         columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}", "model.inputs.x.width=3")
+
+
+# ---- several targets ----
+
+TASKS = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, target: %s}"
+BOTH = TASKS % "{row: label, letter: letters}"
+TASKS_LOSS = "loss={kind: cross_entropy, outputs: {letter: 1.0, row: 0.5}}"
+
+
+def tasks_run(folder: Path, data: str = BOTH, *sets: str, loss: str = TASKS_LOSS) -> Run:
+    rows = [{**row, "letters": [ord(letter) % 3 for letter in row["source"]]} for row in ROWS]
+    write_lines(folder / "rows.jsonl", rows)
+    return columns_run(folder, "tasks", data, loss, *sets)
+
+
+def losses_alone(model: Any, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The mean loss of each task over some rows, without padding."""
+    letters, rows = [], []
+    for number in numbers:
+        text = SOURCES[number]
+        letter, row = model(torch.tensor([list(text.encode())]))
+        expected = torch.tensor([ord(character) % 3 for character in text])
+        letters.append(F.cross_entropy(letter[0], expected, reduction="none"))
+        rows.append(F.cross_entropy(row, torch.tensor([("even", "odd").index(ROWS[number]["label"])])))
+    return {"letter": torch.cat(letters).mean(), "row": torch.stack(rows).mean()}
+
+
+def test_a_step_on_several_targets_is_the_sum_of_two_losses(tmp_path: Path) -> None:
+    trainer = Trainer(tasks_run(tmp_path, BOTH, "machine.micro_batch=2"), Memory())
+    trainer.model.double()
+    loss = trainer._gradients(trainer.batch(1), 1)
+    weights = dict(trainer.model.named_parameters())
+    gradients = {name: weight.grad.clone() for name, weight in weights.items() if weight.grad is not None}
+    trainer.model.zero_grad()
+    alone = losses_alone(trainer.model, range(5))
+    (alone["letter"] + 0.5 * alone["row"]).backward()
+    assert loss.tolist() == pytest.approx([part.item() for part in alone.values()], abs=1e-6)
+    assert set(gradients) == set(weights)
+    for name, weight in weights.items():
+        torch.testing.assert_close(gradients[name], weight.grad, rtol=0, atol=1e-12, msg=name)
+
+
+def test_metrics_of_several_targets(tmp_path: Path) -> None:
+    sets = "eval={every: 3, splits: {val: all}, metrics: [loss, accuracy]}"
+    run = tasks_run(tmp_path, BOTH, sets)
+    trainer = Trainer(run, Memory())
+    trainer.train()
+    assert run.config.eval is not None
+    numbers = evaluate(trainer.model, run, run.config.eval.splits, run.config.eval.metrics)
+    alone = losses_alone(trainer.model.eval(), range(21, 24))
+    assert numbers["val.loss"] == pytest.approx(alone["letter"].item(), rel=1e-5)
+    assert numbers["val.row.loss"] == pytest.approx(alone["row"].item(), rel=1e-5)
+    assert set(numbers) == {"val.loss", "val.row.loss", "val.accuracy", "val.row.accuracy"}
+
+
+def test_errors_of_several_targets(
+    tmp_path: Path, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cases: list[tuple[str, tuple[str, ...], str]] = [
+        (TASKS % "{}", (), TASKS_LOSS),
+        (TASKS % "{row: label, letter: lettres}", (), TASKS_LOSS),
+        (TASKS % "{row: label}", ("model.letter.n_classes=3",), TASKS_LOSS),
+        (TASKS % "{row: label}", (), TASKS_LOSS),
+        (TASKS % "label", (), TASKS_LOSS),
+        (BOTH, ("model.row.n_classes=data.n_classes",), TASKS_LOSS),
+        (BOTH, ("model.letter.n_classes=2",), TASKS_LOSS),
+        (BOTH, (), "loss={kind: cross_entropy, outputs: {letter: 1.0}}"),
+        (BOTH, (), "loss=cross_entropy"),
+        (BOTH, ("data.classes=[odd, even]",), TASKS_LOSS),
+        (BOTH, ("data.classes={rwo: [odd, even]}",), TASKS_LOSS),
+        (BOTH, ("data.classes={row: [odd]}",), TASKS_LOSS),
+        (TASKS % "label", ("data.classes={row: [odd, even]}",), TASKS_LOSS),
+        (f"{{kind: mixture, of: {{tasks: {{data: {BOTH.replace(', order: sequential', '')}}}}}}}", (), TASKS_LOSS),
+    ]
+    errors = []
+    for data, sets, loss in cases:
+        with pytest.raises(SpecError) as error:
+            tasks_run(Path(), data, *sets, loss=loss)
+        assert len(error.value.diagnostics) == 1
+        errors.append(str(error.value))
+    golden("runs/targets_errors", "\n\n".join(errors))
 
 
 # ---- choices ----

@@ -33,10 +33,12 @@ class LabelledConfig(ColumnsConfig):
     features: Names | None = None
     """A column of vectors, a list of lists of numbers, or a list of numbers, which are vectors of width 1. Or several
     columns of numbers, which together are a single vector."""
-    target: str = "label"
-    """The column of the class: its number, or its name. A list has a class for each position."""
-    classes: tuple[str, ...] | None = None
-    """The names of the classes, in order; by default all names in the files, sorted, unless classes are numbers."""
+    target: str | dict[str, str] = "label"
+    """The column of the class: its number, or its name. A list has a class for each position. For a model with several
+    outputs, a mapping from each output in the loss to its column."""
+    classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
+    """The names of the classes, in order; by default all names in the files, sorted, unless classes are numbers. With
+    several targets, a mapping from outputs to the names."""
     long: Long = "error"
     """The treatment of an example of more than `length` positions: report it, leave it out, or use its beginning."""
     tokenizer: TokenizerConfig | None = optional_slot("characters")
@@ -52,6 +54,17 @@ class LabelledConfig(ColumnsConfig):
             raise Invalid("tokenizer", "`tokenizer` is missing: texts need it", help="add it: `tokenizer: bytes`")
         if self.features is not None and self.tokenizer is not None:
             raise Invalid("tokenizer", "`tokenizer` has no effect: features are not text", help="remove it")
+        outputs = self.target if isinstance(self.target, dict) else {}
+        if outputs != self.target and isinstance(self.classes, dict):
+            raise Invalid("classes", "`classes` must be a list, because there is one target; got a mapping")
+        if outputs == self.target and isinstance(self.classes, tuple):
+            raise Invalid("classes", "`classes` must be a mapping from outputs, as `target` is; got a list")
+        if not outputs and not isinstance(self.target, str):
+            raise Invalid("target", "`target` must have at least one output; got none")
+        for name in self.classes if isinstance(self.classes, dict) else ():
+            if name not in outputs:
+                message = f"`{name}` is not an output in `target`"
+                raise Invalid(f"classes.{name}", message, notes=[f"outputs: {listing(outputs)}"])
 
     def build(self, length: int | None) -> Data:
         assert length is not None
@@ -59,18 +72,27 @@ class LabelledConfig(ColumnsConfig):
         rows = [row for part in parts.values() for row in part]
         texts = [] if self.text is None else [row.text(self.text) for row in rows]
         tokenizer = None if self.tokenizer is None else tokenizer_for(self.tokenizer, "".join(texts))
-        numbers, each = self._numbers(rows), isinstance(rows[0][self.target], list)
+        columns = self.target if isinstance(self.target, dict) else {"": self.target}
+        names = self.classes if isinstance(self.classes, dict) else {"": self.classes}
+        targets = {output: _Target.of(rows, column, names.get(output)) for output, column in columns.items()}
         width = None if self.text is not None else self._vectors(rows[0]).shape[1]
         examples = {}
         for name, part in parts.items():
             values: list[Any] = [self._value(row, tokenizer, width) for row in part]
-            labels = [self._labels(row, numbers, len(value), each) for row, value in zip(part, values, strict=True)]
+            labels = {
+                output: [target.labels(row, len(value)) for row, value in zip(part, values, strict=True)]
+                for output, target in targets.items()
+            }
             kept = fitted(part, list(map(len, values)), length, self.long)
             inputs = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in kept])
-            examples[name] = LabelledExamples(inputs, Ragged([labels[i][:length] for i in kept]), each)
-        content = fingerprint([*texts, *map(str, numbers)], examples)
+            ragged = {output: Ragged([of_rows[i][:length] for i in kept]) for output, of_rows in labels.items()}
+            examples[name] = LabelledExamples(inputs, ragged, {name: target.each for name, target in targets.items()})
+        content = fingerprint(
+            [*texts, *(str(name) for target in targets.values() for name in target.numbers)], examples
+        )
         vocab_size = 1 if tokenizer is None else tokenizer.vocab_size
-        return LabelledData(examples, length, vocab_size, tokenizer, content, max(numbers.values()) + 1)
+        n_classes = {output: target.n_classes for output, target in targets.items()}
+        return LabelledData(examples, length, vocab_size, tokenizer, content, n_classes.get("", n_classes))
 
     def _value(self, row: Row, tokenizer: Tokenizer | None, width: int | None) -> Any:
         """Return the ids or the features of a row."""
@@ -89,29 +111,56 @@ class LabelledConfig(ColumnsConfig):
             raise row.error(self.features, expected)
         return vectors
 
-    def _numbers(self, rows: Sequence[Row]) -> Mapping[str | int, int]:
-        """Return the number of each class."""
-        if self.classes is not None:
-            return {name: number for number, name in enumerate(self.classes)}
-        values = {value for row in rows for value in self._values(row)}
-        if all(isinstance(value, int) or value.isdecimal() for value in values):
-            return {value: int(value) for value in sorted(values, key=int)}
-        return {name: number for number, name in enumerate(sorted(map(str, values)))}
 
-    def _values(self, row: Row) -> Iterator[str | int]:
-        value = row[self.target]
-        for label in value if isinstance(value, list) else [value]:
-            if not isinstance(label, str) and not (isinstance(label, int) and label >= 0):
-                raise row.error(self.target, "the name or the number of a class, or a list of them")
-            yield label
+@dataclass(frozen=True)
+class _Target:
+    """A column of classes.
 
-    def _labels(self, row: Row, numbers: Mapping[str | int, int], count: int, each: bool) -> list[int]:
-        labels = list(self._values(row))
-        if isinstance(row[self.target], list) != each or (each and len(labels) != count):
-            raise row.error(self.target, f"a list of {count} classes, one for each position" if each else "one class")
-        if not all(label in numbers for label in labels):
-            raise row.error(self.target, f"one of the classes: {listing(map(str, numbers))}")
-        return [numbers[label] for label in labels]
+    Attributes:
+        column: its name.
+        numbers: the number of each class.
+        each: whether there is a class for each position.
+    """
+
+    column: str
+    numbers: Mapping[str | int, int]
+    each: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], column: str, names: Sequence[str] | None) -> _Target:
+        """Return the target in a column of the rows, with the names of its classes if they are given."""
+        numbers: dict[str | int, int]
+        values = {value for row in rows for value in _classes(row, column)}
+        if names is not None:
+            numbers = {name: number for number, name in enumerate(names)}
+        elif all(isinstance(value, int) or value.isdecimal() for value in values):
+            numbers = {value: int(value) for value in sorted(values, key=int)}
+        else:
+            numbers = {name: number for number, name in enumerate(sorted(map(str, values)))}
+        return cls(column, numbers, isinstance(rows[0][column], list))
+
+    @property
+    def n_classes(self) -> int:
+        """One more than the largest number."""
+        return max(self.numbers.values()) + 1
+
+    def labels(self, row: Row, count: int) -> list[int]:
+        """Return the numbers of the classes of a row of `count` positions."""
+        labels = list(_classes(row, self.column))
+        if isinstance(row[self.column], list) != self.each or (self.each and len(labels) != count):
+            expected = f"a list of {count} classes, one for each position" if self.each else "one class"
+            raise row.error(self.column, expected)
+        if not all(label in self.numbers for label in labels):
+            raise row.error(self.column, f"one of the classes: {listing(map(str, self.numbers))}")
+        return [self.numbers[label] for label in labels]
+
+
+def _classes(row: Row, column: str) -> Iterator[str | int]:
+    value = row[column]
+    for label in value if isinstance(value, list) else [value]:
+        if not isinstance(label, str) and not (isinstance(label, int) and label >= 0):
+            raise row.error(column, "the name or the number of a class, or a list of them")
+        yield label
 
 
 def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float32]:
@@ -127,27 +176,34 @@ def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.flo
 
 @dataclass(frozen=True)
 class LabelledExamples:
-    """Inputs with their classes, one for each example, or for each position."""
+    """Inputs with their classes, one for each example, or for each position, by output; a single target has no name."""
 
     inputs: Ragged
-    labels: Ragged
-    each: bool
+    labels: Mapping[str, Ragged]
+    each: Mapping[str, bool]
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def digest(self) -> bytes:
-        return self.inputs.digest() + self.labels.digest()
+        return self.inputs.digest() + b"".join(labels.digest() for labels in self.labels.values())
 
     def batch(self, indices: Ids) -> Batch:
         inputs, mask = self.inputs.padded(indices)
-        targets, _ = self.labels.padded(indices, IGNORED)
         name = "tokens" if inputs.ndim == 2 else "features"
-        return Batch({name: inputs}, targets if self.each else targets[:, 0], masks=masks_of({name: mask}))
+        targets = {output: self._targets(output, indices) for output in self.labels}
+        further = {output: ids for output, ids in targets.items() if output}
+        return Batch(
+            {name: inputs}, next(iter(targets.values())), masks=masks_of({name: mask}), further_targets=further
+        )
+
+    def _targets(self, output: str, indices: Ids) -> Ids:
+        ids = self.labels[output].padded(indices, IGNORED)[0]
+        return ids if self.each[output] else ids[:, 0]
 
 
 @dataclass(frozen=True)
 class LabelledData(RowsData):
     """Examples with classes."""
 
-    n_classes: int = 0
+    n_classes: int | Mapping[str, int] = 0

@@ -84,6 +84,9 @@ class MixtureConfig(DataConfig):
 
 def _check_equal(parts: Mapping[str, Data]) -> None:
     """Raise `Invalid` unless an id means the same in all parts."""
+    for name, data in parts.items():
+        if isinstance(getattr(data, "n_classes", None), Mapping):
+            raise Invalid(f"of.{name}.data", "a part of a mixture must have one target; got several")
     sizes = {name: data.vocab_size for name, data in parts.items()}
     if len(set(sizes.values())) > 1:
         got = ", ".join(f"`{name}` {size:,}" for name, size in sizes.items())
