@@ -135,7 +135,7 @@ def _names_of(links: Sequence[Link]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class TransferRule:
     """An entry of a map, for one of the names that its brackets stand for."""
 
     key: str
@@ -186,7 +186,7 @@ class Rule:
         return int(numbers[word])
 
 
-def rules_of(entries: Mapping[str, Any]) -> list[Rule]:
+def rules_of(entries: Mapping[str, Any]) -> list[TransferRule]:
     """Return the rules of a map. Raise `Invalid` for an entry that is malformed."""
     rules = []
     for key, value in entries.items():
@@ -201,7 +201,7 @@ def rules_of(entries: Mapping[str, Any]) -> list[Rule]:
             message = f"the brackets of {quoted(text)} must have {len(targets)} words, as in {quoted(key)}"
             raise Invalid("map", f"{message}; got {len(sources)}")
         sources = sources if len(sources) == len(targets) else sources * len(targets)
-        rules += [Rule(key, target, source, pattern) for target, source in zip(targets, sources, strict=True)]
+        rules += [TransferRule(key, target, source, pattern) for target, source in zip(targets, sources, strict=True)]
     return rules
 
 
@@ -252,7 +252,7 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
 
 
 def _tensor(
-    name: str, tensor: Tensor, view: Tensor, rule: Rule | None, transfer: Transfer, model: fx.GraphModule
+    name: str, tensor: Tensor, view: Tensor, rule: TransferRule | None, transfer: Transfer, model: fx.GraphModule
 ) -> Tensor:
     """Return the new values of a weight from a weight of the old model."""
     by_rows = matches_any(name, transfer.tokens)
@@ -275,7 +275,7 @@ def _tensor(
     return tensor
 
 
-def _source(name: str, rules: Sequence[Rule]) -> tuple[str, Rule | None]:
+def _source(name: str, rules: Sequence[TransferRule]) -> tuple[str, TransferRule | None]:
     """Return the weight of the old model for a weight, and the rule that maps it, if there is such a rule."""
     matches = [(rule, source) for rule in rules if (source := rule.source_of(name)) is not None]
     if not matches:
@@ -288,7 +288,7 @@ def _source(name: str, rules: Sequence[Rule]) -> tuple[str, Rule | None]:
     return source, rule
 
 
-def _check_effect(rules: Sequence[Rule], sources: Mapping[str, tuple[str, Rule | None]]) -> None:
+def _check_effect(rules: Sequence[TransferRule], sources: Mapping[str, tuple[str, TransferRule | None]]) -> None:
     """Raise `Invalid` for an entry without which each weight would be filled as with it."""
     for rule in rules:
         remaining = [other for other in rules if other is not rule]
@@ -301,7 +301,7 @@ def _check_effect(rules: Sequence[Rule], sources: Mapping[str, tuple[str, Rule |
             raise error
 
 
-def _effect(mapping: tuple[str, Rule | None]) -> tuple[str, str | None]:
+def _effect(mapping: tuple[str, TransferRule | None]) -> tuple[str, str | None]:
     source, rule = mapping
     return source, None if rule is None else rule.pattern
 

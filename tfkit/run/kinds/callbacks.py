@@ -318,10 +318,10 @@ class ComponentsConfig(CallbackConfig):
     """The number of examples. Attention weights of a layer, [sequences, heads, t, t], are in memory at once."""
 
     def build(self) -> Callback:
-        return Components(self)
+        return ComponentActivity(self)
 
 
-class Components(Callback):
+class ComponentActivity(Callback):
     """Measures after some steps; for the size of an update, it copies the weights before it."""
 
     def __init__(self, config: ComponentsConfig) -> None:
@@ -381,10 +381,10 @@ class ProfileConfig(CallbackConfig):
     """Operations in the table."""
 
     def build(self) -> Callback:
-        return Profile(self)
+        return ProfiledSteps(self)
 
 
-class Profile(Callback):
+class ProfiledSteps(Callback):
     """Measures from the end of one step to the end of another."""
 
     def __init__(self, config: ProfileConfig) -> None:

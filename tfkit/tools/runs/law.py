@@ -35,7 +35,7 @@ LEAST_SIZES = 3
 
 
 @dataclass(frozen=True)
-class Law:
+class JointLaw:
     """A law in parameters and tokens.
 
     Attributes:
@@ -65,7 +65,7 @@ class Law:
         return _loss(np.array([self.floor, *self.scales, *self.exponents]), np.array([[parameters, tokens]]))[0]
 
 
-def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> Law:
+def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> JointLaw:
     """Fit the law to the last values of a loss in finished runs. Raises SpecError for runs that cannot have a law."""
     sizes, losses = [], []
     for sweep_run in read_runs(folders, plugins, on):
@@ -84,7 +84,7 @@ def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> Law:
     return law_of(sizes, losses)
 
 
-def law_of(sizes: Sequence[tuple[float, float]], losses: Sequence[float]) -> Law:
+def law_of(sizes: Sequence[tuple[float, float]], losses: Sequence[float]) -> JointLaw:
     """Fit a law to losses at numbers of parameters and tokens. Raises SpecError if scipy is not installed."""
     points, values = np.asarray(sizes, float), np.asarray(losses, float)
     fitted = _fitted(points, values, list(product(STARTS, STARTS)))
@@ -97,7 +97,7 @@ def law_of(sizes: Sequence[tuple[float, float]], losses: Sequence[float]) -> Law
     drawn = np.array([_fitted(points[row], values[row], [tuple(fitted[3:])]) for row in rows])
     floor, a_scale, b_scale, a, b = map(float, fitted)
     intervals = _intervals(fitted, drawn, len(values) - len(fitted))
-    return Law(floor, (a_scale, b_scale), (a, b), intervals, missed, len(values))
+    return JointLaw(floor, (a_scale, b_scale), (a, b), intervals, missed, len(values))
 
 
 def _intervals(fitted: Numbers, drawn: Numbers, freedom: int) -> tuple[Interval, ...]:

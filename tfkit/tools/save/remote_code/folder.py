@@ -18,7 +18,7 @@ from tfkit.checkpoint.weight_map import write_shards
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import CONFIG, SPEC, SPEC_KEY
 from tfkit.tools.save.remote_code.card import CARD, PICTURE, model_card, picture_of
-from tfkit.tools.save.remote_code.modeling import Code, code_of, model_type
+from tfkit.tools.save.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.save.remote_code.proof import Folders, prove
 from tfkit.tools.save.remote_code.separate import Parts, parts_of
 from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
@@ -64,7 +64,7 @@ def write_folder(
     prove(model, parts, target, process)
 
 
-def _config(model: fx.GraphModule, code: Code, parts: Parts) -> dict[str, Any]:
+def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str, Any]:
     """Return the contents of config.json."""
     dtypes = {name_of(tensor.dtype) for tensor in model.state_dict().values()}
     classes = {

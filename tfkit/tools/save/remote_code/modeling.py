@@ -60,7 +60,7 @@ def model_type(file: str) -> str:
     return f"{file}_tfkit"
 
 
-class Code(NamedTuple):
+class WrittenCode(NamedTuple):
     """The code of a folder.
 
     Attributes:
@@ -78,7 +78,7 @@ class Code(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def code_of(graph: Graph) -> Code:
+def code_of(graph: Graph) -> WrittenCode:
     """Write a model as the code of a folder. Raise SpecError if it has no form there, or does what has no text."""
     parts_of(graph)
     named, config = with_names(graph, RESERVED)
@@ -104,7 +104,7 @@ def code_of(graph: Graph) -> Code:
         _narrow_result(function)
     weights = InitialWeights(graph.spec.model.init, plan, _modules(head, plan), whole)
     classes = Classes(graph, whole, sizes, config, f"{BODY}.")
-    return _Writer(graph, parts, name, whole, classes, config, weights).code()
+    return _ModelingWriter(graph, parts, name, whole, classes, config, weights).code()
 
 
 def _with_gaps(graph: Graph) -> Graph:
@@ -136,7 +136,7 @@ def _modules(head: nn.Module, names: Mapping[str, Any]) -> dict[str, nn.Module]:
     return {name: inside[name] if name in inside else head.get_submodule(name) for name in names}
 
 
-class _Writer:
+class _ModelingWriter:
     """Writer of the two files, from their templates."""
 
     def __init__(
@@ -158,7 +158,7 @@ class _Writer:
         self.config = config
         self.weights = weights
 
-    def code(self) -> Code:
+    def code(self) -> WrittenCode:
         """Return both files."""
         modeling = self._modeling()
         fields, properties = self.config.fields(modeling)
@@ -173,7 +173,7 @@ class _Writer:
             "fields": "\n".join([*lines, *properties]),
         }
         configuration = formatted(_filled(CONFIGURATION, words, {}))
-        return Code(self.name, self.file, modeling, configuration, fields)
+        return WrittenCode(self.name, self.file, modeling, configuration, fields)
 
     def _fields(self) -> dict[str, Any]:
         """Return the fields of the config that tools read, although the model may not."""

@@ -16,7 +16,7 @@ from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.save.remote_code import proof_runner
-from tfkit.tools.save.remote_code.proof_runner import Facts
+from tfkit.tools.save.remote_code.proof_runner import ModelFacts
 from tfkit.tools.save.remote_code.separate import Parts
 
 LARGEST = 2**30
@@ -61,7 +61,7 @@ def prove(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -
     return facts["tokens"] is not None
 
 
-def _facts_of(model: fx.GraphModule, parts: Parts) -> Facts:
+def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
     graph = graph_of(model)
     shapes = {parts.name_in_folder(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -92,7 +92,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> Facts:
             else:  # positions are scaled by the length of the sequence, and a cache has the keys of shorter ones
                 mask[2] = True
                 logits[1] = model(tokens, **{f"{name}_mask": mask})
-    return Facts(
+    return ModelFacts(
         shapes=shapes,
         auto=f"AutoModel{parts.head_class}",
         tokens=tokens if runs else None,

@@ -1,7 +1,7 @@
 """Opens a folder as transformers does, and compares it with the results of a model: it needs torch and transformers.
 
-As a program it reads lines of JSON. The first has the folders in which Python looks for modules; each of the others
-has the folder of a model and the file of its `Facts`, and is answered with an error or null. tfkit cannot be imported
+As a program it reads lines of JSON. The first has the folders in which Python looks for modules. Each further line has
+the folder of a model and the file of its `ModelFacts`, and is answered with an error or null. tfkit cannot be imported
 there.
 """
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Facts(TypedDict):
-    """Facts about a model with which a folder is compared.
+class ModelFacts(TypedDict):
+    """ModelFacts about a model with which a folder is compared.
 
     Attributes:
         shapes: of the model's tensors, by their names in the folder.
@@ -43,7 +43,7 @@ class Facts(TypedDict):
     threads: int
 
 
-def compared(folder: Path, facts: Facts) -> str | None:
+def compared(folder: Path, facts: ModelFacts) -> str | None:
     """Describe an error in a folder; None if its model has the same tensors and computes the same."""
     import torch
     import transformers
@@ -68,7 +68,7 @@ def compared(folder: Path, facts: Facts) -> str | None:
         return _computed(model, facts) or _saved(model, folder, facts)
 
 
-def _computed(model: Any, facts: Facts) -> str | None:
+def _computed(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference in what a model computes."""
     import torch
 
@@ -101,7 +101,7 @@ def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | Non
     return None if difference <= tolerance else f"a difference of {difference:.2g} where {tolerance:.2g} is allowed"
 
 
-def _saved(model: Any, folder: Path, facts: Facts) -> str | None:
+def _saved(model: Any, folder: Path, facts: ModelFacts) -> str | None:
     """Describe a difference after the model was saved and loaded again."""
     import torch
     import transformers
