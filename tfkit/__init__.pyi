@@ -21,6 +21,7 @@ from tfkit.component import FieldConfig as FieldConfig
 from tfkit.component import Head as Head
 from tfkit.component import Immaterial as Immaterial
 from tfkit.component import InitConfig as InitConfig
+from tfkit.component import InnerValue as InnerValue
 from tfkit.component import InputPositionConfig as InputPositionConfig
 from tfkit.component import Layer as Layer
 from tfkit.component import Layers as Layers

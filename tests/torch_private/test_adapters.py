@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfkit.torch_private import compiler, dispatch, onednn, sharding, tensors, torchscript, transforms
+from tfkit.torch_private import compiler, dispatch, hooks, onednn, sharding, tensors, torchscript, transforms
 
 # ---- transforms ----
 
@@ -282,3 +282,17 @@ def test_what_failed_is_forgotten(tmp_path: Path) -> None:
                 torch.jit.script(module)
             torchscript.forget()
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "linear.ts")
+
+
+# ---- hooks ----
+
+
+def test_borrowed_hooks_run_until_the_context_ends() -> None:
+    source, module = nn.Sequential(nn.Identity()), nn.Sequential(nn.Identity())
+    calls: list[int] = []
+    source[0].register_forward_hook(lambda *_: calls.append(1))
+    source[0].register_forward_pre_hook(lambda *_, **__: calls.append(2), with_kwargs=True)
+    with hooks.borrowed_hooks(module, source):
+        module(torch.ones(1))
+    module(torch.ones(1))
+    assert calls == [2, 1]

@@ -96,6 +96,10 @@ class InnerValue:
     """The position of the argument; None for the output."""
     shape: str
     """The sizes of its axes, such as `[b, 12, t, 64]`."""
+    written_out: bool = False
+    """True if only the attention backend `eager` computes it."""
+    item: int = 0
+    """The number of the value in an output that is a tuple."""
 
 
 class SublayerConfig(Component):
@@ -308,6 +312,12 @@ class AttentionConfig(SublayerConfig):
     """Width of one head; d_model / n_heads unless given."""
     dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the attention weights."""
+
+    def softmax_values(self, module: str) -> dict[str, InnerValue]:
+        """Return scores and weights for `inner_values`, from the path of the attention's `tfkit.nn.Softmax`."""
+        shape = f"[b, {self.n_heads}, t, k]"
+        return {name: InnerValue(module, i, shape, written_out=True) for name, i in (("scores", 0), ("weights", None))}
+
     position: AttentionPositionConfig | None = None
     """Positions that act inside attention: rope, alibi, t5, disentangled."""
     mask: MaskConfig | None = None

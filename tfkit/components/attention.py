@@ -319,13 +319,14 @@ class MultiHeadConfig(ProjectedConfig):
 
     @property
     def inner_values(self) -> Mapping[str, InnerValue]:
-        """Queries, keys and values as the scores are computed from them, and the output of each head."""
+        """Queries, keys and values that scores are computed from, scores, weights, and the output of each head."""
         if type(self).build is not MultiHeadConfig.build:  # a different module need not have a core
             return {}
         queries, keys = (f"[b, {h}, {t}, {self.head_width}]" for h, t in ((self.n_heads, "t"), (self.kv_heads, "k")))
         inputs = {"q": queries, "k": keys, "v": keys}
         values = {name: InnerValue("core", index, shape) for index, (name, shape) in enumerate(inputs.items())}
-        return values | {"heads": InnerValue("core", None, queries)}
+        softmax = self.softmax_values("core.softmax") if self._cores_are_ours else {}
+        return values | softmax | {"heads": InnerValue("core", None, queries)}
 
     @property
     def query_temperature(self) -> TemperatureConfig | None:

@@ -8,6 +8,7 @@ b batch, h heads, q queries, k keys, d width of a head.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -33,6 +34,10 @@ class AdditiveConfig(tfkit.MultiHeadConfig):
             raise tfkit.Invalid(
                 "position", "additive attention cannot use rotary positions, which act on products of queries and keys"
             )
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        return {**super().inner_values, **self.softmax_values("core.softmax")}
 
     def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
         return Additive(self.n_heads, self.head_width, self.dropout)

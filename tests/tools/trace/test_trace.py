@@ -74,14 +74,15 @@ def test_values_equal_plain_hooks() -> None:
     logits = model(TOKENS)
     for handle in handles:
         handle.remove()
-    with tfkit.trace(model, read=["decoder.layers.*.*.*", "logits", "embedding"]) as values:
+    names = ["decoder.layers.*.stream.*", "decoder.layers.*.*.out", *(f"decoder.layers.1.{name}" for name in MODULES)]
+    with tfkit.trace(model, read=[*names, "logits", "embedding"]) as values:
         model(TOKENS)
     for name, value in expected.items():
         assert torch.equal(values[f"decoder.layers.1.{name}"], value), name
     assert torch.equal(values["logits"], logits)
     assert torch.equal(values["embedding"], values["decoder.layers.0.stream.in"])
     assert torch.equal(values["decoder.layers.0.stream.out"], values["decoder.layers.1.stream.in"])
-    assert len(values) == 2 + 2 * 11
+    assert len(values) == 2 + 2 * 4 + 4
 
 
 def test_a_patched_stream_gives_the_output_of_the_other_prompt() -> None:
@@ -222,6 +223,87 @@ def test_padding_is_where_it_was_in_a_mixer() -> None:
     assert not gradient[:, 4].any()
 
 
+def repeated(keys: Tensor, queries: Tensor) -> Tensor:
+    return keys.repeat_interleave(queries.size(1) // keys.size(1), dim=1)
+
+
+def additive(attention: Any, q: Tensor, k: Tensor) -> Tensor:
+    return (torch.tanh(q[:, :, :, None] + k[:, :, None]) * attention.core.weight[:, None, None]).sum(-1)
+
+
+SCORES: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "gpt2": lambda _, q, k: q @ k.mT / q.size(-1) ** 0.5,
+    "llama3_8b": lambda _, q, k: q @ repeated(k, q).mT / q.size(-1) ** 0.5,
+    "t5_small": lambda _, q, k: q @ k.mT,
+    "additive": additive,
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_and_weights_are_the_formula(name: str) -> None:
+    graph = tfkit.loads(SPEC, sets=["decoder.attention.kind=additive"]) if name == "additive" else reduced(name)
+    model, inputs = tfkit.build(graph).eval(), inputs_of(graph)
+    path = f"decoder.layers.1.{'cross_attention' if name == 't5_small' else 'attention'}"
+    names = [f"{path}.{value}" for value in ("q", "k", "v", "scores", "weights", "heads")]
+    expected = model(**inputs)
+    with tfkit.trace(model, read=names) as values:
+        output = model(**inputs)
+    torch.testing.assert_close(output, expected)
+    q, k, v, scores, weights, heads = (values[name] for name in names)
+    torch.testing.assert_close(scores, SCORES[name](model.get_submodule(path), q, k))
+    future = torch.ones(6, 6, dtype=torch.bool).triu(1) & (name != "t5_small")
+    torch.testing.assert_close(weights, scores.masked_fill(future, -torch.inf).softmax(dim=-1))
+    torch.testing.assert_close(heads, weights @ repeated(v, q))
+    with tfkit.trace(model, read=names[-1:], write={names[3]: torch.zeros_like, names[4]: lambda w: 2 * w}) as uniform:
+        model(**inputs)
+    mean = (~future).float() / (~future).sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(uniform[names[-1]], 2 * mean @ repeated(v, q))
+    assert torch.equal(model(**inputs), expected)
+
+
+def test_weights_are_read_with_other_hooks_in_training_and_in_generate() -> None:
+    model, name = built("dropout=0", "decoder.attention.dropout=0.5"), "decoder.layers.1.attention.weights"
+    edit = {"decoder.layers.0.stream.out": torch.zeros_like}
+    with tfkit.trace(model, write=edit), tfkit.trace(model, read=name) as values:
+        loss = model(TOKENS).sum()
+        with tfkit.trace(model, read=name) as nested:
+            model(TOKENS)
+        model(TOKENS)
+    past = torch.ones(6, 6).tril()
+    torch.testing.assert_close(values[name][0], (past / past.sum(1, keepdim=True)).expand(2, 2, 6, 6))
+    assert len(values[name]) == 3
+    assert torch.equal(nested[name], values[name][0])
+    loss.backward()
+    assert model.get_parameter("decoder.layers.1.attention.output.bias").grad.any()  # type: ignore[union-attr]
+    with tfkit.trace(model, read=name) as steps:
+        tfkit.generate(model, TOKENS[:1, :3], max_new_tokens=2)
+    assert [weights.shape[2:] for weights in steps[name]] == [(3, 3), (1, 4)]
+    outputs = []
+    for train in (True, False):
+        with tfkit.trace(model.train(train), read=name):
+            outputs.append([model(TOKENS) for _ in range(2)])
+    assert not torch.equal(*outputs[0])
+    assert torch.equal(*outputs[1])
+    assert n_hooks(model) == 0
+
+
+def test_the_router_chooses_the_experts_that_are_written() -> None:
+    graph = reduced("mixtral_8x7b")
+    model, path = tfkit.build(graph).eval(), "decoder.layers.0.ffn"
+    with tfkit.trace(model, read=f"{path}.*") as values:
+        model(TOKENS)
+    ffn: Any = model.get_submodule(path)
+    tokens = values[f"{path}.in"].flatten(0, 1)
+    probabilities, experts = ffn.router.weight.mul(1).matmul(tokens.T).T.topk(2)
+    torch.testing.assert_close(values[f"{path}.router"].sort().values, probabilities.softmax(dim=-1).sort().values)
+    assert torch.equal(values[f"{path}.experts"].sort().values, experts.sort().values)
+    chosen = torch.tensor([1, 0]).expand(12, 2)
+    with tfkit.trace(model, read=f"{path}.out", write={f"{path}.experts": chosen}) as written:
+        model(TOKENS)
+    mixed = ffn.experts(tokens, values[f"{path}.router"], chosen)
+    torch.testing.assert_close(written[f"{path}.out"].flatten(0, 1), mixed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -235,16 +317,18 @@ def test_shipped_specs(name: str) -> None:
     graph = reduced(name)
     model, inputs = tfkit.build(graph).eval(), inputs_of(graph)
     shapes = {point.name: point.shape for point in points_of(graph)}
-    expected = model(**inputs)
+    with tfkit.trace(model, read=[*shapes]):  # attention is written out, as below
+        expected = model(**inputs)
     with tfkit.trace(model, read=[*shapes], write={key: lambda x: x for key in shapes}) as values:
         output = model(**inputs)
     torch.testing.assert_close(output, expected, rtol=0, atol=0)
     assert values.keys() == shapes.keys()
     for key, shape in shapes.items():
         value = values[key][0] if isinstance(values[key], list) else values[key]
-        sizes = [{"b": 2, "t": 6, "k": 6}.get(size, size) for size in shape[1:-1].split(", ")]
+        sizes = [{"b": 2, "t": 6, "k": 6, "b*t": 12}.get(size, size) for size in shape[1:-1].split(", ")]
         assert [str(size) for size in sizes] == [str(size) for size in value.shape], key
     if set(graph.outputs) & {"logits"}:
+        expected = model(**inputs)
         logits = expected if isinstance(expected, Tensor) else expected[0]
         last = [*tfkit.lens(model, **inputs).values()][-1]
         assert torch.equal(last[-1] if isinstance(last, list) else last, logits)

@@ -24,6 +24,10 @@ class Point:
     """True for input and output of a mixer, which has padding after the tokens of each row."""
     layer: int | None = None
     """The number of the layer; None outside of layers."""
+    written_out: bool = False
+    """True if only attention that is written out computes it."""
+    item: int = 0
+    """The number of the value in an output that is a tuple."""
 
     @property
     def pattern(self) -> str:
@@ -54,7 +58,8 @@ def _sublayer(path: str, step: Step, shape: str) -> Iterator[Point]:
     yield Point(f"{path}.in", shape, path, 0, mixed)
     inner = step.config.inner_values if isinstance(step.config, SublayerConfig) else {}
     for name, value in inner.items():
-        yield Point(f"{path}.{name}", value.shape, f"{path}.{value.module}", value.argument)
+        module, written_out = f"{path}.{value.module}", value.written_out
+        yield Point(f"{path}.{name}", value.shape, module, value.argument, written_out=written_out, item=value.item)
     yield Point(f"{path}.out", shape, path, None, mixed)
 
 

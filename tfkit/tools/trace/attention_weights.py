@@ -64,8 +64,8 @@ def written_out(model: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, Tensor
     graph = graph_of(model)
     if model not in _TWINS:
         with torch.device("meta"):
-            _TWINS[model] = assemble(graph, attention_backend="eager").eval()
-    twin = _TWINS[model]
+            _TWINS[model] = assemble(graph, attention_backend="eager")
+    twin = _TWINS[model].eval()
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     if tensors.keys() != {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}:
         raise ValueError(f"`{graph.name}` must have the parameters that it was built with: its modules were changed")

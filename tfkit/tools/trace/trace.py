@@ -6,16 +6,20 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, fx, nn
 
 from tfkit.arguments import checked, shown
 from tfkit.building.builder import graph_of
-from tfkit.building.model import BuiltModel, unwrapped
+from tfkit.building.model import BuiltModel, unwrapped, whole
 from tfkit.errors import quoted, similar
 from tfkit.nn import order_tokens, restore_order
 from tfkit.tools.show.points import Point, points_of
+from tfkit.tools.trace.attention_weights import written_out
+from tfkit.torch_private.hooks import borrowed_hooks
 
 Edit: TypeAlias = Callable[..., Any] | Tensor
 
@@ -35,9 +39,12 @@ def trace(
 
     A name is `NODE` for the output of a node, or begins with `NODE.layers.I.`, the layer: `stream.in` and `stream.out`
     for the residual stream, `NAME.in` and `NAME.out` for the module of a sublayer, such as `attention.out`, and for
-    values inside the sublayer `attention.q`, `k`, `v` and `heads`, before the output projection, and `ffn.hidden`.
-    `tfkit show SPEC --points` lists the names of a spec with their shapes. A layer whose residual replaces the stream
-    by several streams has no `stream.in` and no `stream.out`. `tfkit.attention_weights` returns attention weights.
+    values inside the sublayer `attention.q`, `k`, `v`, `scores`, `weights` and `heads`, before the output projection,
+    and `ffn.hidden`. `tfkit show SPEC --points` lists the names of a spec with their shapes. A layer whose residual
+    replaces the stream by several streams has no `stream.in` and no `stream.out`.
+
+    If `scores` or `weights` are named, the stack of their layers runs with its attention written out, whatever the
+    backend of the model, so other values may differ by rounding.
 
     Gradients flow through both reads and writes. Values that need no gradient are copies. The hooks are removed when
     the context ends, and a model without a context has none. They also run in `generate`, in `CachedModel` and in
@@ -60,7 +67,7 @@ def trace(
     built, edits = unwrapped(model), write or {}
     reads = [read] if isinstance(read, str) else read
     modules = {path for path, _ in built.named_modules()}
-    points = [point for point in points_of(graph_of(built)) if point.module in modules]
+    points = [point for point in points_of(graph_of(built)) if point.written_out or point.module in modules]
     matches = {name: _matching(built, points, name) for name in (*reads, *edits)}
     read_points = {point for name in reads for point in matches[name]}
     hooks = []
@@ -88,16 +95,44 @@ def hooked(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, A
         # The second run, in the backward pass, would be read as well, and after the context it would lack the edits.
         raise ValueError("a model that was built with `recompute` cannot be traced: build it without")
     values: dict[str, Any] = {}
+    modules = dict(model.named_modules())
+    nodes = {hook.point.module.partition(".")[0] for hook in hooks if hook.point.written_out}
     with ExitStack() as stack:
+        twin = stack.enter_context(_written_out(model, nodes)) if nodes else model
         for hook in hooks:
             hook.values = values
-            module = model.get_submodule(hook.point.module)
+            path = hook.point.module
+            module = modules[path] if path in modules else twin.get_submodule(path)
             if hook.point.argument is None:
                 handle = module.register_forward_hook(hook.on_output)
             else:
                 handle = module.register_forward_pre_hook(hook.on_input)
             stack.callback(handle.remove)
         yield values
+
+
+@contextmanager
+def _written_out(model: fx.GraphModule, names: Collection[str]) -> Iterator[fx.GraphModule]:
+    """Run some nodes of a model with their attention written out; the value is the model whose nodes run instead."""
+    twin, _ = written_out(whole(model))
+    with ExitStack() as stack:
+        for name in names:
+            module = model.get_submodule(name)
+            attributes, previous = module.__dict__, {"forward": module.forward} if "forward" in vars(module) else {}
+            stack.callback(attributes.update, previous)
+            attributes["forward"] = partial(_run, module, twin.get_submodule(name))
+            stack.callback(attributes.pop, "forward")
+        yield twin
+
+
+def _run(module: nn.Module, twin: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """Call `twin` in place of `module`, with the parameters, the modes and the hooks of `module`."""
+    training = {path: inner.training for path, inner in module.named_modules()}
+    for path, inner in twin.named_modules():
+        inner.training = training.get(path, module.training)
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    with borrowed_hooks(twin, module):
+        return torch.func.functional_call(twin, dict(tensors), args, kwargs)
 
 
 def _matching(model: fx.GraphModule, points: Sequence[Point], name: str) -> list[Point]:
@@ -130,8 +165,11 @@ class Hook:
         return (*args[:index], self._visit(args[index], args), *args[index + 1 :])
 
     def on_output(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Edit and keep the output, the first of a tuple: some nodes return their padding mask as well."""
-        return (self._visit(output[0], args), *output[1:]) if isinstance(output, tuple) else self._visit(output, args)
+        """Edit and keep the output, or an item of it: some nodes return their padding mask as well."""
+        if not isinstance(output, tuple):
+            return self._visit(output, args)
+        item = self.point.item
+        return (*output[:item], self._visit(output[item], args), *output[item + 1 :])
 
     def _visit(self, value: Tensor, args: tuple[Any, ...]) -> Tensor:
         """Edit and keep a value; return the value that the model goes on with."""

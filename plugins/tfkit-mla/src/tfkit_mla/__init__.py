@@ -102,6 +102,10 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     def cached(self) -> tuple[tfkit.Cached, ...]:
         return (tfkit.Cached(1, self.kv_rank), tfkit.Cached(1, self.d_rope))
 
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        return self.softmax_values("softmax")
+
     def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         d_source = self.d_model if d_memory is None else d_memory
         attention = LatentAttention if d_memory is None else CrossLatentAttention

@@ -5,6 +5,7 @@ Shared: https://arxiv.org/abs/2401.06066.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -98,6 +99,12 @@ class MoEConfig(tfkit.FFNConfig):
     @property
     def hidden_width(self) -> int:
         return self.d_ff
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """The weights of the experts that each token goes through, and the numbers of these experts."""
+        shape = f"[b*t, {self.n_experts_per_token}]"
+        return {name: tfkit.InnerValue("router", None, shape, item=i) for i, name in enumerate(("router", "experts"))}
 
     def build(self, make: tfkit.Make) -> nn.Module:
         return MoE(self, experts=self._build_activation(make), shared=self._build_activation(make))
