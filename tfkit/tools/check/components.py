@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from tfkit.component import Component, InputPositionConfig, SharedMarker, marker
+from tfkit.component import AttentionConfig, Component, Config, InputPositionConfig, SharedMarker, marker
 from tfkit.errors import SpecError
 from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
@@ -93,13 +93,18 @@ def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
     return replace(plugins, registry=registry)
 
 
-def _required(config: type[Component]) -> dict[str, Any]:
-    required = {name: info for name, info in config.model_fields.items() if info.is_required()}
-    return {
-        name: SMALL.get(name, NUMBER)
-        for name, info in required.items()
-        if (name in SMALL or info.annotation is int) and marker(info, SharedMarker) is None
-    }
+def _required(config: type[Config]) -> dict[str, Any]:
+    """Return values of the required fields that are numbers, words of `SMALL`, or configs without a kind."""
+    required: dict[str, Any] = {}
+    for name, info in config.model_fields.items():
+        if not info.is_required() or marker(info, SharedMarker) is not None:
+            continue
+        nested: Any = info.annotation if isinstance(info.annotation, type) else object
+        if name in SMALL or nested is int:
+            required[name] = SMALL.get(name, NUMBER)
+        elif issubclass(nested, Config) and not issubclass(nested, Component):
+            required[name] = _required(nested)
+    return required
 
 
 def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +175,8 @@ def models_of(
         part = {"kind": kind, **_required(config), **LISTS.get(kind, {}), **(fields or {}), **row}
         words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
         for layout in within:
+            if layout == "memory" and issubclass(config, AttentionConfig) and config.chooses_keys:
+                continue  # what chooses among the keys of its sequence has no cross-attention
             try:
                 graph = expand(take_spec(small_spec(layout, config, part), plugins))
             except SpecError as error:
