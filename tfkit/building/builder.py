@@ -140,15 +140,15 @@ def build(
     kind = None if dtype is None else dtype_of(dtype)
     options: dict[str, Any] = {"attention_backend": attention_backend, "recompute": recompute}
     if weights is not None and (missing or unused) and device.type != "meta":
-        from tfkit.building.transfer import Transfer
         from tfkit.checkpoint.files import TensorFiles
         from tfkit.checkpoint.fitting import floating_type
+        from tfkit.checkpoint.selection import Selection
 
         with TensorFiles.open(Path(weights)) as checkpoint:
             kind = kind or floating_type(checkpoint)
         model = build(replace(graph, weights=None), device=device, dtype=kind, seed=seed, **options)
-        transfer = Transfer(missing=missing, unused=unused, allow_change=allow_change)
-        return transfer.filled(model, Path(weights))
+        selection = Selection(missing, unused, allow_change)
+        return selection.filled(model, Path(weights))
     if weights is not None and device.type != "meta":
         return build_filled(graph, Path(weights), device=device, dtype=kind, allow_change=allow_change, **options)
     model = _on_meta(graph, kind, **options)

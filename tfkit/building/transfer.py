@@ -1,4 +1,4 @@
-"""Weights for a model that differs from the model of a checkpoint: some of its tensors, or a map of weights to weights.
+"""A map of weights to weights, for a model that differs from the model of a checkpoint.
 
 A map has the form of a family's `tensors`, with the names of two models instead of the names of a model and of a file.
 Its keys are weights of the new model, or modules around them; its values are weights of the old model:
@@ -14,9 +14,8 @@ braces.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,31 +24,37 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.building.builder import build, graph_of
-from tfkit.checkpoint.files import BROKEN, TensorFiles, is_finite
-from tfkit.checkpoint.fitting import check, nearest_map, reject_changes, stated_changes
+from tfkit.checkpoint.files import BROKEN, is_finite
+from tfkit.checkpoint.fitting import reject_changes
 from tfkit.checkpoint.links import pattern_of
 from tfkit.checkpoint.pattern import PatternError
+from tfkit.checkpoint.selection import (
+    CHANGE,
+    Selection,
+    check_matches,
+    description,
+    matches_any,
+    no_match,
+    not_allowed,
+    unfit,
+)
 from tfkit.checkpoint.tensor_names import collapsed, holes
-from tfkit.checkpoint.weight_map import Link, WeightMap, places
-from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
+from tfkit.checkpoint.weight_map import places
+from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.semantics import ValueChange, changes, meaning_of
 from tfkit.spec.arithmetic import ExpressionError, evaluate
 from tfkit.spec.extending import shortest
 from tfkit.spec.families import expanded
 from tfkit.spec.folder import model_folder
 
-ALLOW = "list what to skip: `weights: {path: ..., missing: [names in the model], unused: [names in the file]}`"
-SIDES = "`missing` takes the names of the model's weights, `unused` the names of the file's tensors"
-CHANGE = "accept them with `allow_change: true`, or only some of them by their paths: `allow_change: [decoder.ffn]`"
 SIZES = ("n_layers", "vocab_size")
 """Values that a map changes: the weights of each layer and each token are mapped."""
-_NUMBERS = re.compile(r"\.layers\.[^.]+")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """The weights that a model takes from a checkpoint, and the weights that it leaves out."""
+class Transfer(Selection):
+    """The weights that a model takes from a checkpoint, or by a map from the model of a checkpoint."""
 
     map: Mapping[str, Any] | None = None
     """Weights of the model, and the weights of the checkpoint's model that fill them."""
@@ -57,81 +62,9 @@ class Transfer:
     """Patterns of weights with one row for each token, which take `rows` only."""
     rows: Sequence[tuple[int, int]] = ()
     """Rows of the model, and the rows of the checkpoint's model for the same tokens."""
-    missing: Sequence[str] = ()
-    """Patterns of weights that keep their values."""
-    unused: Sequence[str] = ()
-    """Patterns of the checkpoint's tensors, or with a map the weights of its model, that are not read."""
-    allow_change: bool | Sequence[str] = False
-    """Patterns of semantic values that may differ, or True for all values."""
 
     def fill(self, model: fx.GraphModule, path: Path) -> str:
-        """Fill a model, and return a description.
-
-        Raises:
-            SpecError: the weights cannot be read, or do not fit.
-            Invalid: a pattern or an entry of the map is invalid, or without effect; its field is a name of this class.
-        """
-        folder = model_folder(path)
-        return _mapped(model, folder, self) if self.map or self.tokens else _in_part(model, folder, self)
-
-    def filled(self, model: fx.GraphModule, path: Path) -> fx.GraphModule:
-        """Fill a model, and return it. Raise SpecError also for an invalid pattern or map."""
-        try:
-            self.fill(model, path)
-        except Invalid as error:
-            raise SpecError(Diagnostic(error.message, notes=tuple(error.notes), help=error.help)) from error
-        return model
-
-
-# ---- a part of the tensors of a file ----
-
-
-def _in_part(model: fx.GraphModule, path: Path, transfer: Transfer) -> str:
-    graph = graph_of(model)
-    with TensorFiles.open(path) as checkpoint:
-        weights = nearest_map(model, graph, checkpoint)
-        read, missing, unused = _selected(weights, checkpoint.names, transfer)
-        try:
-            check(read, model.state_dict(), checkpoint.names, path)
-        except SpecError as error:
-            raise _unfit(path, {part.message: part.notes for part in error.diagnostics}) from error
-        reject_changes(_not_allowed(stated_changes(checkpoint, graph), transfer), path, help=CHANGE)
-        state = model.state_dict()
-        read.check_values(checkpoint, state)
-        read.load(checkpoint, state, checked=True)
-    left = sorted(weights.left_out(name for name in checkpoint.names if name not in unused))
-    count = f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"
-    return _description(count, omitted=left, missing=missing, unused=unused)
-
-
-def _selected(weights: WeightMap, names: Collection[str], transfer: Transfer) -> tuple[WeightMap, list[str], list[str]]:
-    """Return the map of the tensors to load, the model's allowed missing names, and the file's allowed unused names."""
-    links: list[Link] = []
-    left_out: list[Link] = []
-    for link in weights.links:
-        (left_out if all(matches_any(name, transfer.missing) for name in link.model) else links).append(link)
-    taken = {name for link in links for name in link.file}
-    unread = [name for name in names if name not in taken]
-    unused = [name for name in unread if matches_any(name, transfer.unused)]
-    names_of_model = _names_of(weights.links)
-    surplus = "no tensor that the model does not read matches"
-    check_matches("missing", transfer.missing, names_of_model, names, "no weight of the model matches")
-    check_matches("unused", transfer.unused, unread, set(names_of_model) - set(names), surplus)
-    ignored = {**weights.ignored, **dict.fromkeys(unused, "listed as unused")}
-    # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
-    separate = {name for link in left_out for name in link.file}
-    copies = {name: other for name, other in weights.copies.items() if name not in separate}
-    zeros = {name: path for name, path in weights.zeros.items() if name not in separate}
-    read = replace(weights, links=tuple(links), ignored=ignored, copies=copies, zeros=zeros)
-    return read, _names_of(left_out), unused
-
-
-def _names_of(links: Sequence[Link]) -> list[str]:
-    """Return the names in the model."""
-    return [name for link in links for name in link.model]
-
-
-# ---- a map of weights to weights ----
+        return _mapped(model, model_folder(path), self) if self.map or self.tokens else super().fill(model, path)
 
 
 @dataclass(frozen=True)
@@ -212,7 +145,7 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
         raise Invalid("path", f"weights can be mapped only from a folder; got {quoted(folder.name)}", help=help)
     rules = rules_of(transfer.map or {})
     old = build(folder, device="cpu")
-    reject_changes(_not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
+    reject_changes(not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
     state, new_state = old.state_dict(), model.state_dict()
     weights = {name: place.view(state) for name, place in places(old).items()}
     views = {name: place.view(new_state) for name, place in places(model).items()}
@@ -240,7 +173,7 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
     titles = "weights that the old model lacks", "other shapes", "weights of the old model that the model does not use"
     if lost or misfits or surplus:
         problems = zip(titles, (lost, misfits, surplus), strict=True)
-        raise _unfit(
+        raise unfit(
             folder, {title: [name + text for name, text in collapsed(names)] for title, names in problems if names}
         )
     with torch.no_grad():
@@ -248,7 +181,7 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
             views[name].copy_(tensor)
     count = f"{len(tensors):,} of {len(views):,} weights from {shortest(folder)}"
     rows = f"; {len(transfer.rows):,} tokens are in both vocabularies" if transfer.tokens else ""
-    return _description(count + rows, missing=missing, unused=unused)
+    return description(count + rows, missing=missing, unused=unused)
 
 
 def _tensor(
@@ -314,67 +247,3 @@ def _changes_of(old: fx.GraphModule, model: fx.GraphModule) -> list[ValueChange]
         for change in differences
         if "nothing" not in (change.there, change.here) and change.path.rpartition(".")[2] not in SIZES
     ]
-
-
-# ---- patterns of names, and descriptions ----
-
-
-def _not_allowed(differences: Sequence[ValueChange], transfer: Transfer) -> list[ValueChange]:
-    """Return the differences that are not allowed. Raise `Invalid` for a pattern without effect."""
-    if isinstance(transfer.allow_change, bool):
-        return [] if transfer.allow_change else list(differences)
-    # Layers that only one model has keep the remaining layers from being all layers: their numbers are left out.
-    paths = [_NUMBERS.sub("", change.path) for change in differences]
-    check_matches("allow_change", transfer.allow_change, paths, (), "no value that differs matches")
-    return [
-        change for change, path in zip(differences, paths, strict=True) if not matches_any(path, transfer.allow_change)
-    ]
-
-
-def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> Invalid:
-    """Return the error of a pattern that matches no name in `names`."""
-    words = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
-    parts = [part.strip("*") for part in pattern.split(".") if part.strip("*")]
-    near = next((word for part in parts if part not in words and (word := closest(part, words))), None)
-    help = (
-        f"a component with a similar name exists: `{near}`"
-        if near
-        else f"names are such as `{names[-1]}`"
-        if names
-        else None
-    )
-    return Invalid(field, message, help=help)
-
-
-def check_matches(
-    field: str, patterns: Sequence[str], names: Collection[str], other_side: Collection[str], message: str
-) -> None:
-    """Raise `Invalid` for a pattern that matches none of the names; its help depends on matches in `other_side`."""
-    for number, pattern in enumerate(patterns):
-        if any(fnmatchcase(name, pattern) for name in names):
-            continue
-        error = no_match(f"{field}.{number}", f"{message} {quoted(pattern)}", pattern, list(names))
-        if any(fnmatchcase(name, pattern) for name in other_side):
-            error.help = SIDES
-        raise error
-
-
-def matches_any(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a name matches one of the patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _unfit(path: Path, problems: Mapping[str, Sequence[str]]) -> SpecError:
-    notes = [line for message, names in problems.items() for line in (f"{message}:", *(f"  {name}" for name in names))]
-    message = f"the weights in {quoted(str(shortest(path)))} do not fit the model"
-    return SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW))
-
-
-def _description(count: str, **names: Sequence[str]) -> str:
-    """Return a count of weights, and lists of names, with equal layers of a stack listed once."""
-    return "; ".join([count, *(f"{title}: {listing(shortened(part), 24)}" for title, part in names.items() if part)])
-
-
-def shortened(names: Sequence[str]) -> list[str]:
-    """Return the names, with equal layers of a stack listed once."""
-    return [name for name, _ in collapsed(dict.fromkeys(names))]

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from tfkit.arguments import Limit, checked, unknown_argument
 from tfkit.building.builder import graph_of
-from tfkit.building.transfer import no_match
+from tfkit.checkpoint.selection import no_match
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import OptimizerConfig
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import fx
 
 import tfkit
-from tfkit.building.transfer import Transfer, check_matches, matches_any, shortened
+from tfkit.building.transfer import Transfer
+from tfkit.checkpoint.selection import check_matches, matches_any, shortened
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
@@ -28,7 +29,7 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
         try:
             path = Path(config.path)
             rows = rows_of_tokens(run.data.tokenizer, path) if config.tokens else ()
-            transfer = Transfer(config.map, config.tokens, rows, config.missing, config.unused, config.allow_change)
+            transfer = Transfer(config.missing, config.unused, config.allow_change, config.map, config.tokens, rows)
             done["weights"] = transfer.fill(model, path)
         except Invalid as error:
             raise run.refused(error, "weights") from error
