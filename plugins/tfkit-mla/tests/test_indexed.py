@@ -47,7 +47,7 @@ def test_each_query_attends_to_the_best_keys(block: str) -> None:
     model(torch.arange(18).view(2, 9) % 11)
     x, context, index = torch.randn(2, 9, 16), contexts[0], attention.index
     latent = attention.q_norm(attention.q_down(x))
-    found = index(x, latent, context)
+    masks = index(x, latent, context)
     angles = torch.arange(9.0)[:, None] * 10000.0 ** -(torch.arange(2) / 2)
 
     def turned(y: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_each_query_attends_to_the_best_keys(block: str) -> None:
         for query in range(9):
             visible = range(query + 1) if block == "decoder" else range(9)
             best = sorted(visible, key=lambda key: -scores[row, query, key].item())[:3]
-            mask = found[row, 0, query]
+            mask = masks[row, 0, query]
             chosen = mask if mask.dtype == torch.bool else mask == 0
             assert chosen.nonzero().flatten().tolist() == sorted(best)
 

@@ -66,7 +66,7 @@ def test_list_names_the_specs_of_plugins_that_are_not_there(
     run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TFKIT_DISABLE", "tfkit-mla")
-    found = next(spec for spec in json.loads(run("list", "deepseek_v3", "--json")) if spec["name"] == "deepseek_v3")
-    assert (found["plugin"], found["model_type"], found["missing"]) == ("tfkit-mla", "deepseek_v3", ["tfkit-mla"])
+    spec = next(spec for spec in json.loads(run("list", "deepseek_v3", "--json")) if spec["name"] == "deepseek_v3")
+    assert (spec["plugin"], spec["model_type"], spec["missing"]) == ("tfkit-mla", "deepseek_v3", ["tfkit-mla"])
     text = run("list", "deepseek_v3")
     assert "it is switched off" in text
