@@ -49,7 +49,8 @@ def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
         if cls == NAMES[case.kind].get(case.model_type):
             continue
         unread = {key: why for key, why in case.uncounted.items() if kind != "sequence" or "pooler" not in key}
-        made = replace(case, kind=kind, prepare=None, uncounted=unread)
+        prepare = None if case.kind == "seq2seq" else case.prepare  # `untie` needs the head
+        made = replace(case, kind=kind, prepare=prepare, uncounted=unread)
         if kind == "causal" and case.kind == "masked":
             made = replace(made, config={**case.config, "is_decoder": True})
         if kind == "causal" and case.kind == "seq2seq":  # their cache counts the layers of the encoder

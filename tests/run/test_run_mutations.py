@@ -75,7 +75,7 @@ steps: null
 """
 TEXTS = [RUN, RICH, ADDITION, CHILD, PACKED]
 FIELDS = sorted({*RunSpec.model_fields, "micro_batch", "sequences", "length", "every", "splits", "skip", "kind"})
-PATHS = {"weights": "path", "data": "files"}
+PATHS = {"weights": "path", "branch": "run", "data": "files"}
 MOST = 4096
 """Positions of a step, and parameters in thousands, of a run that is tried."""
 
@@ -142,7 +142,7 @@ def check_text(text: str, run: Run) -> None:
 
 def _without_paths(key: str, part: Any) -> Any:
     """A value without paths, which are made absolute."""
-    if key == "weights" and isinstance(part, str):
+    if key in ("weights", "branch") and isinstance(part, str):
         return {}
     if key in PATHS and isinstance(part, dict):
         return {name: one for name, one in part.items() if name != PATHS[key]}

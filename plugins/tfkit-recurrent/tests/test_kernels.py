@@ -103,6 +103,28 @@ def test_kernels_compute_what_torch_does(name: str, calls: list[str], monkeypatc
     assert all(difference(state, other) <= 1e-12 for state, other in zip(tensors, expected, strict=True))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", SMALL)
+def test_flash_linear_attention_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fla")
+    pair = PAIRS.get(name, PAIRS["mamba2 gated after its norm"])
+    config, mixer = pair.ours(pair.theirs())
+    mixer = mixer.cuda()
+    results = []
+    for library in ("fla", "no_such_library"):
+        monkeypatch.setattr(kernels, "is_installed", library.__eq__)
+        tensors = [state.cuda() for state in states(config, 2, torch.float32)]
+        x = inputs().cuda().requires_grad_()
+        y = mixer(x, context())
+        gradients = torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()])
+        with torch.no_grad():
+            pieces = [mixer(piece, context(tensors)) for piece in x.split([70, 1, x.size(1) - 71], dim=1)]
+        results.append([y, torch.cat(pieces, dim=1), *tensors, *gradients])
+    # The kernels multiply float32 in TF32.
+    assert max(difference(value, expected) for value, expected in zip(*results, strict=True)) <= 2e-2
+
+
 def test_libraries_are_used_for_cuda_alone() -> None:
     assert not kernels.has_kernel("causal_conv1d", torch.zeros(1))
     assert not kernels.is_installed("no_such_library")
