@@ -2,9 +2,10 @@
 
     python tools/bench/gpu.py [--part gpt2 | gpt2_xl | llama3_8b | runs] [--json] [--rehearse]
 
-Training: GPT-2 124M and 1.5B, forward, loss, backward and fused AdamW, in mixed precision. MFU is the share of the
-device's peak used by the model's own FLOPs: for each token 6 for each parameter outside the table of positions, and
-12 * layers * d_model * length for attention (https://arxiv.org/abs/2204.02311, appendix B).
+Training: GPT-2 124M and 1.5B, forward, loss, backward and fused AdamW, in mixed precision, and the same step of
+transformers' class. MFU is the share of the device's peak used by the model's own FLOPs: for each token 6 for each
+parameter outside the table of positions, and 12 * layers * d_model * length for attention
+(https://arxiv.org/abs/2204.02311, appendix B).
 Decoding: Llama 3 8B, greedy, one token at a time; the share of the limit is the time in which the weights and the
 caches can be read, at the bandwidth of the data sheet, over the time of the token.
 Runs: `tfkit train` on 1, 2, 4 and 8 GPUs, as many as there are; see `runs.py`.
@@ -15,9 +16,11 @@ Runs: `tfkit train` on 1, 2, 4 and 8 GPUs, as many as there are; see `runs.py`.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -41,16 +44,25 @@ STEPS, WARM_UP = 20, 5
 
 def train(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
     """Measure training steps of a model on random tokens."""
-    sets = ["dropout=0", *(SMALL if rehearse else [])]
+    sets = ["dropout=0", *([*SMALL, "decoder.ffn.d_ff=256"] if rehearse else [])]
     model = tfkit.build(name, sets=sets, device=device)
     config: Any = model.meta["graph"].node("decoder").config
     length = 32 if rehearse else 1024
     text = torch.randint(128, (batch, length + 1), device=device)
-    optimizer = tfkit.adamw(model, lr=1e-4)
+    times = timed(training_step(model, text, tfkit.adamw(model, lr=1e-4)), device, rehearse)
+    positions = model.get_submodule("embedding.position.table").weight.numel()
+    parameters = sum(parameter.numel() for parameter in model.parameters()) - positions
+    flops = batch * length * (6 * parameters + 12 * config.n_layers * config.d_model * length)
+    return {"tokens_per_second": batch * length / min(times), "seconds": times, "flops": flops}
+
+
+def training_step(model: Any, text: torch.Tensor, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Return a compiled training step of a model that returns logits, or an output of transformers with logits."""
 
     def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device, torch.bfloat16):
-            logits = model(tokens)
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            output = model(tokens)
+        logits = output if isinstance(output, torch.Tensor) else output.logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     compiled = torch.compile(loss, fullgraph=True)
@@ -60,11 +72,22 @@ def train(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, An
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    times = timed(step, device, rehearse)
-    positions = model.get_submodule("embedding.position.table").weight.numel()
-    parameters = sum(parameter.numel() for parameter in model.parameters()) - positions
-    flops = batch * length * (6 * parameters + 12 * config.n_layers * config.d_model * length)
-    return {"tokens_per_second": batch * length / min(times), "seconds": times, "flops": flops}
+    return step
+
+
+def train_peer(name: str, batch: int, *, rehearse: bool, device: str) -> list[float]:
+    """Measure training steps of GPT-2 in transformers, of the same size and on as many tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"gpt2": (768, 12, 12), "gpt2_xl": (1600, 48, 25)}
+    d_model, n_layers, n_heads = (64, 2, 4) if rehearse else sizes[name]
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    small = {"vocab_size": 128, "n_positions": 64, "bos_token_id": None, "eos_token_id": None} if rehearse else {}
+    config = GPT2Config(n_embd=d_model, n_layer=n_layers, n_head=n_heads, **off, **small)
+    model = GPT2LMHeadModel(config).to(device)
+    text = torch.randint(128, (batch, 33 if rehearse else 1025), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return timed(training_step(model, text, optimizer), device, rehearse)
 
 
 def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
@@ -72,7 +95,7 @@ def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, A
     grouped = ["decoder.attention.n_kv_heads=2", "decoder.ffn.d_ff=64"]
     model = tfkit.build(name, sets=[*SMALL, *grouped] if rehearse else [], device=device, dtype=torch.bfloat16).eval()
     length = 64 if rehearse else 1024
-    cached = tfkit.CachedModel(model, length=length, compile="reduce-overhead" if device == "cuda" else True)
+    cached = tfkit.CachedModel(model, length=length, compile="max-autotune" if device == "cuda" else True)
     tokens = torch.randint(128, (batch, length // 2), device=device)
     size = cache_size(model.meta["graph"])
     assert size is not None
@@ -96,6 +119,14 @@ def timed(step: Any, device: str, rehearse: bool) -> list[float]:
     for _ in range(WARM_UP):
         step()
     return [seconds(step, device) for _ in range(3 if rehearse else STEPS)]
+
+
+def clear(device: str) -> None:
+    """Forget compiled code, and release the memory of the last model."""
+    torch.compiler.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def verdict(result: dict[str, Any], peaks: tuple[float, float] | None, goal: float) -> str:
@@ -127,9 +158,11 @@ def main() -> None:
             run = train if model in TRAINING else decode
             result = run(model, batch, rehearse=options.rehearse, device=device)
             results[model] = result | {"batch": batch, "verdict": verdict(result, peaks, goal)}
-            torch.compiler.reset()
-            if device == "cuda":
-                torch.cuda.empty_cache()
+            clear(device)
+            if model in TRAINING:
+                peer = train_peer(model, batch, rehearse=options.rehearse, device=device)
+                results[model] |= {"transformers": peer, "ratio": min(result["seconds"]) / min(peer)}
+                clear(device)
     together = runs(rehearse=options.rehearse, device=device) if options.part in (None, "runs") else {}
     if options.json:
         about = {"date": str(date.today()), "machine": machine(), "gpu": name, "torch": torch.__version__}
@@ -139,6 +172,8 @@ def main() -> None:
     for model, result in results.items():
         speed = f"{result['tokens_per_second']:,.0f} tokens/s at batch {result['batch']}"
         print(f"  {model:12}{speed:34}{result['verdict']}")
+        if "ratio" in result:
+            print(f"  {'':12}{result['ratio']:.3f} of the time of transformers' GPT2LMHeadModel")
     if together:
         show(together)
 
