@@ -44,6 +44,14 @@ def zero(index: Any, new: Any = 0.0) -> Change:
     return change
 
 
+def keeping(values: list[Tensor]) -> Change:
+    def keep(value: Tensor) -> Tensor:
+        values.append(value)
+        return value
+
+    return keep
+
+
 @pytest.mark.parametrize(
     ("name", "path", "before", "index"),
     [
@@ -92,7 +100,7 @@ def test_a_patch_equals_plain_hooks(positions: Any) -> None:
     model = built()
     index = (slice(None), slice(None) if positions is None else positions)
     streams: list[Tensor] = []
-    with hooked(model, "decoder.layers.0", lambda x: streams.append(x) or x):
+    with hooked(model, "decoder.layers.0", keeping(streams)):
         of_other = model(OTHER)
     with hooked(model, "decoder.layers.0", zero(index, streams[0][index])):
         expected = model(TOKENS)

@@ -49,13 +49,9 @@ def ablate(
         ValueError: a name does not exist, or is missing in `mean`.
     """
     edits: dict[str, Edit] = {}
-    for point in _points(unwrapped(model), names):
+    for point in matching_points(unwrapped(model), names):
         edits[point.name] = torch.zeros_like if mean is None else partial(_expanded, _mean(point, mean))
     return trace(model, write=edits, positions=positions)
-
-
-def _points(model: fx.GraphModule, names: str | Collection[str]) -> list[Point]:
-    return [point for points in named_points(model, names).values() for point in points]
 
 
 def _mean(point: Point, values: Mapping[str, Tensor | list[Tensor]]) -> Tensor:
@@ -105,9 +101,14 @@ def patch(
     Raises:
         ValueError: a name does not exist, or its layer runs several times.
     """
-    return trace(
-        model, write=values_of(unwrapped(model), _points(unwrapped(model), names), source), positions=positions
-    )
+    built = unwrapped(model)
+    values = values_of(built, matching_points(built, names), source)
+    return trace(model, write=values, positions=positions)
+
+
+def matching_points(model: fx.GraphModule, names: str | Collection[str]) -> list[Point]:
+    """Return the values that names stand for; raise ValueError for a name without values."""
+    return [point for points in named_points(model, names).values() for point in points]
 
 
 def values_of(model: fx.GraphModule, points: Collection[Point], inputs: Inputs) -> dict[str, Tensor]:
@@ -153,7 +154,7 @@ def steer(
         ValueError: a name does not exist, or the vector does not have the width of a value.
     """
     edits: dict[str, Edit] = {}
-    for point in _points(unwrapped(model), names):
+    for point in matching_points(unwrapped(model), names):
         channel = point.unit is not None and point.unit[0] == len(point.sizes)
         expected = [] if channel else point.sizes[-1:]
         if [str(size) for size in vector.shape] != expected:
