@@ -145,6 +145,11 @@ from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
 from tfkit.tools.trace.activity import activity as activity
 from tfkit.tools.trace.attention_weights import attention_weights as attention_weights
+from tfkit.tools.trace.attribution import Attribution as Attribution
+from tfkit.tools.trace.attribution import attribution as attribution
+from tfkit.tools.trace.interventions import ablate as ablate
+from tfkit.tools.trace.interventions import patch as patch
+from tfkit.tools.trace.interventions import steer as steer
 from tfkit.tools.trace.lens import contributions as contributions
 from tfkit.tools.trace.lens import lens as lens
 from tfkit.tools.trace.trace import trace as trace

@@ -28,6 +28,30 @@ class Point:
     """True if only attention that is written out computes it."""
     item: int = 0
     """The number of the value in an output that is a tuple."""
+    unit: tuple[int, int] | None = None
+    """The axis of heads, or of channels in a value without heads, and the number of the unit; None for all units."""
+
+    @property
+    def sizes(self) -> list[str]:
+        """The sizes of the axes."""
+        return self.shape.strip("[]").split(", ")
+
+    @property
+    def position_axis(self) -> int | None:
+        """The axis of positions; None without."""
+        return next((self.sizes.index(name) for name in ("t", "k") if name in self.sizes), None)
+
+    def units(self, number: str) -> Iterator[Point]:
+        """Yield the value of a head or a channel, or of each for `*`; raise ValueError if the number is too high."""
+        sizes = self.sizes
+        axis = 1 if len(sizes) == 4 else len(sizes) - 1
+        size = sizes.pop(axis)
+        if not size.isdecimal():
+            return
+        if number != "*" and int(number) >= int(size):
+            raise ValueError(f"the number after `{self.name}` must be less than {size}; got {number}")
+        for unit in range(int(size)) if number == "*" else [int(number)]:
+            yield replace(self, name=f"{self.name}.{unit}", shape=f"[{', '.join(sizes)}]", unit=(axis, unit))
 
     @property
     def pattern(self) -> str:
@@ -44,9 +68,8 @@ def points_of(graph: Graph) -> Iterator[Point]:
 
 
 def _layers(node: Node, stack: Layers) -> Iterator[Point]:
-    length = node.output.length or "t"
     for number, layer in enumerate(stack.layers):
-        path, shape = f"{node.name}.layers.{number}", f"[b, {length}, {node.output.width}]"
+        path, shape = f"{node.name}.layers.{number}", f"[b, t, {node.output.width}]"
         points = [point for step in layer.steps for point in _sublayer(f"{path}.{step.name}", step, shape)]
         if stack.streams is None:
             points = [Point(f"{path}.stream.in", shape, path, 0), *points, Point(f"{path}.stream.out", shape, path)]

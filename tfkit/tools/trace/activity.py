@@ -69,7 +69,7 @@ def _names(means: dict[str, Tensor]) -> Iterator[str]:
         yield from [name] if mean.dim() == 0 else (f"{name}.{head}" for head in range(len(mean)))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Meter(Hook):
     """The hook of a value, which keeps a number, or a number for each head, instead of the value."""
 

@@ -16,7 +16,7 @@ from tfkit.arguments import checked, shown
 from tfkit.building.builder import graph_of
 from tfkit.building.model import BuiltModel, unwrapped, whole
 from tfkit.errors import quoted, similar
-from tfkit.nn import order_tokens, restore_order
+from tfkit.nn import Past, order_tokens, restore_order
 from tfkit.tools.show.points import Point, points_of
 from tfkit.tools.trace.attention_weights import written_out
 from tfkit.torch_private.hooks import borrowed_hooks
@@ -30,6 +30,7 @@ def trace(
     *,
     read: str | Collection[str] = (),
     write: Mapping[str, Callable[..., Any] | Tensor] | None = None,
+    positions: int | Collection[int] | None = None,
 ) -> AbstractContextManager[dict[str, Any]]:
     """Return a context in which calls of the model read and write values inside it.
 
@@ -41,51 +42,57 @@ def trace(
     for the residual stream, `NAME.in` and `NAME.out` for the module of a sublayer, such as `attention.out`, and for
     values inside the sublayer `attention.q`, `k`, `v`, `scores`, `weights` and `heads`, before the output projection,
     and `ffn.hidden`. `tfkit show SPEC --points` lists the names of a spec with their shapes. A layer whose residual
-    replaces the stream by several streams has no `stream.in` and no `stream.out`.
+    replaces the stream by several streams has no `stream.in` and no `stream.out`. A number after a name is a head, or a
+    channel of a value without heads: `attention.heads.2`, `ffn.hidden.17`.
 
     If `scores` or `weights` are named, the stack of their layers runs with its attention written out, whatever the
     backend of the model, so other values may differ by rounding.
 
     Gradients flow through both reads and writes. Values that need no gradient are copies. The hooks are removed when
     the context ends, and a model without a context has none. They also run in `generate`, in `CachedModel` and in
-    wrappers that call the model's modules, but not in code that torch has compiled.
+    wrappers that call the model's modules, but not in code that torch has compiled. A context inside a context reads
+    and writes after it.
 
     Args:
         model: a model that `tfkit.build` returned, or a wrapper of it.
         read: names of values. `*` is any one part of a name, such as the number of a layer.
         write: by name, a function of the value that returns its replacement, or the replacement. Names that are also
-            read are read after they are written.
+            read are read after they are written. When a model reads step by step, as in `generate`, a replacement
+            of positions is used in the steps that read them, and later positions are unchanged.
+        positions: positions of the sequence, padding included, at which values of layers are written; by default all.
+            Negative numbers count from the end of what a call reads: -1 is the newest token in each step of `generate`.
 
     Returns:
         A context of the values by name, in the order in which they are computed. A value that is computed several
         times, as in layers that share weights, or at each step of `generate`, is a list of tensors.
 
     Raises:
-        ValueError: a name does not exist, a replacement has a different shape or dtype, a value was not computed before
-            the context ended, or the model was built with `recompute`, which runs layers a second time.
+        ValueError: a name does not exist, a replacement has a different shape or dtype, a value or one of `positions`
+            was not computed before the context ended, or the model was built with `recompute`, which runs layers a
+            second time.
     """
-    built, edits = unwrapped(model), write or {}
-    reads = [read] if isinstance(read, str) else read
-    modules = {path for path, _ in built.named_modules()}
-    points = [point for point in points_of(graph_of(built)) if point.written_out or point.module in modules]
-    matches = {name: _matching(built, points, name) for name in (*reads, *edits)}
-    read_points = {point for name in reads for point in matches[name]}
-    hooks = []
-    for point in dict.fromkeys(point for matched in matches.values() for point in matched):
-        hooks.append(Hook(point, point in read_points, [edits[name] for name in edits if point in matches[name]]))
-    return _traced(built, hooks, matches)
+    built = unwrapped(model)
+    chosen = None if positions is None else (positions,) if isinstance(positions, int) else tuple(positions)
+    if chosen is not None and not write:
+        raise ValueError("`positions` has no effect without `write`")
+    edits, hooks = write or {}, list[tuple[str, list[Hook]]]()
+    for name, points in named_points(built, edits).items():
+        hooks.append((name, [Hook(point, edits[name], chosen) for point in points]))
+    readers: dict[Point, Hook] = {}
+    for name, points in named_points(built, read).items():
+        hooks.append((name, [readers.setdefault(point, Hook(point)) for point in points]))
+    return _traced(built, hooks)
 
 
 @contextmanager
-def _traced(
-    model: fx.GraphModule, hooks: Sequence[Hook], matches: Mapping[str, Collection[Point]]
-) -> Iterator[dict[str, Any]]:
-    with hooked(model, hooks) as values:
+def _traced(model: fx.GraphModule, hooks: Sequence[tuple[str, Sequence[Hook]]]) -> Iterator[dict[str, Any]]:
+    with hooked(model, list(dict.fromkeys(hook for _, matched in hooks for hook in matched))) as values:
         yield values
-    ran = {hook.point for hook in hooks if hook.ran}
-    for name, points in matches.items():
-        if ran.isdisjoint(points):
+    for name, matched in hooks:
+        if not any(hook.ran for hook in matched):
             raise ValueError(f"{quoted(name)} was not computed: call the model, not compiled, before the trace ends")
+        if all(hook.pending for hook in matched):
+            raise ValueError(f"{quoted(name)} has no positions {sorted(matched[0].pending)} in the sequences that ran")
 
 
 @contextmanager
@@ -108,6 +115,9 @@ def hooked(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, A
             else:
                 handle = module.register_forward_pre_hook(hook.on_input)
             stack.callback(handle.remove)
+            if hook.edit is not None and hook.point.layer is not None:
+                node = modules[path.partition(".")[0]]
+                stack.callback(node.register_forward_pre_hook(hook.on_node, with_kwargs=True).remove)
         yield values
 
 
@@ -135,10 +145,18 @@ def _run(module: nn.Module, twin: nn.Module, /, *args: Any, **kwargs: Any) -> An
         return torch.func.functional_call(twin, dict(tensors), args, kwargs)
 
 
+def named_points(model: fx.GraphModule, names: str | Collection[str]) -> dict[str, list[Point]]:
+    """Return the values that each name with `*` stands for; raise ValueError for a name without values."""
+    modules = {path for path, _ in model.named_modules()}
+    points = [point for point in points_of(graph_of(model)) if point.written_out or point.module in modules]
+    return {name: _matching(model, points, name) for name in ([names] if isinstance(names, str) else names)}
+
+
 def _matching(model: fx.GraphModule, points: Sequence[Point], name: str) -> list[Point]:
-    """Return the values that a name with `*` stands for; raise ValueError if there is none."""
-    pattern = re.compile(re.escape(name).replace(r"\*", "[^.]+"))
-    matched = [point for point in points if pattern.fullmatch(point.name)]
+    matched = [point for point in points if _matches(name, point.name)]
+    value, _, unit = name.rpartition(".")
+    if not matched and (unit == "*" or unit.isdecimal()):
+        matched = [part for point in points if _matches(value, point.name) for part in point.units(unit)]
     if matched:
         return matched
     word = re.sub(r"\.\d+\.", ".*.", name)
@@ -148,41 +166,88 @@ def _matching(model: fx.GraphModule, points: Sequence[Point], name: str) -> list
     )
 
 
-@dataclass
+def _matches(name: str, point: str) -> bool:
+    return re.fullmatch(re.escape(name).replace(r"\*", "[^.]+"), point) is not None
+
+
+@dataclass(eq=False)
 class Hook:
-    """The hook of one value, which edits the value and then keeps it if `reads`."""
+    """The hook of one value, which keeps the value, or replaces it if there is an `edit`."""
 
     point: Point
-    reads: bool = True
-    edits: Sequence[Edit] = ()
+    edit: Edit | None = None
+    positions: tuple[int, ...] | None = None
+    """The positions that are replaced; None for all."""
     values: dict[str, Any] = field(default_factory=dict)
     ran: bool = False
+    past: Past | None = None
+    """The tokens that the model read before this call; None if it reads entire sequences."""
+
+    def __post_init__(self) -> None:
+        self.pending = set(self.positions or ())
+        if self.positions is not None and (self.point.layer is None or self.point.position_axis is None):
+            raise ValueError(f"`{self.point.name}` cannot be written at positions: choose a value of a layer, with a t")
+
+    def on_node(self, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what the stack of the layer takes of earlier tokens."""
+        self.past = kwargs.get("past")
 
     def on_input(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Edit and keep an argument."""
+        """Visit an argument."""
         index = self.point.argument
         assert index is not None
         return (*args[:index], self._visit(args[index], args), *args[index + 1 :])
 
     def on_output(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Edit and keep the output, or an item of it: some nodes return their padding mask as well."""
+        """Visit the output, or an item of it: some nodes return their padding mask as well."""
         if not isinstance(output, tuple):
             return self._visit(output, args)
         item = self.point.item
         return (*output[:item], self._visit(output[item], args), *output[item + 1 :])
 
     def _visit(self, value: Tensor, args: tuple[Any, ...]) -> Tensor:
-        """Edit and keep a value; return the value that the model goes on with."""
-        context = args[1] if self.point.mixed else None
-        value = value if context is None else restore_order(value, context)
-        for edit in self.edits:
-            value = self._edited(edit, value)
+        """Keep or replace a value; return the value that the model goes on with."""
         self.ran = True
-        if self.reads:
-            self._keep(value)
-        return value if context is None else order_tokens(value, context)
+        context = args[1] if self.point.mixed else None
+        unit = self.point.unit
+        ordered = value if context is None else restore_order(value, context)
+        selected = ordered if unit is None else ordered.select(*unit)
+        result = selected
+        if self.edit is None:
+            self._keep(selected)
+        else:
+            result = self._edited(selected, self.edit)
+        # What was read goes on, in its order and in its place: gradients reach it.
+        result = result if unit is None else ordered.select_scatter(result, *unit)
+        return result if context is None else order_tokens(result, context)
 
-    def _edited(self, edit: Edit, value: Tensor) -> Tensor:
+    def _edited(self, value: Tensor, edit: Edit) -> Tensor:
+        """Return the value after an edit of the chosen positions."""
+        axis = self.point.position_axis
+        if axis is None or (self.positions is None and not isinstance(edit, Tensor)):
+            return self._replacement(value, edit)
+        start = self._start(axis)
+        if isinstance(edit, Tensor) and self.past is not None:
+            edit = _aligned(edit, value, axis, start)
+        result = self._replacement(value, edit)
+        if self.positions is None:
+            return result
+        size = value.size(axis)
+        indices = {position: position - start if position >= 0 else size + position for position in self.positions}
+        indices = {position: index for position, index in indices.items() if 0 <= index < size}
+        self.pending -= indices.keys()
+        index = torch.tensor([*indices.values()], dtype=torch.long, device=value.device)
+        return value.index_copy(axis, index, result.index_select(axis, index))
+
+    def _start(self, axis: int) -> int:
+        """Return the position of the first item of an axis."""
+        start = 0 if self.past is None else self.past.start
+        if start and self.point.sizes[axis] == "k":
+            # The slots of a cache may be in a different order than the tokens.
+            raise ValueError(f"`{self.point.name}` must be written by a function when a model reads step by step")
+        return start
+
+    def _replacement(self, value: Tensor, edit: Edit) -> Tensor:
         # A function may write in place, and the value may be the residual stream.
         result = edit if isinstance(edit, Tensor) else edit(value.clone())
         if isinstance(result, Tensor) and (result.shape, result.dtype) == (value.shape, value.dtype):
@@ -201,3 +266,15 @@ class Hook:
             self.values[name].append(value)
         else:
             self.values[name] = [self.values[name], value]
+
+
+def _aligned(new: Tensor, value: Tensor, axis: int, start: int) -> Tensor:
+    """Return the positions of `new` that a piece of the sequence has, then the positions that only `value` has."""
+    if new.dim() != value.dim():
+        return new
+    size = value.size(axis)
+    count = min(max(new.size(axis) - start, 0), size)
+    piece = new.narrow(axis, min(start, new.size(axis)), count)
+    if count and piece.shape != value.narrow(axis, 0, count).shape:
+        return new
+    return torch.cat([piece, value.narrow(axis, count, size - count)], axis) if count else value

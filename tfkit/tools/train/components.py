@@ -15,6 +15,8 @@ from typing import TypeAlias
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common import pages
+from tfkit.tools.common.heat_map import LEVELS, draw_cells
+from tfkit.tools.common.heat_map import STYLE as MAP_STYLE
 from tfkit.tools.common.pages import Child, bullets, canvas, legend, remark, tag
 from tfkit.tools.train.history import History
 
@@ -22,20 +24,18 @@ SEPARATOR = "/"
 """Separates quantity and component in the name of a number; names of other numbers do not have it."""
 FAR = 30.0
 """The ratio to the median from which a value has the darkest colour and is reported."""
-LEVELS = 8
-"""The number of shades of a colour."""
 MOST_COLUMNS = 80
 LEAST_HEAD = "head"
 COLUMNS, GAP, TOP = 3, 34.0, 20.0
 LEAST_HEIGHT, MOST_HEIGHT, ROW = 96.0, 420.0, 6.0
 """The height of a map, and of one of its rows."""
-STYLE = """
-.map { stroke-width: 1; fill: none; shape-rendering: crispEdges; }
-.low { stroke: #2f6fd0; } .high { stroke: #d6392b; } .part { stroke: #8a4fc4; }
+STYLE = (
+    MAP_STYLE
+    + """
 .swatch.low { background: #2f6fd0; } .swatch.high { background: #d6392b; } .swatch.part { background: #8a4fc4; }
-.ground { fill: var(--track); } .chart text.small { font-size: 10px; }
-.chart text.title { fill: var(--ink); font-weight: 600; }
+.chart text.small { font-size: 10px; } .chart text.title { fill: var(--ink); font-weight: 600; }
 """
+)
 _NAME = re.compile(r"(\w+)/(.+)\.layers\.(\d+)\.(.+?)(?:\.heads\.(\d+))?")
 _TITLES = {
     "rms": "RMS",
@@ -186,13 +186,11 @@ def _draw(chart: Element, heat_map: HeatMap, x: float, y: float, width: float, h
     left, rows = 26.0, sorted(heat_map.rows, key=lambda row: (row[0], row[1] or 0))
     chart.append(tag("text", heat_map.title, x=x + left, y=y - 6, class_="title"))
     box = {"x": x + left, "y": y, "width": width - left, "height": height}
-    chart.append(tag("rect", **box, class_="ground"))
-    view = f"0 0 {len(steps)} {len(rows)}"
-    inside = tag("svg", **box, viewBox=view, preserveAspectRatio="none")
-    for level, path in _paths(heat_map, rows, steps).items():
-        colour = "part" if not heat_map.relative else "low" if level < 0 else "high"
-        inside.append(tag("path", d=path, class_=f"map {colour}", stroke_opacity=abs(level) / LEVELS))
-    chart.append(inside)
+    levels = [
+        [heat_map.level(values[step]) if step in values else 0 for step in steps]
+        for values in (heat_map.rows[row] for row in rows)
+    ]
+    chart.extend(draw_cells(levels, box, high="high" if heat_map.relative else "part"))
     layers = sorted({layer for layer, _ in rows})
     stride = -(-len(layers) // max(1, int(height // 12)))
     for layer in layers[::stride]:
@@ -205,20 +203,6 @@ def _draw(chart: Element, heat_map: HeatMap, x: float, y: float, width: float, h
             chart.append(tag("line", x1=x + left - 4, x2=x + width, y1=edge, y2=edge, class_="grid"))
     for text, place, anchor in ((f"step {steps[0]:,}", x + left, "start"), (f"{steps[-1]:,}", x + width, "end")):
         chart.append(tag("text", text, x=place, y=y + height + 12, class_=f"{anchor} small"))
-
-
-def _paths(heat_map: HeatMap, rows: Sequence[Row], steps: Sequence[int]) -> dict[int, str]:
-    """Return the cells of each shade as one path, equal neighbours of a row together."""
-    paths: dict[int, str] = {}
-    for index, row in enumerate(rows):
-        start, values = 0, heat_map.rows[row]
-        levels = [heat_map.level(values[step]) if step in values else 0 for step in steps]
-        for level, cells in groupby(levels):
-            count = len([*cells])
-            if level:
-                paths[level] = paths.get(level, "") + f"M{start} {index}.5h{count}"
-            start += count
-    return paths
 
 
 def component_table(history: History) -> tuple[list[str], list[list[str]]]:

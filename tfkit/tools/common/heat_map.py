@@ -1,0 +1,113 @@
+"""Heat maps: cells in shades of two colours, in a chart of a page or as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from xml.etree.ElementTree import Element, tostring
+
+from tfkit.tools.common.pages import WIDTH, tag
+
+LEVELS = 8
+"""The number of shades of a colour."""
+STYLE = """
+.map { stroke-width: 1; fill: none; shape-rendering: crispEdges; }
+.low { stroke: #2f6fd0; } .high { stroke: #d6392b; } .part { stroke: #8a4fc4; }
+.ground { fill: var(--track); }
+"""
+PICTURE_STYLE = """
+svg { --track: #efefec; --ink: #1d2024; --quiet: #666c73; --page: #ffffff; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { svg { --track: #25282c; --ink: #e7e7e4; --quiet: #9aa0a7; --page: #1a1c1f; } }
+text { font: 10px system-ui, sans-serif; fill: var(--quiet); } .title { fill: var(--ink); font-weight: 600; }
+.page { fill: var(--page); } .end { text-anchor: end; }
+"""
+CHARACTER, LINE, GAP, TOP = 5.6, 11.0, 16.0, 20.0
+"""The width of a character, the height of a line, the space between maps, and the space above a map."""
+LONGEST = 40
+"""The most characters of a label."""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Values in rows, with labels."""
+
+    title: str
+    values: Sequence[Sequence[float]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+
+
+def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool, most: float | None = None) -> str:
+    """Draw maps as an SVG document, which follows light and dark.
+
+    Colours are relative to the largest magnitude of all maps, or to `most`. Cells are squares, or as high as a label.
+    """
+    largest = most or max(abs(value) for heat_map in maps for row in heat_map.values for value in row) or 1.0
+    left = CHARACTER * max(min(len(label), LONGEST) for heat_map in maps for label in heat_map.rows) + 8
+    below = CHARACTER * max(min(len(label), LONGEST) for heat_map in maps for label in heat_map.columns) + 8
+    width = (WIDTH - GAP) / per_line - GAP - left
+    elements, top = list[Element](), TOP
+    for start in range(0, len(maps), per_line):
+        line = maps[start : start + per_line]
+        heights = [
+            width * len(heat_map.rows) / len(heat_map.columns) if square else LINE * len(heat_map.rows)
+            for heat_map in line
+        ]
+        for index, (heat_map, height) in enumerate(zip(line, heights, strict=True)):
+            box = {"x": GAP + index * (left + width + GAP) + left, "y": top, "width": width, "height": height}
+            elements += _labelled(heat_map, box)
+            levels = [[round(max(-1, min(1, value / largest)) * LEVELS) for value in row] for row in heat_map.values]
+            elements += draw_cells(levels, box)
+        top += max(heights) + below + TOP
+    size = {"width": WIDTH, "height": top}
+    ground = tag("rect", **size, class_="page")
+    about = (tag("title", title), tag("style", STYLE + PICTURE_STYLE), ground)
+    view = f"0 0 {WIDTH:g} {top:.0f}"
+    root = tag("svg", *about, *elements, xmlns="http://www.w3.org/2000/svg", viewBox=view, **size, role="img")
+    return tostring(root, encoding="unicode") + "\n"
+
+
+def _labelled(heat_map: HeatMap, box: Mapping[str, float]) -> Iterator[Element]:
+    """Draw the title of a map, and labels at the left and, from top to bottom, below; not more than fit."""
+    x, y, width, height = box.values()
+    yield tag("text", heat_map.title, x=x, y=y - 6, class_="title")
+    step = height / len(heat_map.rows)
+    for index in range(0, len(heat_map.rows), _stride(step)):
+        label = heat_map.rows[index][:LONGEST]
+        yield tag("text", label, x=x - 4, y=y + step * (index + 0.5) + 3.5, class_="end")
+    step = width / len(heat_map.columns)
+    for index in range(0, len(heat_map.columns), _stride(step)):
+        place = f"translate({x + step * (index + 0.5) - 3.5:.1f} {y + height + 4:.1f}) rotate(90)"
+        yield tag("text", heat_map.columns[index][:LONGEST], transform=place)
+
+
+def _stride(step: float) -> int:
+    return -int(-LINE // step)
+
+
+def draw_cells(rows: Sequence[Sequence[int]], box: Mapping[str, float], *, high: str = "high") -> Iterator[Element]:
+    """Draw rows of cells over a box: x, y, width and height.
+
+    The level of a cell is its shade: from -`LEVELS`, of the colour `low`, over 0, without a colour, to `LEVELS`, of the
+    colour `high`.
+    """
+    yield tag("rect", **box, class_="ground")
+    inside = tag("svg", **box, viewBox=f"0 0 {max(map(len, rows))} {len(rows)}", preserveAspectRatio="none")
+    for level, path in _paths(rows).items():
+        colour = "low" if level < 0 else high
+        inside.append(tag("path", d=path, class_=f"map {colour}", stroke_opacity=abs(level) / LEVELS))
+    yield inside
+
+
+def _paths(rows: Sequence[Sequence[int]]) -> dict[int, str]:
+    """Return the cells of each shade as one path, equal neighbours of a row together."""
+    paths: dict[int, str] = {}
+    for index, levels in enumerate(rows):
+        start = 0
+        for level, group in groupby(levels):
+            count = len([*group])
+            if level:
+                paths[level] = paths.get(level, "") + f"M{start} {index}.5h{count}"
+            start += count
+    return paths

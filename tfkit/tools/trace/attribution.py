@@ -1,0 +1,154 @@
+"""The effect of each value inside a model, layer by layer and position by position, on a number of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.arguments import checked, shown
+from tfkit.building.model import BuiltModel, unwrapped
+from tfkit.tools.common.heat_map import HeatMap, picture
+from tfkit.tools.show.points import Point
+from tfkit.tools.trace.interventions import Inputs, matching_points, run, values_of
+from tfkit.tools.trace.trace import trace
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The change of a metric if a value at a position is the value of other inputs.
+
+    Attributes:
+        effects: the changes by name of the value, [t].
+        before: the metric of the inputs.
+        source: the metric of the inputs whose values are used.
+    """
+
+    effects: Mapping[str, Tensor]
+    before: float
+    source: float
+
+    def __str__(self) -> str:
+        """Return a table with a row for each name and a column for each position."""
+        width = max(map(len, self.effects))
+        columns = range(max(map(len, self.effects.values())))
+        lines = [f"{'':{width}}" + "".join(f"{position:>9}" for position in columns)]
+        lines += [f"{name:{width}}" + "".join(f"{x:>9.3g}" for x in row.tolist()) for name, row in self.effects.items()]
+        return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """Return a heat map: red where the metric rises, blue where it falls."""
+        rows = [row.tolist() for row in self.effects.values()]
+        columns = [str(position) for position in range(max(map(len, rows)))]
+        title = f"change of the metric from {self.before:.4g}; {self.source:.4g} for the other inputs"
+        return picture(title, [HeatMap(title, rows, list(self.effects), columns)], per_line=1, square=False)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+
+@checked
+def attribution(
+    model: BuiltModel,
+    names: str | Collection[str],
+    inputs: Tensor | Mapping[str, Tensor],
+    source: Tensor | Mapping[str, Tensor],
+    metric: Callable[..., Any],
+    *,
+    gradient: bool = False,
+) -> Attribution:
+    """Return how each value changes a metric if it is replaced at one position by its value for other inputs.
+
+        effects = tfkit.attribution(model, "decoder.layers.*.stream.out", tokens, other, lambda y: y[0, -1, 42])
+        print(effects)
+        Path("effects.svg").write_text(effects.to_svg())
+
+    The model runs in its mode, once for each name and position at which the values differ. Call `model.eval()` first to
+    leave out dropout.
+
+    Args:
+        model: a model that `tfkit.build` returned, or a wrapper of it.
+        names: names of values of layers, as in `tfkit.trace`; `attention.heads.*` is each head.
+        inputs: the inputs of the model: its first input, or inputs by name.
+        source: inputs of the same sizes, whose values are used.
+        metric: a function of the model's output that returns one number.
+        gradient: estimate the changes by the gradient of the metric, which takes one backward for all values.
+
+    Returns:
+        The changes of the metric, as a table (`print`) and a picture (`to_svg`).
+
+    Raises:
+        ValueError: a name does not exist, its values have no positions, or `inputs` and `source` differ in size.
+    """
+    built = unwrapped(model)
+    points = matching_points(built, names)
+    if without := [point.name for point in points if point.layer is None or point.position_axis is None]:
+        raise ValueError(f"`{without[0]}` must be a value of a layer, with positions")
+    with torch.no_grad():
+        values, replacements = values_of(built, points, inputs), values_of(built, points, source)
+        before, after = (_number(metric(run(built, of))) for of in (inputs, source))
+    for name, value in values.items():
+        if value.shape != replacements[name].shape:
+            sizes = f"{[*value.shape]} and {[*replacements[name].shape]}"
+            raise ValueError(f"`inputs` and `source` must have the same sizes; the sizes of `{name}` are {sizes}")
+    effects = {}
+    gradients = _gradients(built, points, inputs, metric) if gradient else {}
+    for point in points:
+        new = replacements[point.name]
+        changes = new - values[point.name]
+        if gradient:
+            effects[point.name] = _by_position(point, changes * gradients[point.name]).sum(1)
+        else:
+            differs = _by_position(point, changes != 0).any(1).tolist()
+            effects[point.name] = _effects(built, point.name, new, differs, inputs, metric)
+    return Attribution(effects, float(before), float(after))
+
+
+def _by_position(point: Point, value: Tensor) -> Tensor:
+    """Arrange a value as [t, all other axes]."""
+    assert point.position_axis is not None
+    return value.movedim(point.position_axis, 0).flatten(1)
+
+
+def _effects(
+    model: fx.GraphModule, name: str, new: Tensor, differs: list[bool], inputs: Inputs, metric: Callable[..., Any]
+) -> Tensor:
+    """Return the change of the metric for each position of one value."""
+    with torch.no_grad():
+        # The same attention backend as below, so that an effect has no rounding of other code.
+        with trace(model, read=name):
+            before = _number(metric(run(model, inputs)))
+        effects = [torch.zeros_like(before) for _ in differs]
+        for position in (position for position, change in enumerate(differs) if change):
+            with trace(model, write={name: new}, positions=position):
+                effects[position] = _number(metric(run(model, inputs))) - before
+    return torch.stack(effects)
+
+
+def _gradients(
+    model: fx.GraphModule, points: Collection[Point], inputs: Inputs, metric: Callable[..., Any]
+) -> dict[str, Tensor]:
+    """Return the gradient of the metric with respect to each value."""
+    names = [point.name for point in points]
+    with torch.enable_grad(), trace(model, read=names, write=dict.fromkeys(names, _differentiable)) as values:
+        number = _number(metric(run(model, inputs)))
+    if not number.requires_grad:
+        raise ValueError("`metric` must be differentiable: return a tensor that was computed from the output")
+    gradients = torch.autograd.grad(number, [*values.values()], allow_unused=True, materialize_grads=True)
+    return dict(zip(values, gradients, strict=True))
+
+
+def _differentiable(value: Tensor) -> Tensor:
+    """Return the value, which needs a gradient even if all parameters are frozen."""
+    return value if value.requires_grad else value.requires_grad_()
+
+
+def _number(value: Any) -> Tensor:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = torch.tensor(float(value))
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise ValueError(f"`metric` must return one number; got {shown(value)}")
+    return value.reshape(())

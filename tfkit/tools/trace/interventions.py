@@ -1,0 +1,167 @@
+"""Changes of values inside a model: to zero or a mean, to the values of other inputs, along a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from tfkit.arguments import checked
+from tfkit.building.model import BuiltModel, unwrapped
+from tfkit.tools.show.points import Point
+from tfkit.tools.trace.trace import Edit, named_points, trace
+
+Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
+"""The first input of a model, or its inputs by name."""
+
+
+@checked
+def ablate(
+    model: BuiltModel,
+    names: str | Collection[str],
+    *,
+    mean: Mapping[str, Tensor | list[Tensor]] | None = None,
+    positions: int | Collection[int] | None = None,
+) -> AbstractContextManager[dict[str, Any]]:
+    """Return a context in which values inside the model are zero, or the mean of values that were read before.
+
+        with tfkit.ablate(model, ["decoder.layers.1.attention.heads.2", "decoder.layers.3.ffn.out"]):
+            model(tokens)
+
+    The change affects outputs, gradients and each step of `generate`.
+
+    Args:
+        model: a model that `tfkit.build` returned, or a wrapper of it.
+        names: names of values, as in `tfkit.trace`: of sublayers (`ffn.out`), heads (`attention.heads.2`) or neurons
+            (`ffn.hidden.17`).
+        mean: values that `tfkit.trace` read by these names, of sequences without padding. The new value is their mean
+            over sequences, positions and calls; by default it is zero.
+        positions: the positions that change, as in `tfkit.trace`; by default all.
+
+    Returns:
+        A context, as of `tfkit.trace`.
+
+    Raises:
+        ValueError: a name does not exist, or is missing in `mean`.
+    """
+    edits: dict[str, Edit] = {}
+    for point in matching_points(unwrapped(model), names):
+        edits[point.name] = torch.zeros_like if mean is None else partial(_expanded, _mean(point, mean))
+    return trace(model, write=edits, positions=positions)
+
+
+def _mean(point: Point, values: Mapping[str, Tensor | list[Tensor]]) -> Tensor:
+    """Return the mean of values over sequences, positions and calls, whose axes have size 1."""
+    if point.name not in values:
+        raise ValueError(f"`mean` must contain `{point.name}`: read the names that are ablated")
+    value, axis = values[point.name], point.position_axis
+    runs = value if isinstance(value, list) else [value]
+    if point.sizes.count("t") + point.sizes.count("k") > 1 or not all(run.is_floating_point() for run in runs):
+        raise ValueError(f"`{point.name}` has no mean: ablate it to zero, or write it with `tfkit.trace`")
+    if axis is None:
+        return torch.cat(runs).mean(0, keepdim=True)
+    return torch.cat([run.movedim(axis, 1).flatten(0, 1) for run in runs]).mean(0)[None].unsqueeze(axis)
+
+
+def _expanded(mean: Tensor, value: Tensor) -> Tensor:
+    return mean.to(value).expand_as(value)
+
+
+@checked
+def patch(
+    model: BuiltModel,
+    names: str | Collection[str],
+    source: Tensor | Mapping[str, Tensor],
+    *,
+    positions: int | Collection[int] | None = None,
+) -> AbstractContextManager[dict[str, Any]]:
+    """Return a context in which values inside the model are those that it computes for other inputs.
+
+        with tfkit.patch(model, "decoder.layers.3.stream.out", other_tokens, positions=[4]):
+            model(tokens)
+
+    The model runs once with `source`, in its mode, before the function returns. Gradients also flow to this run. The
+    change affects outputs, gradients and each step of `generate`, which uses the values of a position in the step that
+    reads it.
+
+    Args:
+        model: a model that `tfkit.build` returned, or a wrapper of it.
+        names: names of values, as in `tfkit.trace`.
+        source: the inputs whose values are used: the first input of the model, or inputs by name. They have the sizes
+            of the inputs of the calls in the context.
+        positions: the positions that change, as in `tfkit.trace`; by default all.
+
+    Returns:
+        A context, as of `tfkit.trace`.
+
+    Raises:
+        ValueError: a name does not exist, or its layer runs several times.
+    """
+    built = unwrapped(model)
+    values = values_of(built, matching_points(built, names), source)
+    return trace(model, write=values, positions=positions)
+
+
+def matching_points(model: fx.GraphModule, names: str | Collection[str]) -> list[Point]:
+    """Return the values that names stand for; raise ValueError for a name without values."""
+    return [point for points in named_points(model, names).values() for point in points]
+
+
+def values_of(model: fx.GraphModule, points: Collection[Point], inputs: Inputs) -> dict[str, Tensor]:
+    """Run the model and return values; raise ValueError if a layer runs several times."""
+    with trace(model, read=[point.name for point in points]) as values:
+        run(model, inputs)
+    for name, value in values.items():
+        if isinstance(value, list):
+            raise ValueError(f"`{name}` cannot be patched: its layer runs {len(value)} times")
+    return values
+
+
+def run(model: fx.GraphModule, inputs: Inputs) -> Any:
+    """Call a model with its first input, or with inputs by name."""
+    return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+
+
+@checked
+def steer(
+    model: BuiltModel,
+    names: str | Collection[str],
+    vector: Tensor,
+    *,
+    positions: int | Collection[int] | None = None,
+) -> AbstractContextManager[dict[str, Any]]:
+    """Return a context in which a vector is added to values inside the model.
+
+        with tfkit.steer(model, "decoder.layers.3.stream.out", 4 * direction, positions=-1):
+            tfkit.generate(model, tokens, max_new_tokens=20)
+
+    The change affects outputs, gradients, also the gradient of the vector, and each step of `generate`.
+
+    Args:
+        model: a model that `tfkit.build` returned, or a wrapper of it.
+        names: names of values, as in `tfkit.trace`.
+        vector: as wide as the values, [width]. A single channel (`ffn.hidden.17`) takes a tensor without axes.
+        positions: the positions that change, as in `tfkit.trace`; by default all.
+
+    Returns:
+        A context, as of `tfkit.trace`.
+
+    Raises:
+        ValueError: a name does not exist, or the vector does not have the width of a value.
+    """
+    edits: dict[str, Edit] = {}
+    for point in matching_points(unwrapped(model), names):
+        channel = point.unit is not None and point.unit[0] == len(point.sizes)
+        expected = [] if channel else point.sizes[-1:]
+        if [str(size) for size in vector.shape] != expected:
+            raise ValueError(f"the vector for `{point.name}` must be [{', '.join(expected)}]; got {[*vector.shape]}")
+        edits[point.name] = partial(_moved, vector)
+    return trace(model, write=edits, positions=positions)
+
+
+def _moved(vector: Tensor, value: Tensor) -> Tensor:
+    return value + vector.to(value)
