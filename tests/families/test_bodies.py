@@ -41,7 +41,8 @@ def body_of(case: Case) -> Case:
     uncounted = dict(case.uncounted)
     uncounted |= {short: why for name, why in uncounted.items() if (short := name.partition(".")[2]) != "*"}
     buffers = {name.partition(".")[2]: why for name, why in case.buffers.items() if "." in name}
-    return replace(case, kind="body", prepare=None, buffers=buffers, uncounted=uncounted)
+    prepare = None if case.kind == "seq2seq" else case.prepare  # of these, only heads are prepared
+    return replace(case, kind="body", prepare=prepare, buffers=buffers, uncounted=uncounted)
 
 
 @pytest.mark.parametrize("name", chosen(sorted(BODIES), QUICK))
