@@ -14,6 +14,7 @@ from .llama_kin import LLAMA_KIN
 from .mixed_experts import MIXED_EXPERTS
 from .recurrent import RECURRENT
 from .seq2seq import SEQ2SEQ
+from .streams import STREAMS
 
 CASES: dict[str, Case] = {
     **DECODERS,
@@ -24,6 +25,7 @@ CASES: dict[str, Case] = {
     **MIXED_EXPERTS,
     **LATENT_KIN,
     **RECURRENT,
+    **STREAMS,
 }
 
 

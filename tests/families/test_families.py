@@ -31,6 +31,7 @@ def test_defaults_are_those_of_the_config_class(name: str) -> None:
     family = tfkit.load(KNOWN.by_model_type[name]).spec.family
     assert family is not None
     theirs = transformers.AutoConfig.for_model(name)
+    theirs.allow_global_per_layer_attribute_access = True  # Gemma 4 has sizes that differ by layer
     for field, value in family.defaults.items():
         plain = family.fields[field].kind_name() not in ("rope", "layer_types", "only", "unused", "layer_numbers")
         if plain and value is not None and hasattr(theirs, field):  # null follows from other fields

@@ -48,8 +48,9 @@ SCALINGS: dict[str, dict[str, str]] = {
         "long_factor": "long_factor",
         "attention_factor": "temperature",
     },
+    "proportional": {SHARE: "width"},
 }
-"""The fields of each scaling: theirs, ours."""
+"""The fields of each scaling: theirs, ours. The width of `proportional` is a fraction of a head there."""
 
 
 class RopeFieldConfig(FieldConfig):
@@ -105,11 +106,14 @@ class RopeFieldConfig(FieldConfig):
                 raise Invalid("", f"{quoted(THETA)}{f' of {quoted(kind)}' if kind else ''} is missing")
             outside = not kind and not file.knows(f"{name}.{ORIGINAL}")
             file.used([ORIGINAL] * outside)
+            if parameters.get("rope_type") == "proportional":
+                _count_turned(parameters)
             patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, outside)}
             _extend_max_len(file, patch["scaling"])
             partial = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
             share = 1.0 if partial else parameters.pop(SHARE, 1.0)
-            if share != 1 and SHARE not in default.get(kind, default):
+            usual = default.get(kind, default)
+            if share != 1 and (SHARE not in usual or usual.get("rope_type") == "proportional"):
                 message = f"{file.model_type} rotates entire heads, but this file rotates {share} of them"
                 help = "use a family with partial rotation, which has a default for `partial_rotary_factor`"
                 raise Invalid("", message, help=help)
@@ -141,17 +145,18 @@ class RopeFieldConfig(FieldConfig):
         return parameters | ({"rope_type": parameters.pop("type")} if "type" in parameters else {})
 
     def write(self, name: str, file: Writing) -> None:
-        values = {kind: [file.value(path) for path in several] for kind, several in self.paths.items()}
         present = {
-            kind: [position for position in candidates if position not in (None, ABSENT)]
-            for kind, candidates in values.items()
+            kind: [path for path in candidates if file.value(path) not in (None, ABSENT)]
+            for kind, candidates in self.paths.items()
         }
-        first = {kind: positions[0] for kind, positions in present.items() if positions}
+        first = {kind: paths[0] for kind, paths in present.items() if paths}
         if not first:
             return
-        d_head = file.value(next(iter(self.paths.values()))[0].rpartition(".")[0]).head_width
         default = file.default(name) or {}
-        types = {kind: _written(position, d_head, default.get(kind, default)) for kind, position in first.items()}
+        types = {
+            kind: _written(file.value(path.rpartition(".")[0]).head_width, file.value(path), default.get(kind, default))
+            for kind, path in first.items()
+        }
         whole = {kind: entries for kind, entries in default.items() if kind in self.paths and "rope_type" in entries}
         written: dict[str, Any] = types.get("", {**whole, **types})
         if written.get("rope_type") == "longrope":
@@ -264,6 +269,14 @@ def _head_width(file: Reading, path: str) -> int | None:
     return d_head if type(d_head) is int else None
 
 
+def _count_turned(parameters: dict[str, Any]) -> None:
+    """Replace the fraction of a head that a proportional rotation turns by its number of channels, an even number."""
+    share, factor = parameters.pop(SHARE, 1.0), parameters.pop("factor", 1.0)
+    if factor != 1:
+        raise Invalid("", f"the `factor` of a proportional rotation must be 1; got {quoted(str(factor))}")
+    parameters |= {"rope_type": "default"} if share == 1 else {SHARE: f"2 * (d_head * {share} // 2)"}
+
+
 def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dict[str, Any]:
     """Return the width of a rotation of a fraction of a head, and the base where the width is odd.
 
@@ -312,12 +325,10 @@ def _unknown(field: str) -> Invalid:
     return Invalid("", f"unknown field of a rotary position: {quoted(field)}", notes=notes)
 
 
-def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str, Any]:
+def _written(d_head: int, position: Any, default: Mapping[str, Any]) -> dict[str, Any]:
     written: dict[str, Any] = {"rope_theta": position.theta, "rope_type": "default"}
     if position.width not in (None, d_head):
-        share = position.width / d_head
-        exact = int(d_head * share) == position.width  # transformers rounds down
-        written["partial_rotary_factor"] = share if exact else math.nextafter(share, 1.0)
+        written["partial_rotary_factor"] = _share(position.width, d_head)
     elif "partial_rotary_factor" in default:
         written["partial_rotary_factor"] = 1.0
     scaling = position.scaling
@@ -328,4 +339,11 @@ def _written(position: Any, d_head: int, default: Mapping[str, Any]) -> dict[str
         values = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[kind].items()}
         written |= {theirs: list(v) if isinstance(v, tuple) else v for theirs, v in values.items() if v is not None}
         written |= {"rope_type": "dynamic", "factor": 1.0} if kind == "ntk" else {"rope_type": kind}
+        written |= {SHARE: _share(scaling.width, d_head)} if kind == "proportional" else {}
     return written
+
+
+def _share(width: int, d_head: int) -> float:
+    """Return the fraction of a head that transformers, which rounds down, turns into this width."""
+    share = width / d_head
+    return share if int(d_head * share) == width else math.nextafter(share, 1.0)

@@ -179,7 +179,7 @@ class ActivationNameConfig(FieldConfig):
             stack = path.removesuffix(FFN)
             variants = file.variants(stack) if stack != path else {}
             for variant, changes in variants.items():
-                if isinstance(changes, Mapping) and "ffn" in changes:
+                if isinstance(changes, Mapping) and "ffn" in changes and not _keeps_kind(changes["ffn"]):
                     _apply(f"{stack}.layers.variants.{variant}{FFN}", changes["ffn"], activation, file)
 
     def write(self, name: str, file: Writing) -> None:
@@ -194,6 +194,11 @@ class ActivationNameConfig(FieldConfig):
         words = [word for word in ACTIVATIONS if fits(word)]
         default = case_of(file.default(name))
         file.put(name, default if default in words else first_word(words, name, ACTIVATIONS))
+
+
+def _keeps_kind(ffn: Any) -> bool:
+    """Return True if the FFN of a variant changes only sizes: its kind and activation are the stack's."""
+    return isinstance(ffn, Mapping) and "kind" not in ffn
 
 
 def _in_variants(path: str, file: Writing) -> list[str]:

@@ -1,7 +1,8 @@
 """Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and a norm.
 
 `manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
-changes, `layer_features.py` has the features of each layer of Gemma 4, and `precision.py` the type of sums.
+changes, `layer_features.py` has the features of each layer of Gemma 4, `fields.py` fields of its config.json, and
+`precision.py` the type of sums.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import tfkit
 from tfkit_streams.depth import DepthConfig
+from tfkit_streams.fields import DoubledConfig, FeatureWidthConfig, LayerSizesConfig, SharedLayersConfig
 from tfkit_streams.gated import GatedConfig
 from tfkit_streams.layer_features import FeatureGateConfig, LayerInputsConfig, ScaledSumConfig
 from tfkit_streams.manifold import ManifoldConfig
@@ -31,9 +33,20 @@ __all__ = [
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
     """Hand the configs to tfkit."""
-    for config in (ManifoldConfig, GatedConfig, DepthConfig, ModulatedConfig, AdaptiveNormConfig):
-        register(config)
-    for config in (LayerInputsConfig, FeatureGateConfig, ScaledSumConfig):
+    for config in (
+        ManifoldConfig,
+        GatedConfig,
+        DepthConfig,
+        ModulatedConfig,
+        AdaptiveNormConfig,
+        LayerInputsConfig,
+        FeatureGateConfig,
+        ScaledSumConfig,
+        SharedLayersConfig,
+        DoubledConfig,
+        LayerSizesConfig,
+        FeatureWidthConfig,
+    ):
         register(config)
 
 

@@ -1,0 +1,75 @@
+"""Models with features of each layer and keys that layers share, by a plugin: small, with everything switched on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .case import Case
+from .llama_kin import ROPE
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4 = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 4,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, SLIDING, FULL],
+    "vocab_size_per_layer_input": 67,
+    "hidden_size_per_layer_input": 6,
+    "max_position_embeddings": 32,
+}
+
+
+def scalars(n_layers: int) -> dict[str, str]:
+    """Return the buffers of Gemma 4 that scale the output of each layer."""
+    return {
+        f"model.layers.{i}.layer_scalar": "a learned number, which its class has as a buffer" for i in range(n_layers)
+    }
+
+
+def softer(model: Any) -> None:
+    """Make queries short: scores have no factor, and a softmax of large scores amplifies rounding."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.data = 0.2 * parameter.data
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.add_(1.0)
+
+
+STREAMS: dict[str, Case] = {
+    "gemma4_text": Case(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+            "rms_norm_eps": 1e-4,
+            "hidden_activation": "relu",
+            "attention_bias": True,
+            "rope_parameters": {
+                SLIDING: ROPE,
+                FULL: {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.4},
+            },
+        },
+        buffers=scalars(7),
+        std=0.15,
+        prepare=softer,
+    ),
+    "gemma4_text_plain": Case(
+        "gemma4_text", {**GEMMA4, "tie_word_embeddings": False}, buffers=scalars(7), std=0.15, prepare=softer
+    ),
+    "gemma4_text_one_taker": Case(
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 1, "global_head_dim": 8},
+        buffers=scalars(7),
+        std=0.15,
+        prepare=softer,
+    ),
+}
