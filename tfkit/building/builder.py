@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tfkit.arguments import AnyPath, Seed, Sets, checked
 from tfkit.building.first_loss import warn_of_first_losses
@@ -192,6 +192,23 @@ def build_filled(
     return model
 
 
+def filled_by_layer(
+    model: torch.fx.GraphModule, layers: Iterable[nn.Module], *, device: torch.device, seed: int
+) -> Iterator[nn.Module]:
+    """Fill a model on the meta device with initial weights, and yield each layer when it is filled, then the model.
+
+    The parameters have the bits that `build` gives them. The caller may shard each layer, so that a device needs memory
+    for all weights of the next layer only, and at last for all weights that are in no layer.
+    """
+    graph, filled = graph_of(model), set[nn.Module]()
+    _check_kept(model, graph, "sdpa")
+    for layer in (*layers, model):
+        allocate(layer, device)
+        initialize(model, graph, seed, only=(modules := set(layer.modules()) - filled))
+        filled |= modules
+        yield layer
+
+
 def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
     """Raise SpecError if a component breaks a guarantee. `flex` is not checked: its forward would compile."""
     if attention_backend != "flex":
@@ -210,11 +227,15 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.f
 
 
 def allocate(model: nn.Module, device: torch.device | str) -> None:
-    """Allocate memory for a model on the meta device; its values are undefined.
+    """Allocate memory for the tensors of a model that are on the meta device; their values are undefined.
 
     `to_empty` does the same, but asks the meta device how: that imports a computer algebra system, half a second.
     """
-    replace_tensors(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+
+    def allocated(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor
+
+    replace_tensors(model, allocated)
 
 
 def _check_count(model: nn.Module, graph: Graph) -> None:

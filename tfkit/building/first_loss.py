@@ -21,6 +21,7 @@ from tfkit.errors import FirstLossWarning
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import table_owner
 from tfkit.nn import Linear, StackedLinear
+from tfkit.nn.spread import rows_of
 
 DEFAULT = "fan_in"
 FAR = 1.0
@@ -190,5 +191,6 @@ def _gain_of(weight: Tensor) -> float:
 
 
 def _deviation(weight: Tensor) -> float:
-    """Return the deviation of a weight, estimated from some of its values."""
-    return float(weight.detach().reshape(-1)[:SAMPLE].float().std(correction=0))
+    """Return the deviation of a weight, estimated from some of its values in this process."""
+    weight = rows_of(weight.detach())[0]
+    return float(weight.reshape(-1)[:SAMPLE].float().std(correction=0))

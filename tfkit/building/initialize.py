@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -42,12 +42,19 @@ def rules(model: nn.Module, graph: Graph) -> dict[str, Rule]:
     return plan
 
 
-def initialize(model: torch.fx.GraphModule, graph: Graph, seed: int = 0) -> None:
-    """Fill every parameter and buffer of a model in place, each from `seed` and its own name."""
+def initialize(
+    model: torch.fx.GraphModule, graph: Graph, seed: int = 0, *, only: Container[nn.Module] | None = None
+) -> None:
+    """Fill every parameter and buffer of a model in place, each from `seed` and its own name.
+
+    With `only`, fill the parameters and buffers that these modules hold directly.
+    """
     init = graph.spec.model.init
     plan = rules(model, graph)
     with torch.no_grad(), forked_generator():
         for path, module in model.named_modules():
+            if only is not None and module not in only:
+                continue
             if isinstance(module, nn.Linear | StackedLinear):
                 _, residual, n_layers = plan[path]
                 for i, part in enumerate(_matrices(module)):

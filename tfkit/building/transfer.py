@@ -42,6 +42,7 @@ from tfkit.checkpoint.tensor_names import collapsed, holes
 from tfkit.checkpoint.weight_map import places
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.semantics import ValueChange, changes, meaning_of
+from tfkit.nn.spread import outlines, whole
 from tfkit.spec.arithmetic import ExpressionError, evaluate
 from tfkit.spec.extending import shortest
 from tfkit.spec.families import expanded
@@ -148,7 +149,8 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
     reject_changes(not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
     state, new_state = old.state_dict(), model.state_dict()
     weights = {name: place.view(state) for name, place in places(old).items()}
-    views = {name: place.view(new_state) for name, place in places(model).items()}
+    new_places, outline = places(model), outlines(new_state)
+    views = {name: place.view(outline) for name, place in new_places.items()}
     missing = [name for name in views if matches_any(name, transfer.missing)]
     sources = {name: _source(name, rules) for name in views if name not in missing}
     _check_effect(rules, sources)
@@ -166,7 +168,11 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
         if source not in weights:
             lost[name] = origin
             continue
-        tensors[name] = _tensor(name, weights[source], views[name], rule, transfer, model)
+        view = views[name]
+        if matches_any(name, transfer.tokens):  # new tokens keep their rows
+            place = new_places[name]
+            view = place.view({place.parameter: whole(new_state[place.parameter])})
+        tensors[name] = _tensor(name, weights[source], view, rule, transfer, model)
         if tensors[name].shape != views[name].shape:
             misfits[name] = f": {list(tensors[name].shape)}{origin}, {list(views[name].shape)} in the model"
     surplus = {name: f" {list(weights[name].shape)}" for name in unread if name not in unused}
@@ -178,7 +184,7 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            views[name].copy_(tensor)
+            new_places[name].fill(new_state, tensor)
     count = f"{len(tensors):,} of {len(views):,} weights from {shortest(folder)}"
     rows = f"; {len(transfer.rows):,} tokens are in both vocabularies" if transfer.tokens else ""
     return description(count + rows, missing=missing, unused=unused)

@@ -16,6 +16,7 @@ from tfkit.checkpoint.tensor_names import collapsed
 from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
 from tfkit.graph.semantics import ValueChange
+from tfkit.nn.spread import outlines
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import model_folder
 
@@ -60,7 +61,7 @@ def _in_part(model: fx.GraphModule, path: Path, selection: Selection) -> str:
         weights = nearest_map(model, graph, checkpoint)
         read, missing, unused = _selected(weights, checkpoint.names, selection)
         try:
-            check(read, model.state_dict(), checkpoint.names, path)
+            check(read, outlines(model.state_dict()), checkpoint.names, path)
         except SpecError as error:
             raise unfit(path, {part.message: part.notes for part in error.diagnostics}) from error
         reject_changes(not_allowed(stated_changes(checkpoint, graph), selection), path, help=CHANGE)

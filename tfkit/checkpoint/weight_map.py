@@ -24,6 +24,7 @@ from tfkit.checkpoint.pattern import Pattern
 from tfkit.checkpoint.tensor_names import matcher
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import StackedLinear
+from tfkit.nn.spread import outlines, process_of, rows_of
 from tfkit.spec.folder import INDEX, WEIGHTS
 
 MAX_SHARD = 5 * 10**9
@@ -45,6 +46,19 @@ class TensorPlace:
         """Return the tensor, as a view of the model's."""
         tensor = state[self.parameter]
         return tensor if self.length is None else tensor.narrow(self.dim, self.start, self.length)
+
+    def fill(self, state: Mapping[str, Tensor], tensor: Tensor, index: tuple[int, ...] = ()) -> None:
+        """Copy values to the tensor, or at an index of it; of a sharded tensor, to the rows of this process."""
+        rows, first = rows_of(state[self.parameter])
+        if self.length is not None and self.dim:
+            rows = rows.narrow(self.dim, self.start, self.length)
+        elif self.length is not None:
+            begin, end = (min(max(row - first, 0), len(rows)) for row in (self.start, self.start + self.length))
+            rows, first = rows[begin:end], first + begin - self.start
+        if not index:
+            rows.copy_(tensor[first : first + len(rows)] if tensor.dim() else tensor)
+        elif first <= index[0] < first + len(rows):
+            rows[(index[0] - first, *index[1:])].copy_(tensor)
 
 
 def places(model: nn.Module) -> dict[str, TensorPlace]:
@@ -153,13 +167,18 @@ class WeightMap:
         """Return the model's tensors of a link."""
         return [self.places[name].view(state)[link.index] for name in link.model]
 
+    def _state_of(self, link: Link, state: Mapping[str, Tensor]) -> Tensor:
+        """Return the parameter of a link's first tensor."""
+        return state[self.places[link.model[0]].parameter]
+
     def check_values(self, checkpoint: TensorFiles, state: Mapping[str, Tensor]) -> None:
         """Raise SpecError if a file has values that the model cannot take.
 
         They are not finite, or beyond the model's type, or differ from the values that a tie or a constant requires.
         """
-        types = {name: self.views(link, state)[0].dtype for link in self.links for name in link.file}
-        for name, dtype in types.items():
+        types = {name: self._state_of(link, state).dtype for link in self.links for name in link.file}
+        rank, count = process_of(next(iter(state.values())))
+        for name, dtype in list(types.items())[rank::count]:  # several processes read each tensor once
             check_finite(name, checkpoint.read(name), checkpoint.names[name].file, dtype)
         self._check_others(checkpoint)
 
@@ -169,16 +188,16 @@ class WeightMap:
 
         Values are checked while loading, unless `check_values` has checked them.
         """
-        order = {name: number for number, name in enumerate(checkpoint.names)}
+        order, outline = {name: number for number, name in enumerate(checkpoint.names)}, outlines(state)
         for link in sorted(self.links, key=lambda link: order[link.file[0]]):
             tensors = [checkpoint.read(name) for name in link.file]
-            views = self.views(link, state)
             for name, tensor in [] if checked else zip(link.file, tensors, strict=True):
-                check_finite(name, tensor, checkpoint.names[name].file, views[0].dtype)
+                check_finite(name, tensor, checkpoint.names[name].file, self._state_of(link, state).dtype)
             if link.pattern is not None:
-                tensors = link.pattern.apply(tensors, link.sizes, [tuple(view.shape) for view in views])
-            for view, tensor in zip(views, tensors, strict=True):
-                view.copy_(tensor)
+                shapes = [tuple(view.shape) for view in self.views(link, outline)]
+                tensors = link.pattern.apply(tensors, link.sizes, shapes)
+            for name, tensor in zip(link.model, tensors, strict=True):
+                self.places[name].fill(state, tensor, link.index)
         if not checked:
             self._check_others(checkpoint)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -17,12 +19,35 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def part(tensor: Tensor, like: Tensor) -> Tensor:
-    """Shard a full tensor in the same way as `like`."""
+    """Shard a full tensor in the same way as `like`. Only the rows of this process are copied to its device."""
     if not _is_spread(like):
         return tensor
-    from torch.distributed.tensor import distribute_tensor  # which `like` has imported
+    sharded = torch.empty_like(like, dtype=tensor.dtype, requires_grad=False)
+    local, first = rows_of(sharded)
+    local.copy_(tensor[first : first + len(local)])
+    return sharded
 
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return the rows of a tensor that this process has, as a view, and the number of the first."""
+    if not _is_spread(tensor):
+        return tensor, 0
+    mesh, first = tensor.device_mesh, 0
+    for dim, placement in enumerate(tensor.placements):
+        if placement.is_shard(0):
+            # As `torch.chunk` divides them: the last processes may have fewer rows, or none.
+            first = min(-(-len(tensor) // mesh.size(dim)) * mesh.get_local_rank(dim), len(tensor))
+    return tensor.to_local(), first
+
+
+def process_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the number of this process among all processes that hold parts of a tensor, and their count."""
+    return (tensor.device_mesh.get_rank(), tensor.device_mesh.size()) if _is_spread(tensor) else (0, 1)
+
+
+def outlines(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of the same full shapes and types that have no values."""
+    return {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in tensors.items()}
 
 
 def _is_spread(tensor: Tensor) -> TypeGuard[DTensor]:

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,8 @@ def forked(folder: Path, processes: int, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _fork(processes: int, arguments: list[str]) -> int:
-    """Run a command of tfkit in processes that know of each other; returns how many of them failed."""
+def fork(processes: int, action: Callable[[], int]) -> int:
+    """Run an action in processes that know of each other; returns how many of them failed."""
     with socket.create_server(("localhost", 0)) as free:
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
     children = []
@@ -76,7 +78,9 @@ def _fork(processes: int, arguments: list[str]) -> int:
             try:
                 signal.alarm(LONGEST)
                 os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank))
-                os._exit(main(arguments))
+                os._exit(action())
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         children.append(child)
@@ -109,4 +113,4 @@ if __name__ == "__main__":
     import tfkit.run.training.loop  # what every fork needs, once
     import tfkit.run.training.parallel  # noqa: F401
 
-    sys.exit(_fork(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(fork(int(sys.argv[1]), lambda: main(sys.argv[2:])))

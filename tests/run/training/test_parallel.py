@@ -13,14 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tfkit
 from tfkit.building.model import is_sharded
 from tfkit.cli import main
 from tfkit.errors import SpecError
+from tfkit.nn.spread import rows_of
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
 from tfkit.run.training.processes import Processes, launched
+from tfkit.run.training.start import begin
 
 from ...sampling import some
 from .launches import forked, numbers, options, tensors
@@ -155,6 +158,30 @@ def test_a_group_of_one_computes_what_one_does(what: str, tmp_path: Path) -> Non
     assert trained(run, processes=Together())[0].lines == trained(run)[0].lines
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_each_process_fills_its_rows_as_one_process_does(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a group of three whose others answer nothing: widths that three does not divide, and weights from a folder."""
+    monkeypatch.setattr(Together, "check_equal", lambda *_: None)
+    tfkit.save(Processes().build(small_run(tmp_path), torch.device("cpu")), tmp_path / "weights")
+    path, cut = tmp_path / "weights", "model.decoder.n_layers=1"
+    names = "map: {'decoder.layers.{i}': 'decoder.layers.{i + 1}'}, unused: [decoder.layers.0.*]"
+    sets = (["seed=9"], [f"weights={path}"], [cut, f"weights={{path: {path}, {names}}}"])
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
+    try:
+        for run in (small_run(tmp_path, *changes) for changes in sets):
+            sharded, alone = (each.build(run, torch.device("cpu")) for each in (Together(), Processes()))
+            begin(sharded, run)
+            begin(alone, run)
+            for name, full in alone.state_dict().items():
+                rows, start = rows_of(sharded.state_dict()[name])
+                assert start == min(-(-len(full) // 3) * rank, len(full))
+                assert torch.equal(rows, full[start : start + -(-len(full) // 3)]), name
+    finally:
+        dist.destroy_process_group()
+
+
 def test_dropout_differs_between_processes(tmp_path: Path) -> None:
     dropout = small_run(tmp_path, "model.dropout=0.3")
     assert trained(dropout)[0].losses != trained(dropout, processes=Second())[0].losses
@@ -183,5 +210,5 @@ def test_one_process_does_not_import_what_several_need() -> None:
     }
     assert found.pop("parallel.py")
     assert found.pop("command.py") == [" " * 8]  # inside of a branch
-    assert found.pop("spread.py") == [" " * 4] * 2  # for types, and where a tensor is already spread
+    assert found.pop("spread.py") == [" " * 4]  # for types
     assert not any(found.values())

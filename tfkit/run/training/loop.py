@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfkit.building.builder import build
 from tfkit.building.initialize import seed_device
 from tfkit.building.placement import GLOBAL_GENERATORS, threads
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
@@ -103,10 +102,9 @@ class Trainer:
             self.device = self._processes.device(config.machine.device)
         except ValueError as error:
             raise self.run.error(str(error), "machine", "device") from None
-        self.model = build(self.run.graph, device=self.device, seed=self.seed)
+        self.model = self._processes.build(self.run, self.device)
         self.notes = begin(self.model, self.run)
         """Sentences about the weights before the first step, by name."""
-        self._processes.spread(self.model, config.machine.shard)
         with self.run.guarded(config.loss, "`build`", "loss"):
             try:
                 loss = config.loss.build(self.model)

@@ -23,11 +23,14 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
-from tfkit.building.builder import build, graph_of
+from tfkit.building.builder import build, filled_by_layer, graph_of
+from tfkit.building.first_loss import warn_of_first_losses
 from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
+from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
 from tfkit.run.training.processes import Processes
 
@@ -55,15 +58,20 @@ class Together(Processes):
         torch.cuda.set_device(device)
         return device
 
-    def spread(self, model: fx.GraphModule, shard: int | None) -> None:
-        self.check_equal(_checksum(model), "began with different weights")
-        shard = shard or self.count
-        shape = (self.count // shard, shard)
-        mesh = init_device_mesh(next(model.parameters()).device.type, shape, mesh_dim_names=("replicate", "shard"))
-        for module in (*_layers(model), model):
+    def build(self, run: Run, device: torch.device) -> fx.GraphModule:
+        shard = run.config.machine.shard or self.count
+        mesh = init_device_mesh(device.type, (self.count // shard, shard), mesh_dim_names=("replicate", "shard"))
+        sums = []
+        model = build(run.graph, device="meta")
+        for module in filled_by_layer(model, _layers(model), device=device, seed=run.config.seed):
+            sums.append(_checksum(module))
             sharded: FSDPModule = fully_shard(module, mesh=mesh)
             sharded.set_gradient_divide_factor(1.0)  # a sum: the loop divides by the positions of all processes
             sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        self.check_equal(" ".join(sums), "began with different weights")
+        if self.rank == 0:
+            warn_of_first_losses(model, run.graph)
+        return model
 
     def rows(self, indices: Ids) -> Ids:
         count = len(indices) // self.count
@@ -116,9 +124,10 @@ def _layers(model: fx.GraphModule) -> Iterator[nn.Module]:
             yield from (model.get_submodule(f"{node.name}.layers.{number}") for number in range(len(node.stack.layers)))
 
 
-def _checksum(model: nn.Module) -> str:
-    """Return a text that is equal for equal weights, on every machine: the sum of the bits of each parameter."""
-    return " ".join(str(parameter.detach().view(torch.int32).sum().item()) for parameter in model.parameters())
+def _checksum(module: nn.Module) -> str:
+    """Return a text that is equal for equal weights, on every machine: the sum of the bits of each full parameter."""
+    parameters = [parameter.detach() for parameter in module.parameters() if not isinstance(parameter, DTensor)]
+    return " ".join(str(parameter.view(torch.int32).sum().item()) for parameter in parameters)
 
 
 # ---- the beginning and the end ----

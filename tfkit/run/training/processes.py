@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tfkit.building.builder import build
 from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
@@ -28,11 +29,12 @@ class Processes:
         """Return the device of this process; raise ValueError if there is no device of that name."""
         return device_of(name)
 
-    def spread(self, model: fx.GraphModule, shard: int | None) -> None:
-        """Leave each process its part of the parameters: each copy is shared by `shard` processes, or by all.
+    def build(self, run: Run, device: torch.device) -> fx.GraphModule:
+        """Build the model of a run with its initial weights, of which each process has its part.
 
-        Raises SpecError if their values differ.
+        Raises SpecError if the values of several processes differ.
         """
+        return build(run.graph, device=device, seed=run.config.seed)
 
     def rows(self, indices: Ids) -> Ids:
         """Return the examples of this process among the examples of a step."""
