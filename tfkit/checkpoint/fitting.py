@@ -56,7 +56,7 @@ def fitting_map(
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
     """Return the map with the most names in a file: by the names of the model, of transformers, or of the family."""
     family = graph.spec.family
-    candidates = [WeightMap.of_model(model), transformers_map(model, graph.outputs[0])]
+    candidates = [WeightMap.of_model(model), transformers_map(model, graph)]
     if family is not None:
         assert isinstance(model, fx.GraphModule)
         candidates.append(published(model, family).for_names(checkpoint.names))

@@ -1,32 +1,62 @@
-"""The names of a language model's tensors in a folder of code that `tfkit save` wrote for transformers.
+"""The names of a model's tensors in a folder of code that `tfkit save` wrote for transformers.
 
-The nodes are in a body, `model`; the last one is the head, with its output matrix as `lm_head`.
+The nodes are in a body, `model`, or in its parts `model.encoder` and `model.decoder`. The last nodes are the head, with
+its output matrix as `lm_head` or `classifier`. A model without a head is only the body.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import nn
 
 from tfkit.checkpoint.weight_map import WeightMap
+from tfkit.graph.decode_split import split_if_decodable
+from tfkit.graph.expand import Graph, Node
 
 BODY = "model"
-LM_HEAD = "lm_head"
+ENCODER, DECODER = "encoder", "decoder"
+LM_HEAD, CLASSIFIER = "lm_head", "classifier"
 MATRIX = "output"
 """The output matrix in the module of a head."""
 
 
-def name_in_folder(name: str, head: str) -> str:
-    """Return the name of a tensor, or of a module, as the folder has it; `head` is the last node."""
-    node, _, rest = name.partition(".")
-    if node != head:
-        return f"{BODY}.{name}"
-    return f"{LM_HEAD}{rest.removeprefix(MATRIX)}" if rest.split(".")[0] == MATRIX else rest
+def head_of(graph: Graph) -> tuple[Node, ...]:
+    """Return the nodes that compute logits from the last sequence of vectors; empty if the model returns vectors."""
+    *_, last = graph.nodes
+    if graph.outputs != (last.name,) or last.output.type != "logits":
+        return ()
+    sequences = [index for index, node in enumerate(graph.nodes) if node.output.type == "sequence"]
+    return graph.nodes[sequences[-1] + 1 :] if sequences else ()
 
 
-def transformers_map(model: nn.Module, head: str) -> WeightMap:
+def matrix_name(head: Node) -> str:
+    """Return the name of the output matrix of a model's last node."""
+    return CLASSIFIER if head.config.head() is None else LM_HEAD
+
+
+def folder_names(graph: Graph) -> Callable[[str], str]:
+    """Return the function from the name of a tensor, or of a module, of a model to its name in the folder."""
+    head, split = head_of(graph), split_if_decodable(graph)
+    encoder = {node.name for node in split.once} if split else set()
+
+    def name_in_folder(name: str) -> str:
+        node, _, rest = name.partition(".")
+        if not head:
+            return name
+        if node == head[-1].name:
+            return f"{matrix_name(head[-1])}{rest.removeprefix(MATRIX)}" if rest.split(".")[0] == MATRIX else rest
+        if any(node == part.name for part in head):
+            return name
+        part = "" if not encoder else f"{ENCODER}." if node in encoder else f"{DECODER}."
+        return f"{BODY}.{part}{name}"
+
+    return name_in_folder
+
+
+def transformers_map(model: nn.Module, graph: Graph) -> WeightMap:
     """Return the map of a folder that was written for transformers."""
-    weights = WeightMap.of_model(model)
-    links = [replace(link, file=tuple(name_in_folder(name, head) for name in link.file)) for link in weights.links]
+    weights, name_in_folder = WeightMap.of_model(model), folder_names(graph)
+    links = [replace(link, file=tuple(map(name_in_folder, link.file))) for link in weights.links]
     return replace(weights, links=tuple(links))

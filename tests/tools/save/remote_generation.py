@@ -1,13 +1,14 @@
 """Use folders as a user of transformers does, in a process without tfkit, and print the failed checks by folder.
 
-Arguments: the folder for copies of the code, then the folders of models.
+Arguments: the folder for copies of the code, then the folders of models. The file FOLDER.pt has inputs of two sequences
+and, for a model that generates, the tokens that tfkit generates for the first one.
 """
 
 import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 os.environ |= {"HF_MODULES_CACHE": sys.argv[1], "HF_HUB_OFFLINE": "1"}
@@ -20,76 +21,107 @@ import transformers  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 transformers.logging.set_verbosity_error()
-MAX_TOKENS = 20
-"""Maximum number of generated tokens."""
+Inputs = dict[str, Tensor]
 
 
-def ids(model: Any, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, model.config.vocab_size, (1, 8), generator=generator)
-
-
-def failures(model: Any) -> Iterator[str]:
-    single, batch = ids(model, 0), torch.cat([ids(model, 0), ids(model, 1)])
-    mask = torch.ones_like(batch)
-    mask[0, :3] = 0
-    decodes = isinstance(model, transformers.GenerationMixin)
-    tokens = generated(model, single, batch, mask) if decodes else ()
-    for name, ours, theirs in [*tokens, *computed(model, batch, mask)]:
+def failures(model: Any, inputs: Inputs, expected: Tensor | None) -> Iterator[str]:
+    main = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    texts = [name for name in inputs if name.endswith("input_ids")]
+    masks = {name.replace("input_ids", "attention_mask"): torch.ones_like(inputs[name]) for name in texts}
+    for mask in masks.values():
+        mask[0, :3] = 0
+    tokens = generated(model, inputs, masks, expected) if expected is not None else ()
+    for name, ours, theirs in [*tokens, *computed(model, inputs, masks, main)]:
         if not torch.equal(ours, theirs):
             yield name
-    if len(model(batch, output_hidden_states=True).hidden_states) != model.config.num_hidden_layers + 1:
+    hidden = model(**inputs, output_hidden_states=True)
+    hidden = hidden.decoder_hidden_states if main == "decoder_input_ids" else hidden.hidden_states
+    if len(hidden) != model.config.num_hidden_layers + 1:
         yield "hidden states"
-    if (difference := gradients(model, batch, mask)) > 1e-6:
+    if (difference := gradients(model, inputs, masks, main)) > 1e-6:
         yield f"checkpointing changes a gradient by {difference}"
-    model.resize_token_embeddings(model.config.vocab_size + 3)
-    if model(batch).logits.shape[-1] != model.lm_head.weight.shape[0]:
-        yield "resize_token_embeddings"
+    if hasattr(model, "lm_head") and "input_ids" in inputs:
+        model.resize_token_embeddings(model.config.vocab_size + 3)
+        if model(**inputs).logits.shape[-1] != model.lm_head.weight.shape[0]:
+            yield "resize_token_embeddings"
     model.bfloat16()
-    if decodes:
-        model.generate(batch, attention_mask=mask, max_new_tokens=2)
+    inputs = {name: value.bfloat16() if value.is_floating_point() else value for name, value in inputs.items()}
+    model(**inputs, **masks)
+    if expected is not None:
+        inputs.pop("decoder_input_ids", None)
+        model.generate(**inputs, **sources(masks), max_new_tokens=2)
 
 
-def generated(model: Any, single: Tensor, batch: Tensor, mask: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+def sources(values: Mapping[str, Tensor]) -> Inputs:
+    """Return the values that `generate` takes."""
+    return {name: value for name, value in values.items() if not name.startswith("decoder_")}
+
+
+def row(inputs: Mapping[str, Tensor], start: int = 0) -> Inputs:
+    """Return the first row of the inputs of `generate`, from a token on."""
+    return {name: value[:1, start:] if value.dim() == 2 else value[:1] for name, value in sources(inputs).items()}
+
+
+def generated(model: Any, inputs: Inputs, masks: Inputs, expected: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield pairs of tokens that must be equal, such as with a cache and without."""
-    count = min(MAX_TOKENS, getattr(model.config, "max_len", 99) - 10)
+    count = len(expected)
     greedy: dict[str, Any] = {"max_new_tokens": count, "do_sample": False}
-    beams = greedy | {"num_beams": 3, "num_return_sequences": 2, "attention_mask": mask}
-    yield "greedy", model.generate(single, **greedy), model.generate(single, use_cache=False, **greedy)
-    ragged = model.generate(batch, attention_mask=mask, **greedy)
-    yield "padding", ragged, model.generate(batch, attention_mask=mask, use_cache=False, **greedy)
-    yield "a row alone", ragged[0, 8:], model.generate(batch[:1, 3:], **greedy)[0, 5:]
-    yield "beams", model.generate(batch, **beams), model.generate(batch, use_cache=False, **beams)
+    batch = sources(inputs) | sources(masks)
+    beams = batch | greedy | {"num_beams": 3, "num_return_sequences": 2}
+    tokens = model.generate(**row(inputs), **greedy)
+    yield "greedy", tokens, model.generate(**row(inputs), use_cache=False, **greedy)
+    yield "greedy in tfkit", tokens[0, -count:], expected
+    ragged = model.generate(**batch, **greedy)
+    yield "padding", ragged, model.generate(**batch, use_cache=False, **greedy)
+    if masks.keys() & batch.keys():
+        yield "a row alone", ragged[0, -count:], model.generate(**row(inputs, 3), **greedy)[0, -count:]
+    yield "beams", model.generate(**beams), model.generate(**beams, use_cache=False)
     samples = []
     for use_cache in (True, False):
         torch.manual_seed(0)
         sampling = {"do_sample": True, "max_new_tokens": count, "num_return_sequences": 2, "use_cache": use_cache}
-        samples.append(model.generate(batch, attention_mask=mask, **sampling))
+        samples.append(model.generate(**batch, **sampling))
     yield "samples", samples[0], samples[1]
     if not model._is_stateful:
-        expected = model.generate(single, **greedy)
-        yield "prompt lookup", model.generate(single, prompt_lookup_num_tokens=3, **greedy), expected
-        yield "assisted", model.generate(single, assistant_model=model, **greedy), expected
+        yield "assisted", model.generate(**row(inputs), assistant_model=model, **greedy), tokens
+        if "decoder_input_ids" not in inputs:
+            yield "prompt lookup", model.generate(**row(inputs), prompt_lookup_num_tokens=3, **greedy), tokens
 
 
-def computed(model: Any, batch: Tensor, mask: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+def computed(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield pairs of values that must be equal."""
-    output = model(batch, attention_mask=mask, output_hidden_states=True)
-    vectors = model.get_input_embeddings()(batch)
-    yield "inputs_embeds", model(inputs_embeds=vectors, attention_mask=mask).logits, output.logits
-    yield "the body", model.base_model(batch, attention_mask=mask).last_hidden_state, output.hidden_states[-1]
-    if not isinstance(model, transformers.GenerationMixin):
+    output = model(**inputs, **masks, output_hidden_states=True)
+    hidden = output.decoder_hidden_states if main == "decoder_input_ids" else output.hidden_states
+    if "input_ids" in inputs:
+        rest = {name: value for name, value in inputs.items() if name != "input_ids"}
+        vectors = model.get_input_embeddings()(inputs["input_ids"])
+        yield "inputs_embeds", model(inputs_embeds=vectors, **rest, **masks)[0], output[0]
+    body: Any = model.base_model
+    yield "the body", body(**inputs, **masks).last_hidden_state, hidden[-1]
+    if not hasattr(model, "generate"):
         return
-    last_logits = model(batch, attention_mask=mask, logits_to_keep=2).logits
+    last_logits = model(**inputs, **masks, logits_to_keep=2).logits
     yield "logits_to_keep", last_logits, output.logits[:, -2:]
-    inside = torch.ones_like(batch)
+    name = main.replace("input_ids", "attention_mask")
+    inside = torch.ones_like(inputs[main])
     inside[0, 3] = 0
-    rest = torch.cat([batch[:1, :3], batch[:1, 4:]], dim=1)
-    difference = (model(batch, attention_mask=inside).logits[0, 4:] - model(rest).logits[0, 3:]).abs().max()
+    rest = {key: value[:1] for key, value in inputs.items()}
+    rest |= {main: torch.cat([inputs[main][:1, :3], inputs[main][:1, 4:]], dim=1)}
+    difference = (model(**inputs, **{name: inside}).logits[0, 4:] - model(**rest).logits[0, 3:]).abs().max()
     yield "padding between tokens", difference > 1e-4, torch.tensor(False)
 
 
-def gradients(model: Any, batch: Tensor, mask: Tensor) -> float:
+def labels_of(model: Any, inputs: Inputs, main: str) -> Inputs:
+    """Return labels for a model with a head."""
+    name = type(model).__name__
+    if hasattr(model, "lm_head"):
+        return {"labels": inputs[main]}
+    if name.endswith("ForTokenClassification"):
+        return {"labels": inputs[main] % model.config.num_labels}
+    return {"labels": torch.arange(2)} if hasattr(model, "classifier") else {}
+
+
+def gradients(model: Any, inputs: Inputs, masks: Inputs, main: str) -> float:
     """Return the largest difference of a gradient with checkpointing and without."""
     model.train()
     for module in model.modules():
@@ -98,10 +130,12 @@ def gradients(model: Any, batch: Tensor, mask: Tensor) -> float:
         elif isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0
     results = []
+    labels = labels_of(model, inputs, main)
     for checkpointing in (False, True):
         model.gradient_checkpointing_enable() if checkpointing else model.gradient_checkpointing_disable()
         model.zero_grad()
-        model(batch, attention_mask=mask, labels=batch).loss.backward()
+        output = model(**inputs, **masks, **labels)
+        (output.loss if labels else output[0].square().mean()).backward()
         results.append({name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None})
     model.gradient_checkpointing_disable()
     model.eval()
@@ -111,9 +145,10 @@ def gradients(model: Any, batch: Tensor, mask: Tensor) -> float:
 
 for folder in sys.argv[2:]:
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    auto = next(name for name in config.auto_map if name.startswith("AutoModelFor"))
+    auto = max(config.auto_map, key=lambda name: (name.startswith("AutoModel"), len(name)))
     opened: Any = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
     opened.eval()
     if isinstance(opened, transformers.GenerationMixin):
-        opened.generation_config = transformers.GenerationConfig(pad_token_id=0)
-    print(json.dumps([os.path.basename(folder), *failures(opened)]), flush=True)
+        opened.generation_config = transformers.GenerationConfig(pad_token_id=0, decoder_start_token_id=1)
+    facts = torch.load(f"{folder}.pt")
+    print(json.dumps([os.path.basename(folder), *failures(opened, facts["inputs"], facts["tokens"])]), flush=True)

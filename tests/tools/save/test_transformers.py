@@ -19,14 +19,16 @@ from torch import fx
 
 import tfkit
 from tfkit.console.hub import on_disk
+from tfkit.graph.input_shapes import max_len
 from tfkit.spec.render import render
 from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.save.remote_code import folder as folder_of_code
 from tfkit.tools.save.remote_code.card import model_card
 from tfkit.tools.save.remote_code.folder import write_folder
 from tfkit.tools.save.remote_code.modeling import code_of
+from tfkit.tools.save.remote_code.parts import parts_of
 from tfkit.tools.save.remote_code.proof import Folders
-from tfkit.tools.save.remote_code.separate import parts_of
 from tfkit.tools.save.save import save
 
 from ..conftest import DECODER
@@ -42,10 +44,31 @@ SPECS = tuple(
     laguna lfm2_1_2b lfm2_8b_a1b llama3_8b llama4_scout mamba2_130m mhc_small minicpm3_4b minimax_text_01 mistral4
     mixtral_8x7b modernbert_base modernbert_decoder mpt_7b nanochat nemotron_h_8b olmo3_7b olmo_hybrid_7b opt_350m
     persimmon_8b phi4_mini phi_2 qwen2_57b_a14b qwen3_next_80b_a3b recurrentgemma_2b roformer_chinese_base
-    stablelm_3b starcoder2_3b trinity_mini
+    stablelm_3b starcoder2_3b trinity_mini bart_base opus_mt_en_de t5_small t5gemma_2b_2b vaswani_base whisper_tiny
+    dinov2_base siglip_vision_base_16 vit_base_16
     """.split()  # noqa: SIM905
 )
-"""Every attention, position, window, FFN, mixer and stream of decoders, plugins among them, and four encoders."""
+"""Every attention, position, window, FFN, mixer and stream of decoders, plugins among them, encoders of texts, images
+and sound, and encoder-decoders.
+"""
+HEADS = {
+    "sequence_classes": (
+        "bert_base",
+        "pooled: {block: pooler, activation: tanh}, classes: {block: classifier, n_classes: 3, labels: [a, b, c]}",
+    ),
+    "token_classes": ("modernbert_base", "classes: {block: classifier, n_classes: 5}"),
+    "transformed": (
+        "roberta_base",
+        "pooled: pooler, classes: {block: classifier, n_classes: 4, transform: {activation: gelu, norm: layernorm}}",
+    ),
+    "score": (
+        "gpt2",
+        "pooled: {block: pooler, select: last}, classes: {block: classifier, n_classes: 1, bias: false}",
+    ),
+    "vectors": ("llama3_8b", ""),
+    "embeddings": ("bert_base", "pooled: {block: pooler, select: mean}"),
+}
+"""Models with other outputs than logits of tokens: the spec that they extend, and the nodes instead of its head."""
 GENERATING = (
     "gpt2",
     "gemma3_1b",
@@ -54,6 +77,12 @@ GENERATING = (
     "falcon_h1_0_5b",
     "gated_streams_small",
     "bert_base",
+    "t5_small",
+    "t5gemma_2b_2b",
+    "whisper_tiny",
+    "vit_base_16",
+    "token_classes",
+    "embeddings",
 )
 
 
@@ -64,8 +93,34 @@ def folders() -> Iterator[Folders]:
         yield process
 
 
+def loaded(name: str) -> tfkit.Graph:
+    """Load a spec by its name, or a spec of `HEADS`."""
+    if name not in HEADS:
+        return tfkit.load(name)
+    base, nodes = HEADS[name]
+    further = f", {nodes}" if nodes else ""
+    head = f"graph: {{logits: null{further}}}"
+    return tfkit.loads(f"tfkit: 1\nextends: {base}\nname: {name}\nparameters: null\ncheckpoint: null\n{head}\n")
+
+
 def small_model(name: str) -> fx.GraphModule:
-    return tfkit.build(reduced_model(tfkit.load(name), PLUGINS).graph)
+    return tfkit.build(reduced_model(loaded(name), PLUGINS).graph)
+
+
+def write_inputs(model: fx.GraphModule, file: Path) -> None:
+    """Write inputs by their names in transformers, and the tokens that tfkit generates for the first row."""
+    graph = model.meta["graph"]
+    parts, inputs, tokens = parts_of(graph), random_inputs(graph, batch=2, length=8, seed=4), None
+    if parts.decodes:
+        target = parts.last.input
+        further: dict[str, Any] = {name: value[:1] for name, value in inputs.items() if name != target}
+        prompt = torch.ones(1, 1, dtype=torch.long) if further else inputs[target][:1]
+        room = min(20, (max_len(graph) or 99) - 9)
+        tokens = tfkit.generate(model, prompt, max_new_tokens=room, **further).tokens[0]
+    arguments = {parts.arguments[name]: value for name, value in inputs.items()}
+    if "input_features" in arguments:
+        arguments["input_features"] = arguments["input_features"].transpose(1, 2)
+    torch.save({"inputs": arguments, "tokens": tokens}, file)
 
 
 def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
@@ -116,8 +171,8 @@ def test_a_description_is_no_code(small: tfkit.Graph) -> None:
     ("name", "why"),
     [
         ("ernie_3_0_base_zh", "one input of tokens"),
-        ("t5_small", "it takes source"),
-        ("dit_small", "is not the head"),
+        ("clip_base_32", "it takes tokens, image"),
+        ("dit_small", "it takes patches, time"),
     ],
 )
 def test_a_model_that_cannot_be_saved_is_an_error(name: str, why: str) -> None:
@@ -146,10 +201,12 @@ def test_a_model_by_its_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [*SPECS, *HEADS])
 def test_a_folder_is_the_model(name: str, folders: Folders, tmp_path: Path) -> None:
     model = small_model(name)
     write_folder(model, tmp_path, render(model.meta["graph"].spec.model), folders)
+    reopened = tfkit.build(tmp_path).state_dict()
+    assert all(torch.equal(tensor, reopened[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.slow
@@ -158,7 +215,14 @@ def test_use_in_transformers(folders: Folders, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         model = small_model(name)
         write_folder(model, tmp_path / name, render(model.meta["graph"].spec.model), folders)
-    command = [sys.executable, "-I", GENERATION, tmp_path / "code", *map(tmp_path.joinpath, GENERATING)]
+        write_inputs(model, tmp_path / f"{name}.pt")
+    command: list[str | Path] = [
+        sys.executable,
+        "-I",
+        GENERATION,
+        tmp_path / "code",
+        *map(tmp_path.joinpath, GENERATING),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert [json.loads(line) for line in done.stdout.splitlines()] == [[name] for name in GENERATING], done.stderr
 
@@ -190,9 +254,9 @@ AutoModelForCausalLM.from_pretrained({str(tmp_path / "out" / "checkpoint-4")!r},
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("self.lm_head(x)", "self.lm_head(-x)", "computes something else for tokens"),
+        ("self.lm_head(x)", "self.lm_head(-x)", "computes something else for inputs"),
         ("slots = cache.tensors[index]", "slots = cache.tensors[0]", "that are read in pieces"),
-        ("visible = visible & tokens", "visible = visible | tokens", "padded tokens"),
+        ("visible = visible & tokens", "visible = visible | tokens", "padded inputs"),
         ("self.decoder = ", "self.stack = self.decoder = ", "other tensors|missing keys"),
     ],
 )

@@ -42,10 +42,12 @@ class Classes:
         order: the classes from the leaves to the root.
         of: the class of each module that has one.
 
-    `prefix` precedes the names of nodes in the paths of modules.
+    `prefixes` may precede the names of nodes in the paths of modules.
     """
 
-    def __init__(self, graph: Graph, whole: Specialiser, sizes: Sizes, config: Config, prefix: str = "") -> None:
+    def __init__(
+        self, graph: Graph, whole: Specialiser, sizes: Sizes, config: Config, prefixes: Sequence[str] = ()
+    ) -> None:
         self.whole = whole
         self.sizes = sizes
         self.config = config
@@ -60,6 +62,7 @@ class Classes:
         places: dict[Class, list[str]] = {}
         for path, module in whole.model.named_modules(remove_duplicate=False):
             if module in self.of:
+                prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), "")
                 places.setdefault(self.of[module], []).append(path.removeprefix(prefix))
         taken = {name for function in whole.functions.values() for name in function.uses}
         _name_apart(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
+from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import name_of, text_of, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
@@ -103,7 +105,7 @@ def definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[
     functions = whole.functions.values()
     outside = {name: value for function in functions for name, value in function.uses.items()} | {**uses}
     records = [record for record in whole.records if whole.records.alone(record) is None]
-    parts = [record_text(record, whole.records) for record in records]
+    parts = _in_order({record.__name__: record_text(record, whole.records) for record in records})
     for name, value in outside.items():
         if not isinstance(value, _IMPORTED):
             with written_out(f"the constant `{name}`"):
@@ -111,6 +113,16 @@ def definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[
     parts += [function_text(called) for called in functions if called.module is None and called.returns is None]
     ours = {*whole.records, *(called for _, called in whole.functions)}
     return "\n".join(sorted(_imports(outside, ours))), parts
+
+
+def _in_order(records: Mapping[str, str]) -> list[str]:
+    """Order the texts of records so that each record follows the records in its fields."""
+    ordered: dict[str, str] = {}
+    while len(ordered) < len(records):
+        for name, text in records.items():
+            if reads(ast.parse(text)) & (records.keys() - {name}) <= ordered.keys():
+                ordered.setdefault(name, text)
+    return list(ordered.values())
 
 
 def docs(graph: Graph) -> str:

@@ -125,8 +125,8 @@ def save(
 def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path | None) -> Callable[[Path], None]:
     """Return the function that writes the code and the weights of a model, and opens them with transformers."""
     from tfkit.tools.save.remote_code.folder import write_folder
+    from tfkit.tools.save.remote_code.parts import parts_of
     from tfkit.tools.save.remote_code.proof import Folders, check_transformers
-    from tfkit.tools.save.remote_code.separate import parts_of
 
     check_transformers()
     graph = graph_of(model)

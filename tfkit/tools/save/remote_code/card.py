@@ -12,7 +12,7 @@ from tfkit.spec.folder import RUN
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.params.count import count_params
-from tfkit.tools.save.remote_code.separate import Parts
+from tfkit.tools.save.remote_code.parts import Parts
 
 CARD = "README.md"
 PICTURE = "model.svg"
@@ -27,7 +27,7 @@ def picture_of(graph: Graph) -> str:
 def model_card(parts: Parts, weights: Path | None) -> str:
     """Return the text of a model card; `weights` may lie in the folder of the run that trained them."""
     graph = parts.graph
-    model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.head_class}"
+    model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.task.auto}"
     rows = {"parameters": f"{count.total:,}"}
     rows |= {"of these active for a token": f"{count.active:,}"} if count.active != count.total else {}
     rows |= {f"layers of `{node.name}`": str(node.stack.depth) for node in graph.nodes if node.stack is not None}
@@ -35,7 +35,7 @@ def model_card(parts: Parts, weights: Path | None) -> str:
     text = [
         "---",
         "library_name: transformers",
-        f"pipeline_tag: {'text-generation' if parts.decodes else 'fill-mask'}",
+        f"pipeline_tag: {parts.task.tag}",
         "tags: [custom_code]",
         "---",
         "",

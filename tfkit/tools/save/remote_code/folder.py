@@ -15,12 +15,13 @@ from tfkit.building.builder import graph_of
 from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.weight_map import write_shards
+from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import CONFIG, SPEC, SPEC_KEY
 from tfkit.tools.save.remote_code.card import CARD, PICTURE, model_card, picture_of
 from tfkit.tools.save.remote_code.modeling import WrittenCode, code_of, model_type
+from tfkit.tools.save.remote_code.parts import Parts, parts_of
 from tfkit.tools.save.remote_code.proof import Folders, prove
-from tfkit.tools.save.remote_code.separate import Parts, parts_of
 from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
 
 GENERATION = "generation_config.json"
@@ -59,7 +60,7 @@ def write_folder(
     if parts.decodes:
         _write_json(target / GENERATION, ids)
     metadata = safetensors_metadata(graph)
-    for file in write_shards(transformers_map(model, parts.head.name), model.state_dict(), target, metadata=metadata):
+    for file in write_shards(transformers_map(model, graph), model.state_dict(), target, metadata=metadata):
         shutil.copymode(target / CONFIG, file)
     prove(model, parts, target, process)
 
@@ -67,18 +68,30 @@ def write_folder(
 def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str, Any]:
     """Return the contents of config.json."""
     dtypes = {name_of(tensor.dtype) for tensor in model.state_dict().values()}
+    end = parts.task.class_name
     classes = {
         "AutoConfig": f"configuration_{code.file}.{code.name}Config",
         "AutoModel": f"modeling_{code.file}.{code.name}Model",
-        f"AutoModel{parts.head_class}": f"modeling_{code.file}.{code.name}{parts.head_class}",
+        f"AutoModel{parts.task.auto}": f"modeling_{code.file}.{code.name}{end or 'Model'}",
     }
     return {
-        "architectures": [f"{code.name}{parts.head_class}"],
+        "architectures": [f"{code.name}{end or 'Model'}"],
         "auto_map": classes,
         "model_type": model_type(code.file),
         "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
+        **(_labels(parts.head[-1]) if parts.head and parts.head[-1].config.head() is None else {}),
         **code.fields,
     }
+
+
+def _labels(classifier: Node) -> dict[str, Any]:
+    """Return the names and the meaning of classes as transformers has them, from the fields of a classifier."""
+    fields, count = dict(classifier.config), classifier.output.width
+    names = fields.get("labels") or [f"LABEL_{index}" for index in range(count or 0)]
+    problem = fields.get("problem_type")
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}} | (
+        {} if problem is None else {"problem_type": problem}
+    )
 
 
 def _write_json(path: Path, contents: dict[str, Any]) -> None:

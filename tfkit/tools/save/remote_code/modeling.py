@@ -18,12 +18,14 @@ from torch import nn
 
 from tfkit.building.builder import assemble
 from tfkit.building.initialize import rules
-from tfkit.checkpoint.remote_code import BODY
+from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER
 from tfkit.component import Cached, State
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
+from tfkit.graph.wiring import table_owner
 from tfkit.nn import Past
 from tfkit.tools.eject.classes import Classes
+from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import Config, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
@@ -33,10 +35,10 @@ from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
 from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
-from tfkit.tools.save.remote_code.separate import Parts, parts_of, separated
+from tfkit.tools.save.remote_code.parts import Body, Parts, parts_of
+from tfkit.tools.save.remote_code.separate import separated
 
-TEMPLATE = Path(__file__).with_name("modeling.py.txt")
-CONFIGURATION = Path(__file__).with_name("configuration.py.txt")
+TEMPLATES = Path(__file__).with_name("templates")
 KEY = re.compile(r"#\[(?P<end>/)?(?P<negated>not )?(?P<flag>\w+)\]")
 """A line of the template that begins, or ends, lines for models with a property, or without it."""
 RESERVED = frozenset(
@@ -53,6 +55,19 @@ ATTRIBUTES = {
     "max_position_embeddings": "max_len",
 }
 """The fields of the config by the names that transformers uses."""
+SOURCES = {"input_ids": "token ids", "pixel_values": "images", "input_features": "features [b, width, t]"}
+"""Inputs of a model, by their names in transformers."""
+LOSSES = {
+    "ForCausalLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
+    "ForMaskedLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
+    "ForSeq2SeqLM": "self.loss_function(logits, labels, self.config.vocab_size, shift_labels=labels, **kwargs)",
+    "ForSpeechSeq2Seq": "self.loss_function(logits, labels, self.config.vocab_size, shift_labels=labels, **kwargs)",
+    "ForTokenClassification": "self.loss_function(logits, labels, self.config, **kwargs)",
+    "ForSequenceClassification": "self.loss_function(labels, logits, self.config, **kwargs)",
+    "ForImageClassification": "self.loss_function(labels, logits, self.config, **kwargs)",
+    "ForAudioClassification": "self.loss_function(labels, logits, self.config, **kwargs)",
+}
+"""The call of the loss, by task: transformers names its arguments in different orders."""
 
 
 def model_type(file: str) -> str:
@@ -87,24 +102,37 @@ def code_of(graph: Graph) -> WrittenCode:
         model = assemble(named)
         parts = parts_of(named)
         name = type(model).__name__
-        filling = rules(model, graph).items()
-        plan = {parts.name_in_folder(path).removeprefix(f"{BODY}."): rule for path, rule in filling}
-        head = separated(model, parts, name)
-    body = head.get_submodule(BODY)
-    lend_sizes(head)
-    check_apart(head)
-    merge_equal(head)
-    whole = Specialiser(head)
-    memory: dict[str, Value] = {}
-    if parts.decodes:
-        memory = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY])), "caches": Maybe(Items(Items(Items(SOME))))}
-    whole.run({head: {}, body: memory})
+        plan = {parts.name_in_class(path): rule for path, rule in rules(model, graph).items()}
+        root = separated(model, parts, name)
+    lend_sizes(root)
+    check_apart(root)
+    merge_equal(root)
+    whole = Specialiser(root)
+    modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
+    whole.run(({root: {}} if parts.head else {}) | {module: _known(body, whole) for body, module in modules.items()})
     draw_in(whole.functions, whole.read)
     for function in whole.functions.values():
         _narrow_result(function)
-    weights = InitialWeights(graph.spec.model.init, plan, _modules(head, plan), whole)
-    classes = Classes(graph, whole, sizes, config, f"{BODY}.")
-    return _ModelingWriter(graph, parts, name, whole, classes, config, weights).code()
+    inside = [*modules.values(), root]
+    weights = InitialWeights(graph.spec.model.init, plan, {path: _module(inside, path) for path in plan}, whole)
+    prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
+    classes = Classes(graph, whole, sizes, config, prefixes)
+    return _ModelingWriter(graph, parts, name, whole, classes, config, weights, modules).code()
+
+
+def _known(body: Body, whole: Specialiser) -> dict[str, Value]:
+    """Return the values of arguments of a body of which more is known than whether they may be None."""
+    if not body.decodes:
+        return {}
+    values: dict[str, Value] = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY]))}
+    values |= {name: Maybe(Items(Items(Items(SOME)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]}
+    return values
+
+
+def _module(parts: Sequence[nn.Module], path: str) -> nn.Module:
+    """Return the module that the first of these parts has under a name."""
+    children = [dict(part.named_modules(remove_duplicate=False)) for part in parts]
+    return next(modules[path] for modules in children if path in modules)
 
 
 def _with_gaps(graph: Graph) -> Graph:
@@ -129,13 +157,6 @@ def _narrow_result(function: Function) -> None:
         function.code = replace(function.code, tree=tree)
 
 
-def _modules(head: nn.Module, names: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Return modules of the body by their names in it, and modules of the head by their names there."""
-    body = head.get_submodule(BODY)
-    inside = dict(body.named_modules(remove_duplicate=False))
-    return {name: inside[name] if name in inside else head.get_submodule(name) for name in names}
-
-
 class _ModelingWriter:
     """Writer of the two files, from their templates."""
 
@@ -148,6 +169,7 @@ class _ModelingWriter:
         classes: Classes,
         config: Config,
         weights: InitialWeights,
+        modules: Mapping[Body, nn.Module],
     ) -> None:
         self.graph = graph
         self.parts = parts
@@ -157,6 +179,8 @@ class _ModelingWriter:
         self.classes = classes
         self.config = config
         self.weights = weights
+        self.modules = modules
+        self.words = {"name": name, "file": self.file, "description": in_docs(graph.name)}
 
     def code(self) -> WrittenCode:
         """Return both files."""
@@ -165,79 +189,172 @@ class _ModelingWriter:
         fields = {name: value for name, value in self._fields().items() if name not in fields} | fields
         attributes = {theirs: ours for theirs, ours in ATTRIBUTES.items() if ours in fields}
         lines = [f"    {name}: {_type(value)} = {value!r}" for name, value in fields.items()]
-        words = {
-            "description": in_docs(self.graph.name),
-            "name": self.name,
+        words = self.words | {
             "model_type": model_type(self.file),
             "attribute_map": repr(attributes),
             "fields": "\n".join([*lines, *properties]),
         }
-        configuration = formatted(_filled(CONFIGURATION, words, {}))
+        configuration = formatted(_filled("configuration", words, {"decodes": self.parts.decodes}))
         return WrittenCode(self.name, self.file, modeling, configuration, fields)
 
     def _fields(self) -> dict[str, Any]:
         """Return the fields of the config that tools read, although the model may not."""
-        layers, length = self.parts.stack.stack, max_len(self.graph)
-        fields: dict[str, Any] = {
-            "d_model": self.parts.stack.output.width,
-            "vocab_size": self.parts.head.output.width,
-        }
+        last = self.parts.last
+        layers, length = last.stack.stack, max_len(self.graph)
+        table = last.embedding.config.table() if last.embedding else None
+        fields: dict[str, Any] = {"d_model": last.stack.output.width}
+        fields |= {} if table is None else {"vocab_size": table.rows}
         fields |= {} if layers is None else {"n_layers": layers.depth}
         fields |= {} if length is None else {"max_len": length}
         fields |= {name: self.config.numbers[name] for name in ATTRIBUTES.values() if name in self.config.numbers}
-        return {**fields, "tie_word_embeddings": self.parts.is_tied, "use_cache": self.parts.decodes}
+        fields |= {"is_encoder_decoder": True} if len(self.parts.bodies) > 1 else {}
+        return {**fields, "tie_word_embeddings": bool(self.parts.ties), "use_cache": self.parts.decodes}
 
     def _modeling(self) -> str:
-        head = self.whole.model
-        body = head.get_submodule(BODY)
-        roots = [self.classes.of[head], self.classes.of[body]]
-        head_lines = sorted(roots[0].lines(), key=lambda line: not line.startswith(f"self.{BODY} "))
-        layers = self._layer_classes()
+        parts, modules = self.parts, self.modules
+        roots = [self.classes.of[module] for module in {*modules.values(), self.whole.model}]
+        roots += [self.classes.of[self.whole.model.get_submodule(BODY)]] if parts.head else []
+        layers = [name for body in parts.bodies for name in self._layer_classes(body)]
         for ejected in self.classes.order:
             if ejected.name in layers:
                 ejected.base = "GradientCheckpointingLayer"
             if ejected.filling and ejected not in roots:
                 ejected.methods.append(_method("reset_parameters", ejected.filling))
                 ejected.filling = ["self.reset_parameters()"]
-        imports, parts = definitions(self.whole, self.weights.uses)
-        parts += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
-        windows = any(isinstance(entry, Cached) and entry.window for layer in self.parts.cached for entry in layer)
-        states = any(isinstance(entry, State) for layer in self.parts.cached for entry in layer)
-        words = {
+        imports, definitions_ = definitions(self.whole, self.weights.uses)
+        definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
+        states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
+        first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
+        flags = {
+            "tokens": first.embedding is not None,
+            "embeds": embedded,
+            "separate": len(parts.bodies) > 1 and not self._is_shared,
+            "states": states,
+            "decodes": parts.decodes,
+        }
+        bodies = [self._body(body) for body in parts.bodies]
+        bodies += [self._encoder_decoder()] if len(bodies) > 1 else []
+        written = [parts.task.class_name, *[body.class_end for body in parts.bodies], "Model", "PreTrainedModel"]
+        words = self.words | {
             "docs": docs(self.graph) + "\n",
             "imports": imports + "\nfrom torch.nn import functional as F",
-            "file": self.file,
-            "name": self.name,
-            "description": in_docs(self.graph.name),
-            "definitions": "\n\n\n".join(parts),
-            "sizes": f"self.sizes = {self._sizes(windows=windows)}" if self.parts.decodes else "",
-            "head_class": self.parts.head_class,
-            "output": "CausalLMOutputWithPast" if self.parts.decodes else "MaskedLMOutput",
-            "body_output": "BaseModelOutputWithPast" if self.parts.decodes else "BaseModelOutput",
+            "outputs": f"{parts.task.output}," if parts.task.output else "",
+            "argument": first.argument,
+            "definitions": "\n\n\n".join(definitions_),
+            "cache": self._cache(states=states) if parts.decodes else "",
+            "no_split": repr(list(dict.fromkeys(layers))),
+            "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
+            "bodies": "\n\n\n".join(bodies),
+            "head": self._head() if parts.head else "",
+            "classes": repr([f"{self.name}{end}" for end in dict.fromkeys(written) if end]),
+        }
+        text = _filled("modeling", words, flags).replace("config: Config", f"config: {self.name}Config")
+        return formatted(text.replace("config.n_classes", "config.num_labels"))
+
+    @property
+    def _is_shared(self) -> bool:
+        """True if all bodies look up tokens in one table."""
+        embeddings = [body.embedding for body in self.parts.bodies if body.embedding is not None]
+        return len({table_owner(self.graph, node.name) for node in embeddings}) == 1
+
+    @property
+    def _has_windows(self) -> bool:
+        """True if a layer keeps only the tokens in a window."""
+        return any(
+            isinstance(entry, Cached) and entry.window for layer in self.parts.last.pieces.caches for entry in layer
+        )
+
+    def _cache(self, *, states: bool) -> str:
+        """Return the class of the tensors that layers keep."""
+        pieces, windows = self.parts.last.pieces, self._has_windows
+        words = {
+            "sizes": self._sizes(pieces.caches, windows=windows),
+            "memory_sizes": self._sizes(pieces.memory_caches, windows=False) if pieces.memory_caches else "",
             "ragged": "(mask is not None or self.keeps_all)" if windows else "mask is not None",
             "is_croppable": "False" if states else "self.keeps_all",
-            "no_split": repr(layers),
-            "layers": layers[0] if len(layers) == 1 else f"[{', '.join(layers)}]",
-            "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
-            "embedding": self.parts.embedding.name,
-            "body_init": _indented(roots[1].lines()),
-            "head_init": _indented(head_lines),
-            "body": _indented(self._steps(body, "x")),
-            "head": _indented(self._steps(head, "logits")),
         }
-        flags = {"windows": windows, "states": states, "tied": self.parts.is_tied}
-        flags |= {"bounded": windows or states, "decodes": self.parts.decodes, "types": self.parts.types is not None}
-        text = _filled(TEMPLATE, words, flags).replace("config: Config", f"config: {self.name}Config")
-        return formatted(text)
+        flags = {"windows": windows, "states": states, "bounded": windows or states}
+        return _filled("cache", self.words | words, flags | {"memory": bool(pieces.memory_caches)})
 
-    def _layer_classes(self) -> list[str]:
+    def _body(self, body: Body) -> str:
+        """Return the class of a body."""
+        layers, vector = self._layer_classes(body), body is self.parts.last and self.parts.vector is not None
+        output = "BaseModelOutputWithPast" if body.decodes else "BaseModelOutput"
+        further = ", past_key_values=past_key_values" if body.decodes else ", pooler_output=pooled" if vector else ""
+        words = {
+            "class_name": f"{self.name}{body.class_end}",
+            "returns": f"{SOURCES[body.argument]} to vectors",
+            "layers": layers[0] if len(layers) == 1 else f"[{', '.join(layers)}]",
+            "init": _indented(self.classes.of[self.modules[body]].lines()),
+            "embedding": body.embedding.name if body.embedding else "",
+            "argument": body.argument,
+            "tensor": f"{body.argument}.transpose(1, 2)" if body.argument == "input_features" else body.argument,
+            "output": "BaseModelOutputWithPooling" if vector else output,
+            "steps": _indented(self._steps(self.modules[body], "x, pooled" if vector else "x")),
+            "further": further,
+        }
+        return _filled("body", self.words | words, self._flags(body) | {"masked": body.is_masked})
+
+    def _encoder_decoder(self) -> str:
+        """Return the class that joins an encoder and a decoder."""
+        encoder, decoder = self.parts.bodies
+        ties = {name: owner for name, owner in self._ties(f"{BODY}.").items() if name.startswith(DECODER)}
+        words = {
+            "source": SOURCES[encoder.argument],
+            "encoder": self.name + encoder.class_end,
+            "decoder": self.name + decoder.class_end,
+            "argument": encoder.argument,
+            "ties": repr(ties),
+            "embedded": DECODER if encoder.embedding is None else ENCODER,
+        }
+        shared = encoder.embedding is not None and self._is_shared
+        flags = {"tokens": encoder.embedding is not None, "ties": bool(ties), "shared": shared}
+        return _filled("encoder_decoder", self.words | words, flags)
+
+    def _head(self) -> str:
+        """Return the class with the head."""
+        parts, (first, *_) = self.parts, self.parts.bodies
+        flags = self._flags(parts.last)
+        flags |= {"tokens": first.embedding is not None, "masked": first.is_masked or flags["memory"]}
+        steps, ties = self._steps(self.whole.model, "logits"), self._ties("")
+        ties = {name: owner for name, owner in ties.items() if not name.startswith(BODY)}
+        lines = self.classes.of[self.whole.model].lines()
+        words = {
+            "suffix": parts.task.class_name,
+            "source": SOURCES[first.argument],
+            "returns": parts.task.returns,
+            "ties": repr(ties),
+            "init": _indented(sorted(lines, key=lambda line: not line.startswith(f"self.{BODY} "))),
+            "argument": first.argument,
+            "arguments": ", ".join(_arguments(first, flags)),
+            "steps": _indented(steps),
+            "output": parts.task.output,
+            "loss": LOSSES[parts.task.auto],
+        }
+        pools = any("mask" in reads(ast.parse(step)) for step in steps)
+        flags |= {"ties": bool(ties), "windows": self._has_windows, "pools": pools}
+        return _filled("head", self.words | words, flags)
+
+    def _flags(self, body: Body) -> dict[str, bool]:
+        return {
+            "tokens": body.embedding is not None,
+            "types": body.types is not None,
+            "decodes": body.decodes,
+            "memory": body.memory is not None,
+        }
+
+    def _ties(self, prefix: str) -> dict[str, str]:
+        """Return the tied tensors by their names in a class."""
+        return {name.removeprefix(prefix): owner.removeprefix(prefix) for name, owner in self.parts.ties.items()}
+
+    def _layer_classes(self, body: Body) -> list[str]:
         """Return the names of the classes of the layers."""
-        layers = self.whole.model.get_submodule(f"{BODY}.{self.parts.stack.name}.layers")
+        layers = self.modules[body].get_submodule(f"{body.stack.name}.layers")
         return list(dict.fromkeys(self.classes.of[layer].name for layer in layers.children()))
 
-    def _sizes(self, *, windows: bool) -> str:
+    def _sizes(self, caches: Sequence[Sequence[Cached | State]], *, windows: bool) -> str:
         """Return the sizes of the tensors that the layers keep, as an expression."""
-        layers = [f"[{', '.join(self._size(entry, windows) for entry in layer)}]" for layer in self.parts.cached]
+        layers = [f"[{', '.join(self._size(entry, windows) for entry in layer)}]" for layer in caches]
         runs = [(text, len(list(equal))) for text, equal in groupby(layers)]
         if len(runs) == 1:
             return f"{runs[0][0]} * {self.config.count(len(layers))}".replace("[", "[[", 1).replace("] *", "]] *", 1)
@@ -268,7 +385,8 @@ class _ModelingWriter:
         *steps, last = function.body
         assert isinstance(last, ast.Return)
         assert last.value is not None
-        steps.append(ast.Assign([ast.Name(result)], last.value, lineno=0))
+        target = ast.parse(result, mode="eval").body
+        steps.append(ast.Assign([target], last.value, lineno=0))
         return steps_text(steps).splitlines()
 
 
@@ -285,11 +403,22 @@ def _type(value: Any) -> str:
     return type(value).__name__.removeprefix("Named").lower()
 
 
-def _filled(template: Path, words: Mapping[str, str], flags: Mapping[str, bool]) -> str:
+def _arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
+    """Return the arguments with which a head calls the body."""
+    names = [first.argument, *["attention_mask"] * flags["masked"]]
+    if flags["memory"]:
+        names += ["decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values"]
+        names += [*["inputs_embeds"] * flags["tokens"], "decoder_inputs_embeds"]
+        return [f"{name}={name}" for name in (*names, "use_cache")]
+    names += [*["past_key_values"] * flags["decodes"], *["token_type_ids"] * flags["types"]]
+    return [*names, *["inputs_embeds"] * flags["tokens"], *["use_cache=use_cache"] * flags["decodes"]]
+
+
+def _filled(template: str, words: Mapping[str, str], flags: Mapping[str, bool]) -> str:
     """Return the text of a template, with its words replaced and without the lines for other models."""
     lines: list[str] = []
     omitted: list[str] = []
-    for line in template.read_text(encoding="utf-8").splitlines():
+    for line in (TEMPLATES / f"{template}.py.txt").read_text(encoding="utf-8").splitlines():
         key = KEY.fullmatch(line)
         if key is None:
             lines += [] if omitted else [line]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import evaluating, graph_of
+from tfkit.building.builder import evaluating
+from tfkit.checkpoint.remote_code import folder_names
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.input_shapes import max_len
 from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
-from tfkit.tools.common.model_inputs import random_inputs
+from tfkit.tools.common.model_inputs import as_tensors, random_inputs
 from tfkit.tools.save.remote_code import proof_runner
+from tfkit.tools.save.remote_code.parts import Parts
 from tfkit.tools.save.remote_code.proof_runner import ModelFacts
-from tfkit.tools.save.remote_code.separate import Parts
 
 LARGEST = 2**30
 """Largest number of parameters for which the folder is run: a larger model takes minutes."""
@@ -58,48 +60,89 @@ def prove(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -
         message = f"the folder differs from the model: {error}"
         help = "write the forward of each component so that it depends only on its code and its fields"
         raise SpecError(Diagnostic(message, help=help))
-    return facts["tokens"] is not None
+    return bool(facts["outputs"])
 
 
 def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
-    graph = graph_of(model)
-    shapes = {parts.name_in_folder(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
+    """Return the tensors of a model, and its results for random inputs, also with padding, if it is small enough."""
+    graph, names = parts.graph, folder_names(parts.graph)
+    shapes = {names(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
     count = sum(parameter.numel() for parameter in model.parameters())
     free = free_memory(torch.device("cpu"))
     runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
     length = min(20, max_len(graph) or 20)
-    inputs = random_inputs(graph, batch=3, length=length)
-    tokens, *further = inputs.values()
-    name = next(iter(inputs))
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    mask[1, : length // 3] = False
-    mask[2, length // 2] = False
-    mask[2, -1] = False
     dtype = next(model.parameters()).dtype
-    logits: list[Tensor] = []
-    pieces, tolerance = [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
+    inputs = random_inputs(graph, batch=3, length=length, dtype=dtype)
+    masks = _masks(parts, length)
+    outputs: dict[str, Tensor] = {}
+    padded: dict[str, Tensor] = {}
+    steps, pieces, tolerance = parts.last.input, [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
     if runs:
         with torch.no_grad(), evaluating(model):
-            unpadded = model(tokens, *further)
-            logits = [unpadded, torch.zeros_like(unpadded)]
-            tolerance *= max(1.0, float(unpadded.abs().max()))
+            outputs = _results(model, parts, inputs)
+            tolerance *= max(1.0, *(float(output.abs().max()) for output in outputs.values()))
             first = length - length // 2
-            prefix = model(*(value[:, :first] for value in inputs.values())) - unpadded[:, :first]
-            if not parts.decodes or (length > 6 and prefix.abs().max() <= tolerance):
+            if parts.decodes:
+                prefix = _results(model, parts, inputs | {steps: inputs[steps][:, :first]})["logits"]
+                difference = (prefix - outputs["logits"][:, :first]).abs().max()
+            if not parts.decodes or (length > 6 and difference <= tolerance):
                 pieces = [first, *[1] * (length - first - 3), 3] if parts.decodes else []
-                for row, kept in enumerate(mask):  # a sequence alone: the model may reject padding between tokens
-                    logits[1][row, kept] = model(*(value[row, kept][None] for value in inputs.values()))[0]
+                padded = _padded(model, parts, inputs, masks, outputs) if masks else {}
             else:  # positions are scaled by the length of the sequence, and a cache has the keys of shorter ones
-                mask[2] = True
-                logits[1] = model(tokens, **{f"{name}_mask": mask})
+                masks = {name: mask | (torch.arange(3) == 2)[:, None] for name, mask in masks.items()}
+                padded = _results(model, parts, inputs | {f"{name}_mask": mask for name, mask in masks.items()})
+    arguments = parts.arguments
+    features = {name: value.transpose(1, 2) for name, value in inputs.items() if arguments[name] == "input_features"}
     return ModelFacts(
         shapes=shapes,
-        auto=f"AutoModel{parts.head_class}",
-        tokens=tokens if runs else None,
-        types=further[0] if further else None,
-        mask=mask,
-        logits=logits,
+        auto=f"AutoModel{parts.task.auto}",
+        inputs={arguments[name]: value for name, value in (inputs | features).items()},
+        masks={arguments[name].replace("input_ids", "attention_mask"): mask for name, mask in masks.items()},
+        outputs=outputs,
+        padded=padded,
+        steps=arguments[steps],
         pieces=pieces,
         tolerance=tolerance,
         threads=torch.get_num_threads(),
     )
+
+
+def _masks(parts: Parts, length: int) -> dict[str, Tensor]:
+    """Return a mask for each input that may be padded, with padding on the left and inside."""
+    mask = torch.ones(3, length, dtype=torch.bool)
+    mask[1, : length // 3] = False
+    mask[2, length // 2] = False
+    mask[2, -1] = False
+    return {body.input: mask.clone() for body in parts.bodies if body.embedding is not None}
+
+
+def _results(model: fx.GraphModule, parts: Parts, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the results of a model by their names in transformers."""
+    results = as_tensors(model(**inputs))
+    if parts.head:
+        return {"logits": results[0]}
+    vector = parts.vector.name if parts.vector else None
+    names = ["pooler_output" if name == vector else "last_hidden_state" for name in parts.graph.outputs]
+    return dict(zip(names, results, strict=True))
+
+
+def _padded(
+    model: fx.GraphModule,
+    parts: Parts,
+    inputs: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the results of each sequence without its padding: the model may reject padding between tokens.
+
+    Results at padding are NaN, which is compared with nothing.
+    """
+    padded = {name: torch.full_like(output, torch.nan) for name, output in outputs.items()}
+    for row in range(3):
+        kept = {name: masks[name][row] if name in masks else slice(None) for name in inputs}
+        kept |= {types: kept[body.input] for body in parts.bodies if (types := body.types)}
+        results = _results(model, parts, {name: value[row, kept[name]][None] for name, value in inputs.items()})
+        for name, result in results.items():
+            is_sequence = result.shape[1:] != outputs[name].shape[1:] or name == "last_hidden_state"
+            padded[name][row, kept[parts.last.input] if is_sequence else slice(None)] = result[0]
+    return padded

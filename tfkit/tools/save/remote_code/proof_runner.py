@@ -23,10 +23,11 @@ class ModelFacts(TypedDict):
     Attributes:
         shapes: of the model's tensors, by their names in the folder.
         auto: the class of transformers that opens the folder.
-        tokens: token ids [b, t]; None if the model is too large to run.
-        types: their types; None if the model takes none.
-        mask: a padding mask for them, with padding on the left and inside.
-        logits: the logits of all tokens, and of each sequence without its padding.
+        inputs: the inputs by their names in transformers.
+        masks: padding masks, with padding on the left and inside, by the same names.
+        outputs: the results for the inputs, by their names; empty if the model is too large to run.
+        padded: the results with the padding masks; NaN is not compared. Empty if no input can be padded.
+        steps: the name of the input that is read token by token.
         pieces: the number of tokens in each of several calls.
         tolerance: the largest difference where kernels may round differently: with padding, and in cached steps.
         threads: the number of threads in which the model ran: another number rounds sums differently.
@@ -34,10 +35,11 @@ class ModelFacts(TypedDict):
 
     shapes: dict[str, list[int]]
     auto: str
-    tokens: "Tensor | None"
-    types: "Tensor | None"
-    mask: "Tensor"
-    logits: "list[Tensor]"
+    inputs: "dict[str, Tensor]"
+    masks: "dict[str, Tensor]"
+    outputs: "dict[str, Tensor]"
+    padded: "dict[str, Tensor]"
+    steps: str
     pieces: list[int]
     tolerance: float
     threads: int
@@ -62,34 +64,30 @@ def compared(folder: Path, facts: ModelFacts) -> str | None:
     if shapes != facts["shapes"]:
         names = [name for name in {**shapes, **facts["shapes"]} if shapes.get(name) != facts["shapes"].get(name)]
         return f"it has other tensors: {', '.join(names[:3])}"
-    if facts["tokens"] is None:
-        return None
     with torch.no_grad():
-        return _computed(model, facts) or _saved(model, folder, facts)
+        return (_computed(model, facts) or _saved(model, folder, facts)) if facts["outputs"] else None
 
 
 def _computed(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference in what a model computes."""
-    import torch
-
-    tokens, mask, types = facts["tokens"], facts["mask"], facts["types"]
-    further = {} if types is None else {"token_type_ids": types}
-    assert tokens is not None
-    for padding, logits in zip((None, mask), facts["logits"], strict=True):
-        kind = "tokens" if padding is None else "padded tokens"
-        real = torch.ones_like(mask) if padding is None else padding
-        output = model(tokens, attention_mask=padding, use_cache=False, **further)
-        tolerance = 0.0 if padding is None else facts["tolerance"]
-        if error := _difference(output.logits[real], logits[real], tolerance):
-            return f"it computes something else for {kind}: {error}"
+    inputs, steps = facts["inputs"], facts["steps"]
+    no_cache = {"use_cache": False} if facts["pieces"] else {}
+    for kind, masks, outputs in (("inputs", {}, facts["outputs"]), ("padded inputs", facts["masks"], facts["padded"])):
+        if not outputs:
+            continue
+        result = model(**inputs, **masks, **no_cache)
+        for name, expected in outputs.items():
+            if error := _difference(result[name], expected, facts["tolerance"] if masks else 0.0):
+                return f"it computes something else for {kind}: {error}"
         cache, start = None, 0
         for count in facts["pieces"]:
             stop = start + count
-            attention_mask = None if padding is None else padding[:, :stop]
-            output = model(tokens[:, start:stop], attention_mask=attention_mask, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            part = real[:, start:stop]
-            if error := _difference(output.logits[part], logits[:, start:stop][part], facts["tolerance"]):
+            piece = inputs | {steps: inputs[steps][:, start:stop]}
+            own_mask = steps.replace("input_ids", "attention_mask")
+            piece_masks = {name: mask[:, :stop] if name == own_mask else mask for name, mask in masks.items()}
+            result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
+            cache = result.past_key_values
+            if error := _difference(result.logits, outputs["logits"][:, start:stop], facts["tolerance"]):
                 return f"it computes something else for {kind} that are read in pieces: {error}"
             start = stop
     return None
@@ -97,7 +95,9 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
 
 def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | None:
     """Describe the largest difference of two tensors, if it is larger than the tolerance."""
-    difference = float((ours - theirs).abs().max()) if ours.numel() else 0.0
+    import torch
+
+    difference = float(torch.where(theirs.isnan(), 0, ours - theirs).abs().max()) if ours.numel() else 0.0
     return None if difference <= tolerance else f"a difference of {difference:.2g} where {tolerance:.2g} is allowed"
 
 
@@ -109,7 +109,8 @@ def _saved(model: Any, folder: Path, facts: ModelFacts) -> str | None:
     with TemporaryDirectory(dir=folder.parent) as copy:
         model.save_pretrained(copy)
         loaded = getattr(transformers, facts["auto"]).from_pretrained(copy, trust_remote_code=True, dtype="auto").eval()
-        if not torch.equal(loaded(facts["tokens"]).logits, model(facts["tokens"]).logits):
+        results = loaded(**facts["inputs"]), model(**facts["inputs"])
+        if not all(torch.equal(results[0][name], results[1][name]) for name in facts["outputs"]):
             return "it computes something else once it was saved and loaded"
     return None
 

@@ -1,0 +1,275 @@
+"""The nodes of a model by what they are for transformers: bodies, which return vectors, and a head for logits.
+
+The body of an encoder-decoder is two bodies: an encoder, and a decoder that is read token by token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER, MATRIX, folder_names, head_of
+from tfkit.component import Pieces
+from tfkit.errors import Diagnostic, SpecError, listing
+from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
+from tfkit.graph.expand import Graph, Node
+from tfkit.graph.wiring import masks_in_use, table_owner
+
+
+class Task(NamedTuple):
+    """The purpose of a model, and the class of transformers that opens it.
+
+    Attributes:
+        auto: the end of the name of this class, `AutoModel...`.
+        tag: the task's name on the Hub.
+        output: the class of the results in transformers.
+        returns: a description of the results.
+    """
+
+    auto: str
+    tag: str
+    output: str
+    returns: str
+
+    @property
+    def class_name(self) -> str:
+        """The end of the name of the class that is written; empty for a body alone."""
+        generates = self.auto in ("ForSeq2SeqLM", "ForSpeechSeq2Seq")
+        return "ForConditionalGeneration" if generates else self.auto
+
+
+CAUSAL = Task("ForCausalLM", "text-generation", "CausalLMOutputWithPast", "the logits of the next token")
+MASKED = Task("ForMaskedLM", "fill-mask", "MaskedLMOutput", "the logits of masked tokens")
+VECTORS = Task("", "feature-extraction", "", "vectors")
+GENERATORS = {
+    "tokens": Task("ForSeq2SeqLM", "text2text-generation", "Seq2SeqLMOutput", "the logits of the next token"),
+    "sequence": Task(
+        "ForSpeechSeq2Seq", "automatic-speech-recognition", "Seq2SeqLMOutput", "the logits of the next token"
+    ),
+}
+"""The tasks of encoder-decoders, by the type of the encoder's input."""
+CLASSIFIERS = {
+    ("tokens", "vector"): Task(
+        "ForSequenceClassification", "text-classification", "SequenceClassifierOutput", "the logits of classes"
+    ),
+    ("tokens", "sequence"): Task(
+        "ForTokenClassification", "token-classification", "TokenClassifierOutput", "the logits of each token's classes"
+    ),
+    ("image", "vector"): Task(
+        "ForImageClassification", "image-classification", "ImageClassifierOutput", "the logits of classes"
+    ),
+    ("sequence", "vector"): Task(
+        "ForAudioClassification", "audio-classification", "SequenceClassifierOutput", "the logits of classes"
+    ),
+}
+"""The tasks of classifiers, by the types of the model's and of the classifier's input."""
+ARGUMENTS = {"tokens": "input_ids", "image": "pixel_values", "sequence": "input_features"}
+"""The name that transformers has for an input, by its type."""
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """Nodes that run together: all nodes before the head; or the encoder, or the decoder with its memory."""
+
+    graph: Graph
+    name: str
+    """The name of its module in the body; empty if it is the entire body."""
+    input: str
+    nodes: tuple[Node, ...]
+    stack: Node
+    """The node with the layers."""
+    decodes: bool
+    """True if it is read token by token."""
+    embedding: Node | None = None
+    """The node that looks up tokens; None if the input is an image or features."""
+    types: str | None = None
+    """The input with the types of tokens, if there is one."""
+    memory: str | None = None
+    """The node of the encoder whose output a decoder attends to."""
+
+    @property
+    def class_end(self) -> str:
+        """The end of the name of its class."""
+        return self.name.title() or "Model"
+
+    @property
+    def argument(self) -> str:
+        """The name that transformers has for its input."""
+        return ARGUMENTS[self.graph.inputs[self.input].type]
+
+    @property
+    def is_masked(self) -> bool:
+        """True if it takes a padding mask."""
+        return self.mask_name is not None or self.embedding is not None
+
+    @property
+    def mask_name(self) -> str | None:
+        """The name of the padding mask in the graph; None if no node uses it."""
+        mask = self.graph.inputs[self.input].mask
+        return mask if mask in masks_in_use(self.nodes) else None
+
+    @property
+    def pieces(self) -> Pieces:
+        """The tensors that its layers keep while it is read token by token."""
+        return self.stack.config.pieces(self.stack.signals) if self.decodes else Pieces()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The nodes of a model, by what they are for transformers."""
+
+    graph: Graph
+    bodies: tuple[Body, ...]
+    """The body; or the encoder and the decoder."""
+    head: tuple[Node, ...]
+    """The nodes that compute logits; empty for a model that returns vectors."""
+    vector: Node | None
+    """The node with a vector for each sequence, if a model without a head returns one."""
+    task: Task
+
+    @property
+    def last(self) -> Body:
+        """The body whose vectors the head takes."""
+        return self.bodies[-1]
+
+    @property
+    def decodes(self) -> bool:
+        """True if the model generates text."""
+        return self.last.decodes
+
+    def path_of(self, body: Body) -> str:
+        """Return the name of the module of a body in the class of the model."""
+        return ".".join([*[BODY] * bool(self.head), *[body.name] * bool(body.name)])
+
+    @property
+    def ties(self) -> dict[str, str]:
+        """Names of tables and matrices, each with the name of the tensor that takes its place."""
+        names, tied = folder_names(self.graph), {}
+        embeddings = [body.embedding for body in self.bodies if body.embedding is not None]
+        for node in [*embeddings, *self.head[-1:]]:
+            if isinstance(tie := node.wires.get("tie"), str):
+                child = "tokens" if node in embeddings else MATRIX
+                owner = table_owner(self.graph, tie)
+                tied[names(f"{node.name}.{child}.weight")] = names(f"{owner}.tokens.weight")
+        return tied
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The names that transformers has for the inputs."""
+        names = {body.input: f"{'decoder_' if body.memory else ''}{body.argument}" for body in self.bodies}
+        return names | {body.types: "token_type_ids" for body in self.bodies if body.types}
+
+    def name_in_class(self, path: str) -> str:
+        """Return the name of a module of the built model in the class that has it: a body, or the head."""
+        return folder_names(self.graph)(path) if any(path.split(".")[0] == node.name for node in self.head) else path
+
+
+def parts_of(graph: Graph) -> Parts:
+    """Return the parts of a model. Raise SpecError for a model that transformers has no class for."""
+    head = head_of(graph)
+    nodes = graph.nodes[: len(graph.nodes) - len(head)]
+    split = _split(graph, head)
+    if split is None or not split.once:
+        source, *further = graph.inputs
+        bodies: tuple[Body, ...] = (_body_of(graph, "", source, nodes, further, decodes=split is not None),)
+    else:
+        bodies = _encoder_decoder(graph, split, nodes)
+    last = bodies[-1].nodes[-1]
+    vector = None
+    if head:
+        _check_head(graph, head, bodies[-1])
+    else:
+        vector = last if last.output.type == "vector" else None
+        names = {node.name: None for node in (last_sequence(bodies[-1]), last)}
+        if not (set(graph.outputs) <= {*names} and graph.outputs[-1] == last.name):
+            raise cannot(graph, f"it returns {listing(graph.outputs)}, and transformers needs logits or vectors")
+    return Parts(graph, bodies, head, vector, _task(graph, bodies, head))
+
+
+def _split(graph: Graph, head: tuple[Node, ...]) -> DecodeSplit | None:
+    """Return the nodes that run once and at every step, for a model that generates text; None for any other model.
+
+    Raise SpecError for a decoder that cannot be read token by token.
+    """
+    if not head or head[-1].config.head() is None:
+        return None
+    if (split := split_if_decodable(graph)) is not None:
+        return split
+    layers = [layer for node in graph.nodes if node.stack is not None for layer in node.stack.layers]
+    if all(step.mask is None or step.mask.causal for layer in layers for step in layer.steps):
+        split_for_decoding(graph)  # raises
+    return None
+
+
+def _encoder_decoder(graph: Graph, split: DecodeSplit, nodes: tuple[Node, ...]) -> tuple[Body, Body]:
+    if len(graph.inputs) != 2 or len(split.given_once) != 1:
+        raise cannot(graph, f"it takes {listing(graph.inputs)}, and an encoder-decoder has a source and a target")
+    (source,), (target,) = split.given_once, split.given_again
+    once = {node.name for node in split.once}
+    encoder = tuple(node for node in nodes if node.name in once)
+    rest = tuple(node for node in nodes if node.name not in once)
+    if split.read_once != (encoder[-1].name,):
+        raise cannot(graph, f"its decoder reads {listing(split.read_once)}, and only the encoder's output can be read")
+    return (
+        _body_of(graph, ENCODER, source, encoder, [], decodes=False),
+        replace(_body_of(graph, DECODER, target, rest, [], decodes=True), memory=encoder[-1].name),
+    )
+
+
+def _body_of(
+    graph: Graph, name: str, source: str, nodes: tuple[Node, ...], further: list[str], *, decodes: bool
+) -> Body:
+    """Return a body. Raise SpecError unless it has one input, next to the types of tokens, and one stack of layers."""
+    if graph.inputs[source].type not in ARGUMENTS:
+        raise cannot(graph, f"its input `{source}` is {graph.inputs[source].in_words()}")
+    readers = [node for node in nodes if source in node.wires.values()]
+    embedding = None
+    if graph.inputs[source].type == "tokens":
+        if len(readers) != 1 or readers[0].config.table() is None:
+            raise cannot(graph, f"`{source}` must be read by one embedding with a table, and by no other node")
+        embedding = readers[0]
+    has_types = len(further) == 1 and graph.inputs[further[0]].optional
+    if further and (decodes or embedding is None or not has_types or embedding.wires.get("tables") != further):
+        raise cannot(graph, f"it takes {listing(graph.inputs)}, and a folder has one input of tokens")
+    stacks = [node for node in nodes if node.stack is not None]
+    if len(stacks) != 1:
+        names = listing(node.name for node in stacks) or "none"
+        raise cannot(graph, f"exactly one of its nodes must have layers; got {names}")
+    return Body(graph, name, source, nodes, stacks[0], decodes, embedding, further[0] if further else None)
+
+
+def last_sequence(body: Body) -> Node:
+    return [node for node in body.nodes if node.output.type == "sequence"][-1]
+
+
+def _check_head(graph: Graph, head: tuple[Node, ...], body: Body) -> None:
+    """Raise SpecError unless the nodes of a head read only each other, and the last vectors of the body."""
+    sources = {body.nodes[-1].name, *(node.name for node in head)}
+    for node in head:
+        wires = [source for field, source in node.wires.items() if field != "tie"]
+        if not all(isinstance(source, str) and source in sources for source in wires):
+            raise cannot(graph, f"`{node.name}` does not read the last node before it")
+    if masks_in_use(head) - {None, graph.inputs[body.input].mask}:
+        raise cannot(graph, f"`{head[0].name}` has the padding of a node, and a head knows only the padding of inputs")
+
+
+def _task(graph: Graph, bodies: tuple[Body, ...], head: tuple[Node, ...]) -> Task:
+    source = graph.inputs[bodies[0].input].type
+    if not head:
+        return VECTORS
+    *_, last = head
+    over = last.signals["input"].type
+    if last.config.head() is not None and over == "sequence":
+        task = (CAUSAL if bodies[0].decodes else MASKED) if source == "tokens" else None
+        task = GENERATORS.get(source) if len(bodies) == 2 else task
+    else:
+        task = CLASSIFIERS.get((source, over)) if last.config.head() is None else None
+    if task is None or last.output.width is None:
+        raise cannot(graph, f"`{last.name}` is not the head of a model that transformers knows")
+    return task
+
+
+def cannot(graph: Graph, why: str) -> SpecError:
+    """Return the error for a model that transformers has no class for."""
+    message = f"`{graph.name}` cannot be written for transformers: {why}"
+    return SpecError(Diagnostic(message, help="write it with --layout tfkit"))
