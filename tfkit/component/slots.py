@@ -100,6 +100,8 @@ class InnerValue:
     """True if only the attention backend `eager` computes it."""
     item: int = 0
     """The number of the value in an output that is a tuple."""
+    state: int | None = None
+    """The number of a `State` in `cached` after the sublayer has read a piece of a sequence; `module` is then empty."""
 
 
 class SublayerConfig(Component):

@@ -82,7 +82,7 @@ def test_values_equal_plain_hooks() -> None:
     assert torch.equal(values["logits"], logits)
     assert torch.equal(values["embedding"], values["decoder.layers.0.stream.in"])
     assert torch.equal(values["decoder.layers.0.stream.out"], values["decoder.layers.1.stream.in"])
-    assert len(values) == 2 + 2 * 4 + 4
+    assert len(values) == 2 + 2 * 5 + 4
 
 
 def test_a_patched_stream_gives_the_output_of_the_other_prompt() -> None:
@@ -205,22 +205,81 @@ def test_contributions_refuse_a_norm_of_the_sum_and_a_lens_needs_a_head() -> Non
         tfkit.lens(tfkit.build(reduced("block_512")), x=torch.zeros(1, 2, 16))
 
 
-def test_padding_is_where_it_was_in_a_mixer() -> None:
-    model = tfkit.build(reduced("mamba_130m")).eval()
+DELTA = "{kind: gated_delta, n_heads: 4, n_key_heads: 2, d_key: 4, d_value: 4, size: 2}"
+
+
+def with_mixer() -> fx.GraphModule:
+    text = SPEC.replace("attention: {kind: mha, n_heads: 2}", f"sublayers: [mixer, ffn], mixer: {DELTA}")
+    return tfkit.build(tfkit.loads(text)).eval()
+
+
+@pytest.mark.parametrize("kind", ["mamba", "gated_delta"])
+def test_padding_is_where_it_was_in_a_mixer(kind: str) -> None:
+    model = tfkit.build(reduced("mamba_130m")).eval() if kind == "mamba" else with_mixer()
     mask = torch.tensor([[False, False, True, True, True]])
     read = ["decoder.layers.0.mixer.*", "decoder.layers.0.stream.*"]
     with tfkit.trace(model, read=read) as alone:
         model(TOKENS[:1, 2:5])
     with tfkit.trace(model, read=read) as padded:
         logits = model(TOKENS[:1, :5], tokens_mask=mask)
+    assert len(alone) == (6 if kind == "mamba" else 12 + 1)
     for name, value in alone.items():
-        torch.testing.assert_close(padded[name][:, 2:], value, msg=name)
-    write = {name: lambda x: x for name in read}
+        axis = value.dim() - 2
+        torch.testing.assert_close(padded[name].narrow(axis, 2, 3), value, msg=name)
+    write = {f"decoder.layers.0.mixer.{name}": lambda x: x for name in ("in", "inner", "out")}
     with tfkit.trace(model, write=write):
         assert torch.equal(model(TOKENS[:1, :5], tokens_mask=mask), logits)
     (gradient,) = torch.autograd.grad(logits[:, 3].sum(), padded["decoder.layers.0.mixer.out"])
     assert gradient[:, 2:4].all()
     assert not gradient[:, 4].any()
+
+
+def test_the_state_of_a_mixer_is_read_and_written_at_each_step() -> None:
+    model, name = with_mixer(), "decoder.layers.1.mixer.state"
+    states: list[Tensor] = []
+    mixer = model.get_submodule("decoder.layers.1.mixer")
+    handle = mixer.register_forward_hook(lambda _m, args, _y: states.append(args[1].cache.tensors[1].clone()))
+    with handle, tfkit.trace(model, read=name) as values:
+        tfkit.generate(model, TOKENS[:1, :3], max_new_tokens=3)
+    assert len(values[name]) == 3
+    assert torch.equal(torch.stack(values[name]), torch.stack(states))
+    outputs = []
+    for context in (
+        tfkit.ablate(model, f"{name}.1"),
+        tfkit.ablate(model, "decoder.layers.1.mixer.v.1", positions=[0, 1]),
+    ):
+        with context, tfkit.trace(model, read="decoder.layers.1.mixer.heads") as heads:
+            cached = tfkit.CachedModel(model, length=4)
+            for piece in (TOKENS[:1, :2], TOKENS[:1, 2:3]):
+                cached(piece)
+        outputs.append(heads["decoder.layers.1.mixer.heads"][1])
+    torch.testing.assert_close(*outputs)  # a state of values of zero is zero
+    message = f"`{name}` was not computed: read the sequence with `generate` or `CachedModel` before the trace ends"
+    with pytest.raises(ValueError, match=re.escape(message)), tfkit.trace(model, read=name):
+        model(TOKENS)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "parallel"])
+def test_the_stream_between_sublayers(placement: str) -> None:
+    model, name = built(f"decoder.placement={placement}"), "decoder.layers.0.stream.mid"
+    if placement == "parallel":
+        with pytest.raises(ValueError, match=r"has no value `decoder.layers.0.stream.mid`"):
+            tfkit.trace(model, read=name)
+        return
+    with tfkit.trace(model, read=[name, "decoder.layers.0.stream.in", "decoder.layers.0.attention.out"]) as values:
+        model(TOKENS)
+    stream, added, mid = values.values()
+    layer: Any = model.get_submodule("decoder.layers.0")
+    added = layer.attention_norm_out(added) if placement == "sandwich" else added
+    expected = stream + added
+    torch.testing.assert_close(mid, layer.attention_norm_after(expected) if placement == "post" else expected)
+    if placement == "post":
+        with tfkit.ablate(model, name), tfkit.trace(model, read="decoder.layers.0.ffn.in") as values:
+            model(TOKENS)
+        assert not values["decoder.layers.0.ffn.in"].any()
+    else:
+        with pytest.raises(ValueError, match=f"`{name}` can only be read"):
+            tfkit.ablate(model, name)
 
 
 def repeated(keys: Tensor, queries: Tensor) -> Tensor:
@@ -304,30 +363,89 @@ def test_the_router_chooses_the_experts_that_are_written() -> None:
     torch.testing.assert_close(written[f"{path}.out"].flatten(0, 1), mixed)
 
 
+INNER = {
+    "attention.q": ("attention.core", 0),
+    "attention.k": ("attention.core", 1),
+    "attention.v": ("attention.core", 2),
+    "attention.heads": ("attention.core", None),
+    "cross_attention.q": ("cross_attention.core", 0),
+    "cross_attention.heads": ("cross_attention.core", None),
+    "ffn.hidden": ("ffn.down", 0),
+    "ffn.router": ("ffn.router", None),
+    "mixer.inner": ("mixer.output", 0),
+    "mixer.q": ("mixer.rule", 0),
+    "mixer.beta": ("mixer.rule", 4),
+    "mixer.heads": ("mixer.rule", None),
+    "mixer.step": ("mixer.step_up", None),
+    "mixer.opening": ("mixer.gates", None),
+}
+"""The module of a layer, and its argument or its output, for values inside sublayers."""
+
+
+def by_hooks(model: fx.GraphModule, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the values of a forward, by hooks of torch on the modules that the layers have."""
+    values: dict[str, Tensor] = {}
+
+    def hook(path: str, name: str, argument: int | None) -> Any:
+        def keep(_: Any, args: Any, output: Any = None) -> None:
+            value = output if argument is None else args[argument]
+            values.setdefault(name, value[0] if isinstance(value, tuple) else value)
+
+        module = model.get_submodule(path)
+        register = module.register_forward_hook if argument is None else module.register_forward_pre_hook
+        return register(keep)
+
+    handles = []
+    paths = {path for path, _ in model.named_modules()}
+    for path in (path for path in paths if re.fullmatch(r"\w+\.layers\.\d+", path)):
+        sublayers = [name for name in ("attention", "cross_attention", "ffn", "mixer") if f"{path}.{name}" in paths]
+        stream = "streams" if f"{path.partition('.')[0]}.enter" in paths else "stream"
+        places = {f"{stream}.in": ("", 0), f"{stream}.out": ("", None)}
+        places |= {f"{name}.in": (name, 0) for name in sublayers} | {f"{name}.out": (name, None) for name in sublayers}
+        for name, (module, argument) in (places | INNER).items():
+            if not module or f"{path}.{module}" in paths:
+                handles.append(hook(f"{path}.{module}".rstrip("."), f"{path}.{name}", argument))
+    model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return values
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["bart_base", "bert_base", "deepseek_v2_lite", "gemma3_1b", "gpt_j_6b", "gpt_oss_20b", "llama3_8b", "mixtral_8x7b",
-     "olmo2_7b", "palm_540b", "t5_small", "vaswani_base", "jamba_v0_1", "qwen3_next_80b_a3b", "albert_base"],
+     "olmo2_7b", "palm_540b", "t5_small", "vaswani_base", "jamba_v0_1", "qwen3_next_80b_a3b", "albert_base",
+     "mamba2_130m", "recurrentgemma_2b", "kimi_linear_48b_a3b", "lfm2_1_2b", "mhc_small", "depth_small",
+     "gated_streams_small", "minimax_text_01", "gpt2"],
 )  # fmt: skip
 def test_shipped_specs(name: str) -> None:
-    """Every listed value is computed with the listed sizes; rewriting it changes nothing, and zeros do."""
+    """Values have the listed sizes and are those of plain hooks; rewriting them changes nothing."""
     from tfkit.tools.show.points import points_of
 
     graph = reduced(name)
     model, inputs = tfkit.build(graph).eval(), inputs_of(graph)
-    shapes = {point.name: point.shape for point in points_of(graph)}
+    shapes = {point.name: point.shape for point in points_of(graph) if point.state is None}
+    of_hooks = {key: value for key, value in by_hooks(model, inputs).items() if key in shapes}
+    assert len(of_hooks) >= 8
+    with tfkit.trace(model, read=[*of_hooks]) as values:
+        model(**inputs)
+    for key, value in of_hooks.items():
+        first = values[key][0] if isinstance(values[key], list) else values[key]
+        assert torch.equal(first, value), key
     with tfkit.trace(model, read=[*shapes]):  # attention is written out, as below
         expected = model(**inputs)
-    with tfkit.trace(model, read=[*shapes], write={key: lambda x: x for key in shapes}) as values:
+    written = [point.name for point in points_of(graph) if point.name in shapes and not point.read_only]
+    with tfkit.trace(model, read=[*shapes], write={key: lambda x: x for key in written}) as values:
         output = model(**inputs)
     torch.testing.assert_close(output, expected, rtol=0, atol=0)
     assert values.keys() == shapes.keys()
     for key, shape in shapes.items():
         value = values[key][0] if isinstance(values[key], list) else values[key]
         sizes = [{"b": 2, "t": 6, "k": 6, "b*t": 12}.get(size, size) for size in shape[1:-1].split(", ")]
+        sizes = [*sizes[:-1], *value.shape[len(sizes) - 1 :]] if sizes[-1] == "..." else sizes
         assert [str(size) for size in sizes] == [str(size) for size in value.shape], key
-    if set(graph.outputs) & {"logits"}:
+    if "logits" in graph.outputs and not any("streams.in" in key for key in shapes):
         expected = model(**inputs)
         logits = expected if isinstance(expected, Tensor) else expected[0]
         last = [*tfkit.lens(model, **inputs).values()][-1]

@@ -17,11 +17,13 @@ STYLE = """
 .ground { fill: var(--track); }
 """
 PICTURE_STYLE = """
-svg { --track: #efefec; --ink: #1d2024; --quiet: #666c73; --page: #ffffff; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) { svg { --track: #25282c; --ink: #e7e7e4; --quiet: #9aa0a7; --page: #1a1c1f; } }
-text { font: 10px system-ui, sans-serif; fill: var(--quiet); } .title { fill: var(--ink); font-weight: 600; }
-.page { fill: var(--page); } .end { text-anchor: end; }
+text { font: 10px system-ui, sans-serif; fill: #666c73; } .end { text-anchor: end; }
+.page { fill: #ffffff; } .ground { fill: #efefec; } .title { fill: #1d2024; font-weight: 600; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #9aa0a7; } .page { fill: #1a1c1f; } .ground { fill: #25282c; } .title { fill: #e7e7e4; }
+}
 """
+"""Colours are written out: not all programs that draw an SVG support variables."""
 CHARACTER, LINE, GAP, TOP = 5.6, 11.0, 16.0, 20.0
 """The width of a character, the height of a line, the space between maps, and the space above a map."""
 LONGEST = 40

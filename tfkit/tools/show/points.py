@@ -20,14 +20,18 @@ class Point:
     """The path of the module."""
     argument: int | None = None
     """The position of the argument; None for the output."""
-    mixed: bool = False
-    """True for input and output of a mixer, which has padding after the tokens of each row."""
+    mixer: str | None = None
+    """The path of the mixer around it, which has padding after the tokens of each row."""
     layer: int | None = None
     """The number of the layer; None outside of layers."""
     written_out: bool = False
     """True if only attention that is written out computes it."""
     item: int = 0
     """The number of the value in an output that is a tuple."""
+    state: int | None = None
+    """The number of a state in the cache of the mixer."""
+    read_only: bool = False
+    """True if the model uses the value in a second place, where a change would be missing."""
     unit: tuple[int, int] | None = None
     """The axis of heads, or of channels in a value without heads, and the number of the unit; None for all units."""
 
@@ -70,20 +74,35 @@ def points_of(graph: Graph) -> Iterator[Point]:
 def _layers(node: Node, stack: Layers) -> Iterator[Point]:
     for number, layer in enumerate(stack.layers):
         path, shape = f"{node.name}.layers.{number}", f"[b, t, {node.output.width}]"
-        points = [point for step in layer.steps for point in _sublayer(f"{path}.{step.name}", step, shape)]
-        if stack.streams is None:
-            points = [Point(f"{path}.stream.in", shape, path, 0), *points, Point(f"{path}.stream.out", shape, path)]
+        stream, of_stream = ("stream", shape) if stack.streams is None else ("streams", "[b, t, ...]")
+        points = [Point(f"{path}.{stream}.in", of_stream, path, 0)]
+        for index, step in enumerate(layer.steps):
+            points += _sublayer(f"{path}.{step.name}", step, shape)
+            if index + 1 < len(layer.steps):
+                name = f"{path}.{stream}.mid" + f"_{index + 1}" * (index > 0)
+                points += _between(name, of_stream, path, step, layer.steps[index + 1])
+        points.append(Point(f"{path}.{stream}.out", of_stream, path))
         yield from (replace(point, layer=number) for point in points)
 
 
+def _between(name: str, shape: str, path: str, step: Step, following: Step) -> Iterator[Point]:
+    """Yield the stream between two sublayers, if a module takes or returns it."""
+    module = step.after or step.write
+    if module is not None:
+        yield Point(name, shape, f"{path}.{module.name}")
+    elif following.norm_in and not (following.read or step.reads_input or following.reads_input):
+        yield Point(name, shape, f"{path}.{following.name}_norm_in", 0, read_only=True)
+
+
 def _sublayer(path: str, step: Step, shape: str) -> Iterator[Point]:
-    mixed = step.ordered
-    yield Point(f"{path}.in", shape, path, 0, mixed)
+    mixer = path if step.ordered else None
+    yield Point(f"{path}.in", shape, path, 0, mixer)
     inner = step.config.inner_values if isinstance(step.config, SublayerConfig) else {}
     for name, value in inner.items():
-        module, written_out = f"{path}.{value.module}", value.written_out
-        yield Point(f"{path}.{name}", value.shape, module, value.argument, written_out=written_out, item=value.item)
-    yield Point(f"{path}.out", shape, path, None, mixed)
+        module = f"{path}.{value.module}".rstrip(".")
+        point = Point(f"{path}.{name}", value.shape, module, value.argument, mixer, item=value.item, state=value.state)
+        yield replace(point, written_out=value.written_out)
+    yield Point(f"{path}.out", shape, path, None, mixer)
 
 
 def _shape(node: Node) -> str:

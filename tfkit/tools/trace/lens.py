@@ -132,4 +132,4 @@ def _addition(path: str, step: Step) -> Point:
             last = part.name
         elif isinstance(part, Dropout):
             last = f"{step.name}_dropout"
-    return Point(name, "", f"{path}.{last}", None, last == step.name and step.ordered)
+    return Point(name, "[b, t, m]", f"{path}.{last}", None, name if last == step.name and step.ordered else None)

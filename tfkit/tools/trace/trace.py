@@ -16,7 +16,7 @@ from tfkit.arguments import checked, shown
 from tfkit.building.builder import graph_of
 from tfkit.building.model import BuiltModel, unwrapped, whole
 from tfkit.errors import quoted, similar
-from tfkit.nn import Past, order_tokens, restore_order
+from tfkit.nn import Context, Past, order_tokens, restore_order
 from tfkit.tools.show.points import Point, points_of
 from tfkit.tools.trace.attention_weights import written_out
 from tfkit.torch_private.hooks import borrowed_hooks
@@ -41,8 +41,9 @@ def trace(
     A name is `NODE` for the output of a node, or begins with `NODE.layers.I.`, the layer: `stream.in` and `stream.out`
     for the residual stream, `NAME.in` and `NAME.out` for the module of a sublayer, such as `attention.out`, and for
     values inside the sublayer `attention.q`, `k`, `v`, `scores`, `weights` and `heads`, before the output projection,
-    and `ffn.hidden`. `tfkit show SPEC --points` lists the names of a spec with their shapes. A layer whose residual
-    replaces the stream by several streams has no `stream.in` and no `stream.out`. A number after a name is a head, or a
+    and `ffn.hidden`. `tfkit show SPEC --points` lists the names of a spec with their shapes. `stream.mid` is the stream
+    between sublayers. If a residual replaces the stream by several streams, their names are `streams.in`, `streams.mid`
+    and `streams.out`. A number after a name is a head, or a
     channel of a value without heads: `attention.heads.2`, `ffn.hidden.17`.
 
     If `scores` or `weights` are named, the stack of their layers runs with its attention written out, whatever the
@@ -90,7 +91,9 @@ def _traced(model: fx.GraphModule, hooks: Sequence[tuple[str, Sequence[Hook]]]) 
         yield values
     for name, matched in hooks:
         if not any(hook.ran for hook in matched):
-            raise ValueError(f"{quoted(name)} was not computed: call the model, not compiled, before the trace ends")
+            states = all(hook.point.state is not None for hook in matched)
+            call = "read the sequence with `generate` or `CachedModel`" if states else "call the model, not compiled,"
+            raise ValueError(f"{quoted(name)} was not computed: {call} before the trace ends")
         if all(hook.pending for hook in matched):
             raise ValueError(f"{quoted(name)} has no positions {sorted(matched[0].pending)} in the sequences that ran")
 
@@ -110,7 +113,11 @@ def hooked(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, A
             hook.values = values
             path = hook.point.module
             module = modules[path] if path in modules else twin.get_submodule(path)
-            if hook.point.argument is None:
+            if hook.point.mixer is not None:
+                stack.callback(modules[hook.point.mixer].register_forward_pre_hook(hook.on_mixer).remove)
+            if hook.point.state is not None:
+                handle = module.register_forward_hook(hook.on_state)
+            elif hook.point.argument is None:
                 handle = module.register_forward_hook(hook.on_output)
             else:
                 handle = module.register_forward_pre_hook(hook.on_input)
@@ -182,9 +189,13 @@ class Hook:
     ran: bool = False
     past: Past | None = None
     """The tokens that the model read before this call; None if it reads entire sequences."""
+    context: Context | None = None
+    """The context of the mixer around it."""
 
     def __post_init__(self) -> None:
         self.pending = set(self.positions or ())
+        if self.point.read_only and self.edit is not None:
+            raise ValueError(f"`{self.point.name}` can only be read: write the values that are added to the stream")
         if self.positions is not None and (self.point.layer is None or self.point.position_axis is None):
             raise ValueError(f"`{self.point.name}` cannot be written at positions: choose a value of a layer, with a t")
 
@@ -192,25 +203,35 @@ class Hook:
         """Keep what the stack of the layer takes of earlier tokens."""
         self.past = kwargs.get("past")
 
+    def on_mixer(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep the order of the tokens in a mixer."""
+        self.context = args[1]
+
+    def on_state(self, _module: nn.Module, args: tuple[Any, ...], _output: Any) -> None:
+        """Visit a state after the mixer has updated it."""
+        cache = args[1].cache
+        if cache is not None:
+            state = cache.tensors[self.point.state]
+            state.copy_(self._visit(state))
+
     def on_input(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Visit an argument."""
         index = self.point.argument
         assert index is not None
-        return (*args[:index], self._visit(args[index], args), *args[index + 1 :])
+        return (*args[:index], self._visit(args[index]), *args[index + 1 :])
 
-    def on_output(self, _module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def on_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         """Visit the output, or an item of it: some nodes return their padding mask as well."""
         if not isinstance(output, tuple):
-            return self._visit(output, args)
+            return self._visit(output)
         item = self.point.item
-        return (*output[:item], self._visit(output[item], args), *output[item + 1 :])
+        return (*output[:item], self._visit(output[item]), *output[item + 1 :])
 
-    def _visit(self, value: Tensor, args: tuple[Any, ...]) -> Tensor:
+    def _visit(self, value: Tensor) -> Tensor:
         """Keep or replace a value; return the value that the model goes on with."""
         self.ran = True
-        context = args[1] if self.point.mixed else None
         unit = self.point.unit
-        ordered = value if context is None else restore_order(value, context)
+        ordered = self._moved(restore_order, value)
         selected = ordered if unit is None else ordered.select(*unit)
         result = selected
         if self.edit is None:
@@ -219,7 +240,16 @@ class Hook:
             result = self._edited(selected, self.edit)
         # What was read goes on, in its order and in its place: gradients reach it.
         result = result if unit is None else ordered.select_scatter(result, *unit)
-        return result if context is None else order_tokens(result, context)
+        return self._moved(order_tokens, result)
+
+    def _moved(self, function: Callable[[Tensor, Context], Tensor], value: Tensor) -> Tensor:
+        """Move the positions of a value in a mixer."""
+        axis, unit = self.point.position_axis, self.point.unit
+        if self.context is None or axis is None:
+            return value
+        axis += unit is not None and unit[0] <= axis
+        x = value.movedim(axis, 1)
+        return function(x.flatten(2), self.context).reshape(x.shape).movedim(1, axis)
 
     def _edited(self, value: Tensor, edit: Edit) -> Tensor:
         """Return the value after an edit of the chosen positions."""

@@ -21,7 +21,7 @@ from tfkit.nn import Context, Linear, Rearrange, is_scripting, named
 from tfkit_recurrent.conv import CausalConv
 from tfkit_recurrent.kernels import fla_delta_rule, has_kernel
 from tfkit_recurrent.rates import reset_decay_rates, reset_step_bias
-from tfkit_recurrent.recurrence import delta_rule, widened
+from tfkit_recurrent.recurrence import delta_rule, values_of, widened
 
 CHUNK = 64
 EPS = 1e-6
@@ -70,6 +70,13 @@ class GatedDeltaConfig(tfkit.MixerConfig):
         width = 2 * self.n_key_heads * self.d_key + self.n_heads * self.d_value
         return (tfkit.State(1, self.size - 1, width), tfkit.State(self.n_heads, self.d_key, self.d_value, wide=True))
 
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """Arguments and heads of the delta rule, the gate before its activation, and the state."""
+        values = rule_values(self.n_key_heads, self.n_heads, self.d_key, self.d_value, 1)
+        gate = tfkit.InnerValue("gate", None, f"[b, t, {self.n_heads * self.d_value}]")
+        return {**values, "gate": gate, **values_of(self.cached, self.n_heads * self.d_value)}
+
     def build(self, make: tfkit.Make) -> nn.Module:
         return GatedDelta(
             self,
@@ -77,6 +84,15 @@ class GatedDeltaConfig(tfkit.MixerConfig):
             norm=make(self.output_norm, self.d_value),
             gate_activation=make(self.gate_activation),
         )
+
+
+def rule_values(n_key_heads: int, n_heads: int, d_key: int, d_value: int, d_decay: int) -> dict[str, tfkit.InnerValue]:
+    """Return the arguments of a `DeltaRule`, the logarithms of decays among them, and its heads."""
+    sizes = {"q": (n_key_heads, d_key), "k": (n_key_heads, d_key), "v": (n_heads, d_value)}
+    sizes |= {"log_decay": (n_heads, d_decay), "beta": (n_heads, 1)}
+    shapes = {name: f"[b, {heads}, t, {width}]" for name, (heads, width) in sizes.items()}
+    values = {name: tfkit.InnerValue("rule", index, shape) for index, (name, shape) in enumerate(shapes.items())}
+    return {**values, "heads": tfkit.InnerValue("rule", None, shapes["v"])}
 
 
 class GatedDelta(nn.Module):

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange
 from tfkit_recurrent.conv import CausalConv
-from tfkit_recurrent.gated_delta import DeltaRule
+from tfkit_recurrent.gated_delta import DeltaRule, rule_values
 from tfkit_recurrent.rates import reset_decay_rates, reset_step_bias
-from tfkit_recurrent.recurrence import widened
+from tfkit_recurrent.recurrence import values_of, widened
 
 CHUNK = 16
 """Decays between all pairs of positions of a chunk are computed for each channel: chunks are shorter."""
@@ -53,6 +53,13 @@ class KimiDeltaConfig(tfkit.MixerConfig):
     def cached(self) -> tuple[tfkit.State, ...]:
         width = 3 * self.n_heads * self.d_head
         return (tfkit.State(1, self.size - 1, width), tfkit.State(self.n_heads, self.d_head, self.d_head, wide=True))
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """Arguments and heads of the delta rule, the gate before its activation, and the state."""
+        values = rule_values(self.n_heads, self.n_heads, self.d_head, self.d_head, self.d_head)
+        gate = tfkit.InnerValue("gate_up", None, f"[b, t, {self.n_heads * self.d_head}]")
+        return {**values, "gate": gate, **values_of(self.cached, self.n_heads * self.d_head)}
 
     def build(self, make: tfkit.Make) -> nn.Module:
         return KimiDelta(self, activation=make(self.activation), norm=make(self.output_norm, self.d_head))

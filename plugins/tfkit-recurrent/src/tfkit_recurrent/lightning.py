@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange
 from tfkit_recurrent.kernels import attend
-from tfkit_recurrent.recurrence import widened
+from tfkit_recurrent.recurrence import values_of, widened
 
 CHUNK = 64
 
@@ -60,6 +60,11 @@ class LightningConfig(tfkit.MixerConfig):
         rates = (1 - depth + 1e-5) * _rates(self.n_heads, stored.device)[:, None, None]
         powers = torch.exp(-rates * distances[name])
         return (powers * (distance >= 0))[None] if name == "diagonal_decay" else powers
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """The input of the output projection, and the state."""
+        return values_of(self.cached, self.n_heads * self.d_head)
 
     def build(self, make: tfkit.Make) -> nn.Module:
         norm = make(self.output_norm, self.n_heads * self.d_head)

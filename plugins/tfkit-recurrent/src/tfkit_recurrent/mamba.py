@@ -19,7 +19,7 @@ import tfkit
 from tfkit.nn import Context, Linear, Rearrange
 from tfkit_recurrent.conv import CausalConv
 from tfkit_recurrent.rates import reset_log_decay, reset_step_bias
-from tfkit_recurrent.recurrence import continues, linear_scan, widened
+from tfkit_recurrent.recurrence import continues, linear_scan, values_of, widened
 
 CHUNK = 16
 
@@ -56,6 +56,12 @@ class MambaConfig(tfkit.MixerConfig):
     def cached(self) -> tuple[tfkit.State, ...]:
         state = tfkit.State(1, self.d_inner, self.d_state, wide=True)
         return (tfkit.State(1, self.size - 1, self.d_inner), state)
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """The numbers that steps are computed from, the input of the output projection, and the state."""
+        step = tfkit.InnerValue("step_up", None, f"[b, t, {self.d_inner}]")
+        return {"step": step, **values_of(self.cached, self.d_inner)}
 
     def build(self, make: tfkit.Make) -> nn.Module:
         norms = None

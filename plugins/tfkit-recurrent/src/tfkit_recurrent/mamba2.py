@@ -20,7 +20,7 @@ from tfkit.nn import Context, Linear, Rearrange, named
 from tfkit_recurrent.conv import CausalConv
 from tfkit_recurrent.kernels import attend
 from tfkit_recurrent.rates import reset_log_decay, reset_step_bias
-from tfkit_recurrent.recurrence import widened
+from tfkit_recurrent.recurrence import values_of, widened
 
 CHUNK = 64
 
@@ -103,6 +103,11 @@ class Mamba2Config(tfkit.MixerConfig):
         width = self.d_inner + 2 * self.n_groups * self.d_state
         state = tfkit.State(self.n_heads, self.d_state, self.d_head, wide=True)
         return (tfkit.State(1, self.size - 1, width), state)
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """The input of the output projection, and the state."""
+        return values_of(self.cached, self.d_inner)
 
     def build(self, make: tfkit.Make) -> nn.Module:
         norm = None

@@ -19,9 +19,22 @@ row https://arxiv.org/abs/2510.26692, section 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+import tfkit
+
+
+def values_of(cached: Sequence[tfkit.State], width: int) -> dict[str, tfkit.InnerValue]:
+    """Return, for `inner_values`, the input of the module `output`, and the state of the recurrence if there is one."""
+    values = {"inner": tfkit.InnerValue("output", 0, f"[b, t, {width}]")}
+    for index, entry in enumerate(cached):
+        if entry.wide:
+            shape = f"[b, {entry.heads}, {entry.rows}, {entry.width}]"
+            values["state"] = tfkit.InnerValue("", None, shape, state=index)
+    return values
 
 
 def widened(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange, StackedLinear
 from tfkit_recurrent.conv import CausalConv
-from tfkit_recurrent.recurrence import continues, linear_scan, widened
+from tfkit_recurrent.recurrence import continues, linear_scan, values_of, widened
 
 SHARPNESS = 8.0
 LEAST_DECAY, LARGEST_DECAY = 0.9, 0.999
@@ -61,6 +61,15 @@ class RGLRUConfig(tfkit.MixerConfig):
     def cached(self) -> tuple[tfkit.State, ...]:
         state = tfkit.State(1, 1, self.d_inner, wide=True)
         return (tfkit.State(1, self.size - 1, self.d_inner), state, tfkit.State(1, 1, 1))
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """The numbers that both gates are computed from, the input of the output projection, and the state."""
+        shape = f"[b, t, {self.d_inner}]"
+        gates = {
+            name: tfkit.InnerValue("gates", None, shape, item=i) for i, name in enumerate(("opening", "recurrence"))
+        }
+        return {**gates, **values_of(self.cached, self.d_inner)}
 
     def build(self, make: tfkit.Make) -> nn.Module:
         return RGLRU(self, activation=make(self.activation))

@@ -5,6 +5,7 @@ b batch, t positions, m d_model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import tfkit
 from tfkit.nn import Context, Linear
 from tfkit_recurrent.conv import CausalConv
+from tfkit_recurrent.recurrence import values_of
 
 
 class ShortConvConfig(tfkit.MixerConfig):
@@ -27,6 +29,11 @@ class ShortConvConfig(tfkit.MixerConfig):
     @property
     def cached(self) -> tuple[tfkit.State, ...]:
         return (tfkit.State(1, self.size - 1, self.d_model),)
+
+    @property
+    def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
+        """The input of the output projection."""
+        return values_of(self.cached, self.d_model)
 
     def build(self, make: tfkit.Make) -> nn.Module:
         return ShortConv(self)
