@@ -46,7 +46,7 @@ class Components(pytest.Collector):
         plugins, name = _components(self.name)
         work = Work(plugins)
         for subject, words in work.of_components(None, name):
-            for prop in work.properties:
+            for prop in work.properties(subject):
                 yield Measurement.from_parent(self, name=f"{words}: {prop.name}", subject=subject, measured=prop)
 
 

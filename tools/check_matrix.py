@@ -30,7 +30,7 @@ def broken(bug: Bug) -> list[str]:
         patcher.start()
     try:
         slow = {prop.name for prop in OWN.properties if prop.level == "full"} - {bug.red} | {"script"}
-        properties = [prop for prop in OWN.properties if prop.name not in slow]
+        properties = [prop for prop in OWN.properties if prop.of == "model" and prop.name not in slow]
         results = [next(outcomes(checked, [prop])) for prop in properties]
     finally:
         for patcher in patches:

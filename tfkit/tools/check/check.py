@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,12 +17,14 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import Run
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.components import LAYOUTS, SLOTS, instead_of, models_of, options_of
-from tfkit.tools.check.measure import Level, Outcome, Property, outcome_of
+from tfkit.tools.check.measure import Level, Outcome, Property, Tested, outcome_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.check.run_under_test import RunUnderTest, reduced_run
 
 ORDER = ("failed", "ok", "not run", "does not apply")
 """Results of one property for several models: the first of these that any model has."""
@@ -30,14 +32,15 @@ ORDER = ("failed", "ok", "not run", "does not apply")
 
 @dataclass(frozen=True)
 class Checked:
-    """The outcomes of a model's properties.
+    """The outcomes of the properties of a model or a run.
 
     Attributes:
-        name: the name of the spec.
-        words: a summary of the checked model, such as `2 of 12 layers`; empty for the spec at full size.
+        name: the name of the spec or the run.
+        words: a summary of the checked model or run, such as `2 of 12 layers`; empty for the spec at full size.
         level: `quick` or `full`.
         seed: of all random numbers.
         outcomes: one for each property, in the order in which they were measured.
+        of: `model` or `run`.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Checked:
     level: str
     seed: int
     outcomes: tuple[Outcome, ...]
+    of: Tested = "model"
 
     @property
     def ok(self) -> bool:
@@ -79,25 +83,49 @@ def worst_of(models: Sequence[Checked]) -> tuple[Outcome, ...]:
     )
 
 
+Subject: TypeAlias = ModelUnderTest | RunUnderTest
+
+
 class Work:
-    """The check of some models: the properties, and how many of them there are to measure."""
+    """The check of some models and runs: their properties, and how many of them there are to measure."""
 
     def __init__(self, plugins: Plugins, *, level: Level = "quick", only: Sequence[str] = (), seed: int = 0) -> None:
         self.plugins, self.level, self.seed = plugins, level, seed
         available = properties_of(plugins)
         self.faults = available.faults
-        self.properties = available.chosen(only, level)
-        self.left = len(available.chosen(only)) - len(self.properties)
-        self.total = len(self.properties)
+        self.chosen = available.chosen(only, level)
+        self._all = available.chosen(only)
 
-    def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[ModelUnderTest, str]]:
+    def properties(self, subject: Subject) -> tuple[Property, ...]:
+        """Return the properties to measure of a model or a run."""
+        return tuple(prop for prop in self.chosen if prop.of == subject.of)
+
+    def total(self, subjects: Sequence[tuple[Subject, str]]) -> int:
+        """Return the number of all measurements; raise SpecError if there is none."""
+        total = sum(len(self.properties(subject)) for subject, _ in subjects)
+        if not total:
+            name, of = self.chosen[0].name, self.chosen[0].of
+            help = "check a run: tfkit check RUN" if of == "run" else "check a model: tfkit check SPEC"
+            raise SpecError(Diagnostic(f"`{name}` is a property of a {of}", help=help))
+        return total
+
+    def left(self, of: Tested) -> int:
+        """Return the number of properties of models, or of runs, that the level leaves out."""
+        return sum(prop.of == of for prop in self._all) - sum(prop.of == of for prop in self.chosen)
+
+    def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[Subject, str]]:
         """Return the model to check: the spec at full size with trained weights or on request, else a reduced model."""
         if whole or weights is not None:
             return [(ModelUnderTest(replace(graph, weights=None), self.plugins, self.seed, weights), "")]
         reduced = reduced_model(graph, self.plugins)
         return [(ModelUnderTest(reduced.graph, self.plugins, self.seed), reduced.words)]
 
-    def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[ModelUnderTest, str]]:
+    def of_run(self, run: Run) -> list[tuple[Subject, str]]:
+        """Return the reduced run to check."""
+        subject = reduced_run(run, self.plugins, self.seed)
+        return [(subject, subject.words)]
+
+    def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
         """Return the models around each component of that kind, or of that plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
         unsupported = [item for item in configs if item.slot not in SLOTS]
@@ -108,23 +136,21 @@ class Work:
             if len(unsupported) == len(configs):
                 raise SpecError(error)
             self.faults += (error,)
-        models = [item for config in configs if config.slot in SLOTS for item in self._of_component(config)]
-        self.total *= len(models)
-        return models
+        return [item for config in configs if config.slot in SLOTS for item in self._of_component(config)]
 
-    def _of_component(self, config: type[Component]) -> list[tuple[ModelUnderTest, str]]:
+    def _of_component(self, config: type[Component]) -> list[tuple[Subject, str]]:
         """Return the models around a component, for every pair of its options."""
         within = LAYOUTS if config.slot != "init" else LAYOUTS[:1]
         subjects = models_of(config, self.plugins, options=options_of(config), within=within, seed=self.seed)
         name = f"{kind_of(config)} `{config.kind_name()}`"
         return [(subject, f"{name} in {words}") for words, subject in subjects.items()]
 
-    def check(self, model: tuple[ModelUnderTest, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
-        """Measure every property of a model."""
-        subject, words = model
+    def check(self, described: tuple[Subject, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
+        """Measure every property of a model or a run."""
+        subject, words = described
         with threads(1 if words else torch.get_num_threads()):  # more of them slow a small model down
-            results = tuple(outcomes(subject, self.properties, stage=stage))
-        return Checked(subject.graph.name, words, self.level, self.seed, results)
+            results = tuple(outcomes(subject, self.properties(subject), stage=stage))
+        return Checked(subject.name, words, self.level, self.seed, results, subject.of)
 
 
 def _of_kind(plugins: Plugins, kind: str) -> list[Any]:
@@ -151,18 +177,20 @@ def _of_plugin(plugins: Plugins, name: str) -> list[Any]:
 
 
 def outcomes(
-    subject: ModelUnderTest,
+    subject: Subject,
     properties: Iterable[Property],
     *,
     stage: Callable[[str], Any] = lambda name: None,
 ) -> Iterator[Outcome]:
-    """Yield the result of each property, in order.
+    """Yield the result of each property, in order; of a model, only properties of models.
 
     What follows from a broken property is not run, and all others are not if a basic one is broken.
     """
     broken: dict[str, Property] = {}
     causes: dict[str, str] = {}
     for prop in properties:
+        if prop.of != subject.of:
+            continue
         stage(prop.name)
         outcome = Outcome(prop.name, prop.claim, "not run")
         cause = _cause(prop, broken, causes)

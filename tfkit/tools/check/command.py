@@ -1,4 +1,4 @@
-"""Prove a model or a component: what tfkit guarantees, measured."""
+"""Prove a model, a run or a component: what tfkit guarantees, measured."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, seed_option, weights_option
 
 if TYPE_CHECKING:
+    from tfkit.run.checked_run import Run
     from tfkit.tools.check.check import Checked, Work
     from tfkit.tools.check.measure import Outcome
 
@@ -35,6 +36,9 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     components, each in an encoder, a decoder and a decoder with a memory, for
     every pair of options.
 
+    A RUN has two tables: of its model, and of its training step, measured in a
+    reduced run: the reduced model, six steps of four short sequences.
+
     A property is ok, failed, or does not apply, for a reason that the spec gives.
     What follows from a broken property is not run.
 
@@ -45,11 +49,12 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     tfkit check llama3_405b --level full
     tfkit check gpt2 --only padding --only cached --seed 1
     tfkit check out
+    tfkit check minigpt_swiglu --only optimizer --only schedule
     tfkit check --kind additive
     tfkit check --plugin tfkit-moe
     """,
 )
-@click.argument("spec", required=False, shell_complete=complete_spec)
+@click.argument("spec", metavar="[SPEC | RUN]", required=False, shell_complete=complete_spec)
 @click.option("--kind", metavar="NAME", help="Check a component: a kind, or slot.kind.")
 @click.option("--plugin", metavar="NAME", help="Check every component of a plugin.")
 @click.option("--whole", is_flag=True, help="Check the spec itself, not its reduced model.")
@@ -83,21 +88,21 @@ def check(
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
     if spec is None and (whole or weights is not None):
         raise click.UsageError("--whole and --weights have no effect without a SPEC")
-    graph = None if spec is None else reader.load(spec)
+    run = None if spec is None or not reader.is_run(spec) else _run(reader, spec)
+    graph = run.graph if run is not None else None if spec is None else reader.load(spec)
     weights = None if spec is None else reader.weights(spec, weights)
     from tfkit.tools.check.check import Work
 
     work = Work(reader.plugins, level=level, only=only, seed=seed)
     if graph is not None:
-        models = work.of_model(graph, whole=whole, weights=weights)
+        subjects = work.of_model(graph, whole=whole, weights=weights)
+        subjects += work.of_run(run) if run is not None else []
     else:
-        models = work.of_components(kind, plugin)
+        subjects = work.of_components(kind, plugin)
     warn(work.faults)
-    done = count(1)
+    done, total = count(1), work.total(subjects)
     with progress() as on_progress:
-        checked = [
-            work.check(model, lambda name: on_progress(next(done), work.total, f"{name:25}")) for model in models
-        ]
+        checked = [work.check(item, lambda name: on_progress(next(done), total, f"{name:25}")) for item in subjects]
     if json:
         print_json([{**vars(result), "ok": result.ok} for result in checked])
     else:
@@ -106,9 +111,23 @@ def check(
         options |= {"level": level if level != "quick" else None, "seed": seed or None}
         arguments = [spec] if spec else []
         arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
-        _show(checked, work, [*arguments, *(["--whole"] if whole else []), *reader.options])
+        arguments += [*(["--whole"] if whole else []), *reader.options]
+        by_type = [[result for result in checked if result.of == of and result.outcomes] for of in ("model", "run")]
+        for number, results in enumerate(filter(None, by_type)):
+            if number:
+                click.echo()
+            _show(results, work, arguments)
     if not all(result.ok for result in checked):
         raise click.exceptions.Exit(1)
+
+
+def _run(reader: Reader, spec: str) -> Run:
+    from tfkit.run.checked_run import load_run
+    from tfkit.tools.cost.of_run import flops_of_step
+
+    run = load_run(spec, reader.plugins, sets=reader.sets, count=flops_of_step)
+    warn(run.file.notes)
+    return run
 
 
 def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
@@ -121,21 +140,24 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
             outcome.name,
             RESULTS.get(outcome.status, outcome.status),
             "" if outcome.worst is None else f"{outcome.worst:.1e}",
-            _note(outcome),
+            _note(outcome, checked[0].of),
         )
         for outcome in outcomes
     ]
-    show(_head(checked), "", table(["property", "result", "worst", "the model"], rows, right=["worst"]), "")
+    show(_head(checked), "", table(["property", "result", "worst", f"the {checked[0].of}"], rows, right=["worst"]), "")
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         show(f"{outcome.name}{_worst_model(outcome, checked)}: {outcome.fault}")
     if failed:
         only = [f"--only {outcome.name}" for outcome in failed]
         show("", f"again: {' '.join(['tfkit check', *map(shlex.quote, arguments), *only])}")
-    left = f"; {work.left} more with --level full" if work.left else ""
+    number = work.left(checked[0].of)
+    left = f"; {number} more with --level full" if number else ""
     summary, broken = checked[0].summary, sum(not result.ok for result in checked)
     if len(checked) > 1:
-        summary = f"{len(checked)} models, " + (f"{broken} of them with a broken property" if broken else "all ok")
+        summary = f"{len(checked)} {checked[0].of}s, " + (
+            f"{broken} of them with a broken property" if broken else "all ok"
+        )
     click.echo(f"{summary}{left}: {sum(outcome.seconds for model in checked for outcome in model.outcomes):.1f} s")
     for outcome in outcomes:
         if outcome.name == "meaning" and outcome.status == "does not apply":
@@ -145,8 +167,8 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
 def _head(checked: Sequence[Checked]) -> str:
     first = checked[0]
     if len(checked) > 1:
-        return f"{len(checked)} models, the worst of each property"
-    return f"{first.name}, as a reduced model: {first.words}" if first.words else first.name
+        return f"{len(checked)} {first.of}s, the worst of each property"
+    return f"{first.name}, as a reduced {first.of}: {first.words}" if first.words else first.name
 
 
 def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
@@ -156,13 +178,13 @@ def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
     broken = [model for model in checked if failed.name in [outcome.name for outcome in model.failed]]
     (worst,) = [model.words for model in broken if any(outcome is failed for outcome in model.outcomes)]
     more = len(broken) - 1
-    return f", in {worst}" + (f" and {more} more model{'s' * (more > 1)}" if more else "")
+    return f", in {worst}" + (f" and {more} more {checked[0].of}{'s' * (more > 1)}" if more else "")
 
 
-def _note(outcome: Outcome) -> str:
+def _note(outcome: Outcome, of: str) -> str:
     """Return the claim of a property that holds, the component of a broken property, or the reason."""
     if outcome.status == "ok":
         return outcome.claim
     if outcome.status == "failed":
-        return f"{outcome.component or 'the model'}: see below"
+        return f"{outcome.component or f'the {of}'}: see below"
     return f"does not apply: {outcome.detail}" if outcome.status == "does not apply" else outcome.detail

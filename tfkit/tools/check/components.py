@@ -93,7 +93,7 @@ def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
     return replace(plugins, registry=registry)
 
 
-def _required(config: type[Config]) -> dict[str, Any]:
+def required_values(config: type[Config]) -> dict[str, Any]:
     """Return values of the required fields that are numbers, words of `SMALL`, or configs without a kind."""
     required: dict[str, Any] = {}
     for name, info in config.model_fields.items():
@@ -103,7 +103,7 @@ def _required(config: type[Config]) -> dict[str, Any]:
         if name in SMALL or nested is int:
             required[name] = SMALL.get(name, NUMBER)
         elif issubclass(nested, Config) and not issubclass(nested, Component):
-            required[name] = _required(nested)
+            required[name] = required_values(nested)
     return required
 
 
@@ -172,7 +172,7 @@ def models_of(
     kind = config.kind_name()
     kinds = None if reference is None else {config.slot: {kind: reference}}
     for row in all_pairs(options) or [{}]:
-        part = {"kind": kind, **_required(config), **LISTS.get(kind, {}), **(fields or {}), **row}
+        part = {"kind": kind, **required_values(config), **LISTS.get(kind, {}), **(fields or {}), **row}
         words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
         for layout in within:
             if layout == "memory" and issubclass(config, AttentionConfig) and config.chooses_keys:
@@ -196,11 +196,11 @@ def options_of(config: type[Component]) -> dict[str, list[Any]]:
         for name, info in config.model_fields.items()
         if name != config.word_key and marker(info, SharedMarker) is None
     }
-    options = {name: _values(name, info) for name, info in fields.items()}
+    options = {name: legal_values(name, info) for name, info in fields.items()}
     return {name: values for name, values in options.items() if len(values) > 1}
 
 
-def _values(name: str, info: FieldInfo) -> list[Any]:
+def legal_values(name: str, info: FieldInfo) -> list[Any]:
     """Return the values that a field takes in the models of a check; empty if it keeps its default."""
     if info.annotation is bool:
         return [False, True]

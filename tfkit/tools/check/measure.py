@@ -19,6 +19,7 @@ from tfkit.tools.compare.comparison import Outputs, outputs
 
 if TYPE_CHECKING:
     from tfkit.tools.check.model_under_test import ModelUnderTest
+    from tfkit.tools.check.run_under_test import RunUnderTest
 
 TOLERANCE = 1e-5
 """Differences up to this are rounding, relative to the largest value if that is above 1."""
@@ -27,6 +28,7 @@ ILL_CONDITIONED = 4.0
 """Largest factor of a limit for models that amplify the rounding of their weights."""
 
 Level: TypeAlias = Literal["quick", "full"]
+Tested: TypeAlias = Literal["model", "run"]
 Status: TypeAlias = Literal["ok", "failed", "does not apply", "not run"]
 
 
@@ -67,7 +69,8 @@ class Deviation:
         return cls(float("inf"), detail, where=component)
 
 
-Measure: TypeAlias = "Callable[[ModelUnderTest], Iterable[Deviation]]"
+Measure: TypeAlias = Callable[[Any], Iterable[Deviation]]
+"""A function that measures a `ModelUnderTest`, or a `RunUnderTest`."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Property:
         basic: true if all other properties depend on it.
         of_weights: false for a property of the initialization, which trained weights do not have.
         follows: names of other properties; if one of them is broken, the property is a consequence and not run.
+        of: `model`, or `run` for a property of the training step, which measures a `RunUnderTest`.
     """
 
     name: str
@@ -92,6 +96,7 @@ class Property:
     basic: bool = False
     of_weights: bool = True
     follows: tuple[str, ...] = ()
+    of: Tested = "model"
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Pr
     return lambda measure: Property(name, claim, measure, **options)
 
 
-def outcome_of(check: Property, subject: ModelUnderTest) -> Outcome:
+def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest) -> Outcome:
     """Measure a property; an error is a failure, and a warning about the first loss is ignored."""
     outcome = Outcome(check.name, check.claim, "ok")
     try:

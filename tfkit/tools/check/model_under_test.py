@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,6 +22,7 @@ from tfkit.graph.expand import Graph, Node, as_list, expand
 from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
+from tfkit.tools.check.measure import Tested
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast, example_inputs, run
 
 FieldPath = tuple[str, ...]
@@ -72,18 +73,17 @@ class ModelUnderTest:
     weights: Path | None = None
     component: type[Component] | None = None
     kinds: Kinds | None = None
+    of: ClassVar[Tested] = "model"
+
+    @property
+    def name(self) -> str:
+        """The name of the spec."""
+        return self.graph.name
 
     @cached_property
     def functions(self) -> Kinds:
         """The reference functions of plugins, and `kinds`, which replace them. Raises SpecError if a hook fails."""
-        answers = self.plugins.hooks.call("tfkit_reference", _functions)
-        if answers.faults:
-            raise SpecError(*answers.faults)
-        merged: dict[str, dict[str, Callable[..., Any]]] = {}
-        for kinds in (*(kinds for _, kinds in answers.values), self.kinds or {}):
-            for slot, functions in kinds.items():
-                merged.setdefault(slot, {}).update(functions)
-        return merged
+        return reference_functions(self.plugins, self.kinds or {})
 
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
         """Build the model of the graph, or of a second graph with the same weights where shapes fit, in eval mode."""
@@ -109,7 +109,7 @@ class ModelUnderTest:
     def changed(self, values: Mapping[FieldPath, Any]) -> Graph:
         """Return the graph with other values at some paths; raise ValueError or SpecError if they are invalid."""
         spec = self.graph.spec
-        return expand(replace(spec, model=_with_values(spec.model.model_copy(update={"parameters": None}), values)))
+        return expand(replace(spec, model=with_values(spec.model.model_copy(update={"parameters": None}), values)))
 
     @cached_property
     def values(self) -> dict[FieldPath, Any]:
@@ -265,6 +265,18 @@ def _keeps_order(node: Node) -> bool:
 # ---- values of a spec ----
 
 
+def reference_functions(plugins: Plugins, kinds: Kinds) -> Kinds:
+    """Return the reference functions of plugins, and `kinds`, which replace them. Raises SpecError if a hook fails."""
+    answers = plugins.hooks.call("tfkit_reference", _functions)
+    if answers.faults:
+        raise SpecError(*answers.faults)
+    merged: dict[str, dict[str, Callable[..., Any]]] = {}
+    for functions_by_slot in (*(functions for _, functions in answers.values), kinds):
+        for slot, functions in functions_by_slot.items():
+            merged.setdefault(slot, {}).update(functions)
+    return merged
+
+
 def _functions(returned: object) -> Kinds:
     """Return the functions that a hook returned; raise TypeError if it returned anything else."""
     if not isinstance(returned, Mapping) or not all(
@@ -284,14 +296,17 @@ def leaves(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
             yield from leaves(entry, (*path, name))
 
 
-def _with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:
+def with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:
     """Return a config with other values at some paths; raise ValueError if a config rejects its new values."""
     entries = _entries(value)
     if path in values or entries is None:
         return values.get(path, value)
-    changed = {name: _with_values(entry, values, (*path, name)) for name, entry in entries.items()}
-    if isinstance(value, Config):
-        return type(value).model_validate(changed)
+    changed = {name: with_values(entry, values, (*path, name)) for name, entry in entries.items()}
+    if all(changed[name] is entry for name, entry in entries.items()):
+        return value
+    if isinstance(value, Config):  # some reject a field that is set, whatever its value
+        was_set = {name for name in entries if name in value.model_fields_set or changed[name] is not entries[name]}
+        return type(value).model_validate({name: changed[name] for name in was_set})
     return changed if isinstance(value, Mapping) else tuple(changed.values())
 
 

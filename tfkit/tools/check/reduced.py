@@ -79,9 +79,12 @@ class ReducedModel:
     words: str
 
 
-def reduced_model(graph: Graph, plugins: Plugins) -> ReducedModel:
-    """Build the reduced model of a spec; raise SpecError if the small values contradict each other."""
-    model = _Shrink(graph).model().model_copy(update={"parameters": None})
+def reduced_model(graph: Graph, plugins: Plugins, *, tokens: int = 0, length: int = 0) -> ReducedModel:
+    """Build the reduced model of a spec; raise SpecError if the small values contradict each other.
+
+    Tables and heads keep room for `tokens`, and the model takes `length` positions if the spec does.
+    """
+    model = _Shrink(graph, tokens, length).model().model_copy(update={"parameters": None})
     small = expand(take_spec(document(model), plugins))
     return ReducedModel(small, ", ".join(_words(graph, small)))
 
@@ -112,15 +115,15 @@ class _Shrink:
         keeps: true if any size of that node may determine such a length.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, tokens: int, length: int) -> None:
+        self.graph, self.tokens = graph, tokens
         self.spec = graph.spec.model
         attentions = _attentions(self.spec)
         biased = any(isinstance(item.position, ScoreBiasConfig) for item in attentions)
         self.heads = {(item.n_heads, item.kv_heads): _heads(item.n_heads, item.kv_heads, biased) for item in attentions}
         positions = [position for _, position in parts((), self.spec) if isinstance(position, PositionConfig)]
         rotary = bool(positions) and all(isinstance(position, RotaryConfig) for position in positions)
-        self.max_len = FAR if rotary else MAX_LEN
+        self.max_len = max(FAR if rotary else MAX_LEN, length)
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _extents(self.spec)
@@ -153,8 +156,11 @@ class _Shrink:
         """Return the small number for each size of a vocabulary, and of a limit of positions."""
         sizes = [table.rows for node in self.graph.nodes if (table := node.config.table()) is not None]
         sizes += [node.output.width for node in self.graph.nodes if node.config.head() is not None]
-        large = sorted({size for size in sizes if size is not None and size > VOCABULARY})
-        return {size: VOCABULARY + 2 * index for index, size in enumerate(large)}
+        sizes_of_rows = {size for size in sizes if size is not None}
+        vocabulary = max(VOCABULARY, self.tokens)
+        large = sorted(size for size in sizes_of_rows if size > vocabulary)
+        kept = {size: size for size in sizes_of_rows if self.tokens and size <= vocabulary}
+        return kept | {size: vocabulary + 2 * index for index, size in enumerate(large)}
 
     def _shortening(self) -> int:
         """Return the divisor of fixed lengths, such as 3,000 frames: sequences that follow from them stay longer."""

@@ -20,6 +20,7 @@ from tfkit.tools.check.properties import (
     training,
     values,
 )
+from tfkit.tools.check.properties.of_runs import data, optimizer, options, record, schedule, step
 
 PROPERTIES: tuple[Property, ...] = (
     *(basics.building, basics.weights, basics.forward, basics.eval_mode),
@@ -36,6 +37,10 @@ PROPERTIES: tuple[Property, ...] = (
     *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
     *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
     *(forms.scripted, forms.captured, forms.exported, forms.ejected),
+    *(step.steps, step.sums, step.noise, step.clipping),
+    *(schedule.schedule, schedule.rates, optimizer.groups, optimizer.decay, optimizer.formula),
+    *(options.options, data.examples, data.passes, data.metrics),
+    *(record.evaluation, record.callbacks, record.resume, record.digest),
 )
 
 
@@ -60,7 +65,7 @@ class PropertySet:
 
 
 def properties_of(plugins: Plugins) -> PropertySet:
-    """Return the properties of tfkit and of plugins; raise SpecError if two share a name."""
+    """Return the properties of models and runs, of tfkit and of plugins; raise SpecError if two share a name."""
     answers = plugins.hooks.call("tfkit_properties", _properties)
     owners = {prop.name: "tfkit" for prop in PROPERTIES}
     properties = [*PROPERTIES]

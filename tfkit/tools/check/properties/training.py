@@ -162,7 +162,7 @@ def recompute(subject: ModelUnderTest) -> Iterator[Deviation]:
 @property_of("train-mode", "is the same without dropout")
 def train_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Without dropout, train mode returns what eval mode does."""
-    model = subject.build(subject.changed(_without_dropout(subject)))
+    model = subject.build(subject.changed(without_dropout(subject)))
     inputs = subject.inputs()
     in_eval_mode = subject.run(inputs, model)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def train_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
             yield difference(output, expected, "without dropout, train mode changes the outputs by {}")
 
 
-def _without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldPath, Any]:
+def without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldPath, Any]:
     """Return the values of a spec without dropout, except the rate at the path `but` and the stages next to it."""
     values: dict[FieldPath, Any] = {}
     for path, value in leaves(subject.graph.spec.model):
@@ -188,7 +188,7 @@ def dropout(subject: ModelUnderTest) -> Iterator[Deviation]:
     rates = {path: value for path, value in subject.values.items() if path[-1] == "dropout" and value}
     require(rates, "every rate of dropout is 0")
     for path, rate in rates.items():
-        graph = subject.changed(_without_dropout(subject, path))
+        graph = subject.changed(without_dropout(subject, path))
         model, inputs, runs = subject.build(graph).train(), subject.inputs(), []
         for seed in (1, 2):
             with forked_generator(), torch.no_grad():

@@ -92,7 +92,7 @@ def values(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 def _allowed(subject: ModelUnderTest, path: FieldPath, value: float) -> Iterator[Graph]:
     """Yield the graphs with a different value at a path, as far as the spec allows them."""
-    for other in _others(value):
+    for other in other_numbers(value):
         with suppress(SpecError, ValueError):
             yield subject.changed({path: other})
 
@@ -120,13 +120,14 @@ def _channels(configs: Mapping[FieldPath, Config], path: FieldPath) -> float:
     return min(item for item in (width, dict(around).get("d_embed"), *inside, math.inf) if item is not None)
 
 
-def _others(value: float) -> tuple[float, ...]:
+def other_numbers(value: float) -> tuple[float, ...]:
     """Return different values, the nearest first: a bound shows only where it is reached."""
     if isinstance(value, bool):
         return (not value,)
+    near: tuple[float, ...] = (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2, value * 1e4 + 100)
     if isinstance(value, int):
-        return tuple({value + 1, value - 1, value * 2, value // 4, value * 16} - {value})
-    return (value * 0.5, value * 1e-2 + 1e-9, value * 100 + 1e-2, value * 1e4 + 100)
+        near = (value + 1, value - 1, value + 3, value * 2, value // 4, value * 16)
+    return tuple(other for other in dict.fromkeys(near) if other != value)
 
 
 class _Observed:

@@ -1,0 +1,1 @@
+"""Properties of a run, for `tfkit check RUN`."""

@@ -1,0 +1,180 @@
+"""Properties of data and metrics: examples, the order in which steps take them, and what counts in an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from tfkit.component import Component
+from tfkit.errors import Invalid, SpecError
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import IGNORED, Batch, Ids, MetricConfig, Order
+from tfkit.run.run_spec import SplitConfig
+from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.memory import MicroBatch
+from tfkit.spec.messages import kind_of
+from tfkit.tools.check.components import required_values
+from tfkit.tools.check.measure import Deviation, property_of
+from tfkit.tools.check.properties.of_runs.options import arrays
+from tfkit.tools.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train
+
+PASSES = 3
+FEW, WITHOUT_ANSWER = 6, 3
+"""Examples of an evaluation, and further examples in which nothing counts."""
+
+
+@property_of("examples", "reads each example alike in any batch", of="run")
+def examples(subject: RunUnderTest) -> Iterator[Deviation]:
+    """An example depends on its index alone: not on its batch, on earlier reads, or on when the data was built."""
+    config, where = subject.run.config, kind_of(type(subject.run.config.data))
+    where = f"{where} `{config.data.kind_name()}`"
+    data, again = subject.run.data, read_data(config)
+    if data.fingerprint != again.fingerprint:
+        yield Deviation.fault("data that is built again has a different `fingerprint`", where)
+    for split in data.splits:
+        listed = data.examples(split, config.data.order)
+        numbers = np.arange(len(listed))
+        together, backwards = listed.batch(numbers), listed.batch(numbers[::-1].copy())
+        repeated = again.examples(split, config.data.order).batch(numbers)
+        longest = max(ids.shape[1] for ids in together.inputs.values() if ids.ndim > 1)
+        if longest > data.length:
+            detail = f"examples of `{split}` have {longest} positions, more than the `length` {data.length} of the data"
+            yield Deviation.fault(detail, where)
+        for number in range(len(numbers)):
+            row = together.rows(number, number + 1)
+            place = len(numbers) - 1 - number
+            for other, how in (
+                (listed.batch(np.array([number])), "alone"),
+                (backwards.rows(place, place + 1), "in the reverse order"),
+                (repeated.rows(number, number + 1), "from data that is built again"),
+            ):
+                if not _equal_rows(row, other):
+                    yield Deviation.fault(f"example {number} of `{split}` differs if it is read {how}", where)
+    yield Deviation(0.0, "")
+
+
+def _equal_rows(row: Batch, other: Batch) -> bool:
+    """Return True if rows are equal; of rows that are padded to different lengths, only what counts is compared."""
+    pairs = zip(arrays(row), arrays(other), strict=True)
+    if all(first.shape == second.shape for first, second in zip(arrays(row), arrays(other), strict=True)):
+        return all(np.array_equal(first, second) for first, second in pairs)
+    return np.array_equal(row.targets[row.targets != IGNORED], other.targets[other.targets != IGNORED])
+
+
+@property_of("passes", "reads the data in a new order in each pass", of="run")
+def passes(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Each order of the data: shuffled, every pass has all examples once, in an order of the seed and the pass."""
+    everything, seed = [*range(EXAMPLES)], subject.run.config.seed
+    size = len(subject.run.data.examples("train", "sequential"))
+    if size < EXAMPLES:
+        everything = [*range(size)]
+    drawn = {order: _indices(subject, order, seed) for order in ("shuffled", "sequential", "sampled")}
+    of_passes = [drawn["shuffled"][size * number : size * (number + 1)] for number in range(PASSES)]
+    for number, indices in enumerate(of_passes, 1):
+        if sorted(indices) != everything:
+            yield Deviation.fault(f"shuffled, pass {number} does not have every example once")
+    for (first, indices), (second, later) in combinations(enumerate(of_passes, 1), 2):
+        if size > 2 and indices == later:
+            yield Deviation.fault(f"shuffled, passes {first} and {second} over the data have the same order")
+    if drawn["sequential"] != [number % size for number in range(len(drawn["sequential"]))]:
+        yield Deviation.fault("in sequence, the examples are not in their order")
+    of_steps = [drawn["sampled"][start : start + SEQUENCES] for start in range(0, len(drawn["sampled"]), SEQUENCES)]
+    if size > 1 and all(first == second for first, second in pairwise(of_steps)):
+        yield Deviation.fault("sampled, every step has the same examples")
+    for order in ("shuffled", "sampled"):
+        if size > 2 and drawn[order] == _indices(subject, order, seed + 1):
+            yield Deviation.fault(f"{order}, a different seed draws the same examples")
+    yield Deviation(0.0, "")
+
+
+def _indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
+    """Return the indices of the examples that the steps of a run take, in several passes."""
+    taken: list[int] = []
+
+    def note(batch: Batch, indices: Ids) -> Batch:
+        taken.extend(indices.tolist())
+        return batch
+
+    steps = -(-PASSES * EXAMPLES // SEQUENCES)
+    values = {
+        ("data", "order"): order,
+        ("seed",): seed,
+        ("steps",): steps,
+        ("eval",): None,
+        ("checkpoint", "every"): None,
+    }
+    train(subject.changed(values, change=note))
+    return taken
+
+
+# ---- evaluations ----
+
+
+@property_of("metrics", "evaluates what counts, and no more", of="run")
+def metrics(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Metrics do not depend on the micro-batch, nor on examples without a position that counts.
+
+    The metrics of the run, and all others that can be computed on its data.
+    """
+    config = subject.run.config
+    plain, further = (subject.changed({}, examples=count, change=_unanswered) for count in (FEW, FEW + WITHOUT_ANSWER))
+    listed_metrics = config.eval.metrics if config.eval else ()
+    kinds = {metric.kind_name() for metric in listed_metrics}
+    for metric in (
+        *listed_metrics,
+        *(item for item in small_configs(subject, "metric") if item.kind_name() not in kinds),
+    ):
+        assert isinstance(metric, MetricConfig)
+        try:
+            expected = _evaluated(subject, plain, metric, SEQUENCES)
+        except SpecError:
+            if metric in listed_metrics:
+                raise
+            continue
+        where = f"{kind_of(type(metric))} `{metric.kind_name()}`"
+        for size in (1, SEQUENCES - 1):
+            got = _evaluated(subject, plain, metric, size)
+            yield from _equal_numbers(got, expected, f"in micro-batches of {size}", where)
+        with suppress(SpecError):  # a metric may reject such examples
+            got = _evaluated(subject, further, metric, SEQUENCES)
+            yield from _equal_numbers(got, expected, "with further examples in which nothing counts", where)
+
+
+def _unanswered(batch: Batch, indices: Ids) -> Batch:
+    """Ignore all targets of the examples after the first ones."""
+    late = indices >= FEW
+
+    def ignored(targets: Ids) -> Ids:
+        return np.where(late.reshape(-1, *[1] * (targets.ndim - 1)), IGNORED, targets)
+
+    further = {name: ignored(targets) for name, targets in batch.further_targets.items()}
+    choices = tuple(_unanswered(choice, indices) for choice in batch.alternatives)
+    return replace(batch, targets=ignored(batch.targets), further_targets=further, alternatives=choices)
+
+
+def _evaluated(subject: RunUnderTest, run: Run, metric: MetricConfig, size: int) -> dict[str, float]:
+    """Return the numbers of a metric on all examples of the split that the run evaluates."""
+    micro_batch = MicroBatch(run)
+    micro_batch.size = size
+    splits = {name: SplitConfig(batches="all") for name in (run.config.eval.splits if run.config.eval else ())}
+    return evaluate(subject.of_model.model, run, splits, [metric], micro_batch=micro_batch)
+
+
+def _equal_numbers(got: dict[str, float], expected: dict[str, float], how: str, where: str) -> Iterator[Deviation]:
+    for name, number in expected.items():
+        error = abs(got[name] - number) / max(1.0, abs(number))
+        yield Deviation(error, f"`{name}` is {got[name]:.6g} {how}, and {number:.6g} without", where=where)
+
+
+def small_configs(subject: RunUnderTest, slot: str) -> Iterator[Component]:
+    """Yield a config of each kind of a slot that needs no field other than small numbers."""
+    for registered in subject.plugins.registry.kinds(slot).values():
+        fields = required_values(registered.config) | {
+            name: 2 for name in registered.config.model_fields if name == "every"
+        }
+        with suppress(ValueError, Invalid):
+            yield registered.config.model_validate(fields)

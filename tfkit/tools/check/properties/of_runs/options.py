@@ -1,0 +1,133 @@
+"""Properties of the values of a run: each option of a slot has an effect, and each value of a run is in its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+from pydantic.fields import FieldInfo
+
+from tfkit.component import Component, Config, ImmaterialMarker, marker, parts
+from tfkit.errors import Invalid, SpecError
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import Batch, OptimizerConfig
+from tfkit.tools.check.components import legal_values
+from tfkit.tools.check.measure import Deviation, property_of
+from tfkit.tools.check.model_under_test import FieldPath
+from tfkit.tools.check.properties.of_runs.optimizer import DECAY, FACTORS, displacements
+from tfkit.tools.check.properties.of_runs.schedule import steps_to_compare
+from tfkit.tools.check.properties.values import other_numbers
+from tfkit.tools.check.run_under_test import SEQUENCES, RunUnderTest, train
+
+ALL = 2**62
+"""More examples than any split has."""
+ROWS = 8 * SEQUENCES
+"""Examples of each split that show the effect of an option of the data."""
+
+
+@property_of("options", "changes with every option of its kinds", of="run", follows=("optimizer", "schedule"))
+def options(subject: RunUnderTest) -> Iterator[Deviation]:
+    """A different value of a field of the optimizer, schedule, loss or data changes what the kind computes."""
+    optimizers = parts(("optimizer",), subject.run.config.optimizer)
+    base: dict[FieldPath, Any] = {
+        (*path, "weight_decay"): part.weight_decay or DECAY
+        for path, part in optimizers
+        if isinstance(part, OptimizerConfig)
+    }
+    base[("eval",)] = None
+    before = subject.changed(base, examples=ALL)
+    for slot, observe in OBSERVED.items():
+        expected = observe(subject, before)
+        for path, alternatives in other_values((slot,), getattr(before.config, slot)):
+            idle = None
+            for other in alternatives:
+                with suppress(SpecError, ValueError, Invalid):
+                    idle = _equal(observe(subject, subject.changed({**base, path: other}, examples=ALL)), expected)
+                    if not idle:
+                        break
+            if idle:
+                yield Deviation.fault(f"`{'.'.join(path)}` has no effect: `{slot}` computes the same", slot)
+    yield Deviation(0.0, "")
+
+
+def _optimizer(subject: RunUnderTest, run: Run) -> list[Any]:
+    """Return the steps of an optimizer with random gradients."""
+    return list(displacements(subject, run.config.optimizer, FACTORS[:3]).values())
+
+
+def _schedule(subject: RunUnderTest, run: Run) -> list[Any]:
+    """Return the factors of all steps of the full run."""
+    config, steps = run.config.schedule, subject.full.steps
+    config.check_steps(steps)
+    return [config.factor(step, steps) for step in steps_to_compare(steps, 1)]
+
+
+def _loss(subject: RunUnderTest, run: Run) -> list[Any]:
+    return train(run, until=1).numbers("loss")
+
+
+def _data(subject: RunUnderTest, run: Run) -> list[Any]:
+    """Return the sizes of data and the first examples of each split."""
+    data, order = run.data, run.config.data.order
+    shown: list[Any] = [data.vocab_size, data.length, *data.splits]
+    for split in data.splits:
+        examples = data.examples(split, order)
+        shown += [len(examples), *arrays(examples.batch(np.arange(min(ROWS, len(examples)))))]
+    return shown
+
+
+OBSERVED: Mapping[str, Callable[[RunUnderTest, Run], list[Any]]] = {
+    "optimizer": _optimizer,
+    "schedule": _schedule,
+    "loss": _loss,
+    "data": _data,
+}
+"""The numbers that show a slot."""
+
+
+def arrays(batch: Batch) -> list[Any]:
+    """Return all arrays of a batch."""
+    named = [batch.inputs, batch.masks, batch.further_targets]
+    inside = [array for choice in batch.alternatives for array in arrays(choice)]
+    documents = [] if batch.documents is None else [batch.documents]
+    return [batch.targets, *(array for names in named for array in names.values()), *documents, *inside]
+
+
+def _equal(shown: list[Any], expected: list[Any]) -> bool:
+    return len(shown) == len(expected) and all(map(np.array_equal, shown, expected))
+
+
+# ---- other values ----
+
+
+def other_values(start: FieldPath, root: Config, *, of_all: bool = False) -> Iterator[tuple[FieldPath, list[Any]]]:
+    """Yield the paths of the values inside a config, each with other values to try, the nearest first.
+
+    Texts and orders are left out; so are, unless `of_all`, values that change no number by their declaration.
+    """
+    for path, part in parts(start, root):
+        for name, info in type(part).model_fields.items() if isinstance(part, Config) else ():
+            value = getattr(part, name)
+            named = isinstance(part, Component) and name == part.word_key
+            if not named and name != "order" and (of_all or marker(info, ImmaterialMarker) is None):
+                if isinstance(value, tuple) and value and all(type(item) in (int, float) for item in value):
+                    for index, item in enumerate(value):
+                        alternatives = [(*value[:index], other, *value[index + 1 :]) for other in other_numbers(item)]
+                        yield (*path, name), alternatives
+                elif alternatives := _others(name, info, value):
+                    yield (*path, name), alternatives
+
+
+def _others(name: str, info: FieldInfo, value: Any) -> list[Any]:
+    """Return other values of a field; none for texts and configs."""
+    if value is None:
+        return [other for other in legal_values(name, info) if other is not None]
+    if isinstance(value, int | float):
+        return [*other_numbers(value)]
+    if isinstance(value, str) and get_origin(info.annotation) is Literal:
+        return [word for word in get_args(info.annotation) if word != value]
+    if isinstance(value, Mapping) and value and all(type(item) is float for item in value.values()):
+        return [{**value, key: item / 2} for key, item in value.items()]
+    return []

@@ -1,0 +1,138 @@
+"""Properties of a run as its record shows it: evaluations, callbacks, resuming, and the digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from tfkit.errors import Invalid, SpecError
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import CallbackConfig
+from tfkit.run.run_meaning import LABELS
+from tfkit.run.training.checkpoint import Restored
+from tfkit.tools.check.measure import Deviation, difference, property_of
+from tfkit.tools.check.model_under_test import FieldPath, leaves, with_values
+from tfkit.tools.check.properties.of_runs.data import small_configs
+from tfkit.tools.check.properties.of_runs.options import other_values
+from tfkit.tools.check.properties.training import without_dropout
+from tfkit.tools.check.properties.values import other_numbers
+from tfkit.tools.check.run_under_test import RunUnderTest, Tensors, TrainedSteps, train
+
+TRAINED = 3
+"""Steps that show whether a value changes the numbers of a run."""
+
+
+@property_of("evaluation", "is not changed by an evaluation", of="run")
+def evaluation(subject: RunUnderTest) -> Iterator[Deviation]:
+    """An evaluation after every step changes no bit of a weight."""
+    without, each = train(subject.changed({("eval",): None})), train(subject.changed({("eval", "every"): 1}))
+    yield from _equal_weights(each, without, "an evaluation after every step")
+
+
+@property_of("callbacks", "is not changed by its callbacks", of="run", follows=("evaluation",))
+def callbacks(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Callbacks change no bit of a weight, unless they reject updates; all that need no field are tried."""
+    plain = train(subject.changed({("callbacks",): ()}))
+    for config in _callbacks(subject):
+        observed = train(subject.changed({("callbacks",): (config,)}))
+        if not observed.numbers("rejected"):
+            yield from _equal_weights(observed, plain, f"the callback `{config.kind_name()}`")
+
+
+def _callbacks(subject: RunUnderTest) -> list[CallbackConfig]:
+    """Return the callbacks of the run, and one of each other kind that can be built and started without fields."""
+    configs = [*subject.run.config.callbacks]
+    kinds = {config.kind_name() for config in configs}
+    for config in small_configs(subject, "callback"):
+        if config.kind_name() not in kinds and isinstance(config, CallbackConfig):
+            with suppress(SpecError):
+                train(subject.changed({("callbacks",): (config,)}), until=2)
+                configs.append(config)
+    return configs
+
+
+def _equal_weights(steps: TrainedSteps, expected: TrainedSteps, cause: str) -> Iterator[Deviation]:
+    """Compare the weights after each step; a callback may end a run early."""
+    for step, (weights, other) in enumerate(zip(steps.weights, expected.weights, strict=False), 1):
+        for name, weight in other.items():
+            yield difference(weights[name], weight, f"{cause} changes `{name}` of step {step} by {{}}", limit=0.0)
+
+
+@property_of("resume", "resumes with equal bits after any step", of="run", follows=("evaluation",))
+def resume(subject: RunUnderTest) -> Iterator[Deviation]:
+    """From the checkpoint of each step: weights, states of the optimizer and of callbacks, numbers and texts."""
+    run = subject.changed({("callbacks",): tuple(_callbacks(subject))})
+    full = train(run)
+    last = full.notes.checkpoints[-1]
+    for checkpoint, position in zip(full.notes.checkpoints[:-1], full.notes.positions, strict=False):
+        resumed, how = train(run, start=checkpoint), f"resumed after step {checkpoint.step}"
+        end = resumed.notes.checkpoints[-1]
+        for what, tensors, expected in _tensors(end, last):
+            if tensors.keys() != expected.keys():
+                names = ", ".join(sorted(tensors.keys() ^ expected.keys()))
+                yield Deviation.fault(f"{how}, the run has other tensors in {what}: {names}")
+                continue
+            for name, tensor in expected.items():
+                yield difference(tensors[name], tensor, f"{how}, {what} `{name}` differs by {{}}", limit=0.0)
+        for config, state, before in zip(run.config.callbacks, end.callbacks, last.callbacks, strict=True):
+            if state != before:
+                detail = f"{how}, the callback has a different state: its `state` and `restore` do not fit"
+                yield Deviation.fault(detail, f"callback kind `{config.kind_name()}`")
+        for (step, line), (_, expected_line) in zip(resumed.notes.lines, full.notes.lines[position:], strict=False):
+            if line != expected_line:
+                differing = [name for name in {**line, **expected_line} if line.get(name) != expected_line.get(name)]
+                yield Deviation.fault(f"{how}, `{differing[0]}` of step {step} differs")
+
+
+def _tensors(end: Restored, last: Restored) -> Iterator[tuple[str, Tensors, Tensors]]:
+    """Yield the named tensors of two checkpoints."""
+    yield "the weight", end.weights, last.weights
+    yield "the optimizer state", end.optimizer, last.optimizer
+    yield "the callback state", end.tensors, last.tensors
+
+
+@property_of("digest", "has another digest if numbers differ", of="run", follows=("steps",))
+def digest(subject: RunUnderTest) -> Iterator[Deviation]:
+    """A different value changes the digest, or no number: bits of weights, or losses up to rounding for `machine`."""
+    graph = subject.of_model.changed(without_dropout(subject.of_model))
+    base = subject.changed({}, graph=graph)
+    expected = train(base, until=TRAINED)
+    for path, alternatives in _all_values(subject):
+        for other in alternatives:
+            with suppress(SpecError, ValueError, Invalid):
+                changed = subject.changed({path: other}, graph=graph)
+                if changed.digest == base.digest:
+                    yield from _same_numbers(changed, expected, f"a different `{'.'.join(path)}`", path[0])
+                break
+    for path, value in leaves(base.graph.spec.model):
+        for other in other_numbers(value) if isinstance(value, int | float) and path[0] not in LABELS else ():
+            with suppress(SpecError, ValueError):
+                model = with_values(base.meaning.model, {path: other})
+                if replace(base.meaning, model=model).digest == base.digest:
+                    yield Deviation.fault(f"a different `model.{'.'.join(path)}` does not change the digest")
+                break
+    yield Deviation(0.0, "")
+
+
+def _all_values(subject: RunUnderTest) -> Iterator[tuple[FieldPath, list[Any]]]:
+    """Yield the values of a run with alternatives to try, also texts that describe it."""
+    config = subject.run.config
+    for path, alternatives in other_values((), config, of_all=True):
+        if path[0] != "tfkit" and path not in (("machine", "compile"), ("machine", "shard")):
+            yield path, alternatives
+    yield from (((name,), ["other"]) for name in ("name", "description", "source"))
+
+
+def _same_numbers(run: Run, expected: TrainedSteps, cause: str, part: str) -> Iterator[Deviation]:
+    """Compare a run whose digest has not changed."""
+    steps = train(run, until=TRAINED)
+    if part != "machine":
+        yield from (
+            Deviation(deviation.error, f"{deviation.detail}, but not the digest of the run", 0.0)
+            for deviation in _equal_weights(steps, expected, cause)
+        )
+        return
+    for loss, before in zip(steps.numbers("loss"), expected.numbers("loss"), strict=True):
+        yield Deviation(abs(loss - before), f"{cause} changes the loss by {abs(loss - before):.1e}, not the digest")

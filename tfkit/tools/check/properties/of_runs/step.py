@@ -1,0 +1,140 @@
+"""Properties of a training step: the sum of its loss, its random numbers, and the norm of its gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+
+from tfkit.run.contract import IGNORED, Batch, Ids
+from tfkit.tools.check.measure import Deviation, difference, property_of, require
+from tfkit.tools.check.model_under_test import FieldPath, leaves
+from tfkit.tools.check.properties.training import without_dropout
+from tfkit.tools.check.run_under_test import SEQUENCES, Half, RunUnderTest, Tensors, TrainedSteps, train
+
+IN_ORDER: Mapping[FieldPath, Any] = {
+    ("data", "order"): "sequential",
+    ("clip",): None,
+    ("eval",): None,
+    ("precision",): "float32",
+}
+"""A step takes the first examples, and its gradients are the gradients of the loss."""
+
+
+@property_of("steps", "makes steps with finite numbers", of="run", basic=True)
+def steps(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Every step has a finite loss and gradient, changes weights, and none that is frozen."""
+    trained = train(subject.run)
+    for name in ("loss", "grad_norm"):
+        for step, number in enumerate(trained.numbers(name), 1):
+            if not math.isfinite(number):
+                yield Deviation.fault(f"`{name}` of step {step} is {number}")
+    frozen = {name for name, parameter in subject.new_model().named_parameters() if not parameter.requires_grad}
+    first, last = trained.weights[0], trained.weights[-1]
+    for name in frozen:
+        yield difference(last[name], first[name], f"`{name}` is frozen, but changes by {{}}", limit=0.0)
+    if all(torch.equal(first[name], last[name]) for name in first):
+        yield Deviation.fault("no weight changes between the first step and the last")
+    yield Deviation(0.0, "")
+
+
+@property_of("sums", "sums its loss over what counts", of="run")
+def sums(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Loss and gradients of a step do not depend on its cut into micro-batches or among two processes.
+
+    Rows have different numbers of positions that count, one of them none. Without dropout.
+    """
+    config = subject.run.config
+    require(not config.loss.undivided, "the loss is computed from all sequences of a step together")
+    graph = subject.of_model.changed(without_dropout(subject.of_model))
+    run = subject.changed(IN_ORDER, graph=graph, change=_ragged)
+    full = train(run, until=1)
+    for size in range(1, SEQUENCES):
+        cut = train(
+            subject.changed({**IN_ORDER, ("machine", "micro_batch"): size}, graph=graph, change=_ragged), until=1
+        )
+        yield from _equal_steps(full, cut.notes.lines[0][1]["loss"], cut.gradients[0], f"micro-batches of {size}")
+    batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
+    counts = [int((targets != IGNORED).sum()) for targets in batch.targets_of(config.loss.terms).values()]
+    halves = [train(run, until=1, processes=Half(rank, counts)) for rank in range(Half.count)]
+    gradients = {name: sum((half.gradients[0][name] for half in halves), torch.zeros(())) for name in full.gradients[0]}
+    loss = sum(half.numbers("loss")[0] for half in halves)
+    yield from _equal_steps(full, loss, gradients, "two processes")
+
+
+def _ragged(batch: Batch, indices: Ids) -> Batch:
+    """Ignore some targets of a batch: all in every fourth row, and none in the row before it."""
+    fractions = (indices % SEQUENCES) / (SEQUENCES - 1)
+
+    def thinned(targets: Ids) -> Ids:
+        rows = [np.random.default_rng(int(index)).random(targets.shape[1:]) for index in indices]
+        kept = np.stack(rows) < fractions.reshape(-1, *[1] * (targets.ndim - 1))
+        return np.where(kept, targets, IGNORED)
+
+    further = {name: thinned(targets) for name, targets in batch.further_targets.items()}
+    return replace(batch, targets=thinned(batch.targets), further_targets=further)
+
+
+def _equal_steps(full: TrainedSteps, loss: float, gradients: Tensors, how: str) -> Iterator[Deviation]:
+    """Compare the loss and the gradients of a step with a step of all its rows together."""
+    expected = full.numbers("loss")[0]
+    error = abs(loss - expected) / max(1.0, abs(expected))
+    yield Deviation(error, f"the loss of a step in {how} is {loss:.7g}; in one piece it is {expected:.7g}")
+    largest = max(float(gradient.abs().max()) for gradient in full.gradients[0].values())
+    for name, gradient in full.gradients[0].items():
+        error = float((gradients[name] - gradient).abs().max()) / largest
+        yield Deviation(error, f"the gradient of `{name}` differs by {error:.1e} in {how}")
+
+
+@property_of("noise", "drops anew in each part of a step", of="run")
+def noise(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Equal rows have different losses in each micro-batch, step and process, and equal losses in a second run."""
+    rates = [value for path, value in subject.of_model.values.items() if path[-1] == "dropout" and value]
+    require(rates, "every rate of dropout is 0")
+    require(not subject.run.config.loss.undivided, "the loss is computed from all sequences of a step together")
+    run = subject.changed({**IN_ORDER, **_at_rest(subject), ("machine", "micro_batch"): 1}, examples=1)
+    first, again, second = train(run, until=2), train(run, until=2), train(run, until=1, processes=Half(1))
+    parts = {
+        f"micro-batch {number} of step {step}": loss
+        for step, losses in enumerate(first.parts[:2], 1)
+        for number, loss in enumerate(losses, 1)
+    }
+    parts |= {f"micro-batch {number} of a second process": loss for number, loss in enumerate(second.parts[0], 1)}
+    for (name, loss), (other, other_loss) in combinations(parts.items(), 2):
+        if torch.equal(loss, other_loss):
+            yield Deviation.fault(f"{name} and {other} have the same dropout")
+    for losses, repeated in zip(first.parts, again.parts, strict=True):
+        for loss, other_loss in zip(losses, repeated, strict=True):
+            yield difference(other_loss, loss, "a second run has other dropout: its loss changes by {}", limit=0.0)
+
+
+def _at_rest(subject: RunUnderTest) -> dict[FieldPath, Any]:
+    """Return learning rates so small that no weight changes."""
+    fields = leaves(subject.run.config.optimizer, ("optimizer",))
+    return {path: 1e-30 for path, value in fields if path[-1] == "lr" and value is not None}
+
+
+@property_of("clipping", "clips all gradients by one norm", of="run")
+def clipping(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Gradients above `clip` shrink by one factor, to that norm; smaller gradients keep their bits."""
+    plain = train(subject.changed(IN_ORDER), until=1)
+    gradients = plain.gradients[0]
+    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+    (reported,) = plain.numbers("grad_norm")
+    detail = f"`grad_norm` is {reported:.6g}, but the norm of all gradients is {norm:.6g}"
+    yield Deviation(abs(reported - norm) / norm, detail)
+    for limit in (min(norm, 1.0) / 2, norm * 2):
+        clipped = train(subject.changed({**IN_ORDER, ("clip",): limit}), until=1).gradients[0]
+        factor = min(1.0, limit / norm)
+        for name, gradient in gradients.items():
+            size, expected = (float(tensor.double().norm()) for tensor in (clipped[name], gradient * factor))
+            detail = (
+                f"with `clip: {limit:.3g}` and a norm of {norm:.3g}, the gradient of `{name}` has the norm {size:.3g};"
+                f" expected {expected:.3g}"
+            )
+            yield Deviation(float((clipped[name] - gradient * factor).double().norm()) / norm, detail)

@@ -1,0 +1,335 @@
+"""A run that is checked: its reduced run, the first examples of its data, and the steps that it makes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from tfkit.building.builder import build
+from tfkit.checkpoint.selection import matches_any
+from tfkit.errors import SpecError
+from tfkit.graph.expand import Graph
+from tfkit.plugin.manager import Plugins
+from tfkit.reference import Kinds
+from tfkit.reference.training import OF_RUNS
+from tfkit.run.checked_run import Run, check_run
+from tfkit.run.contract import Batch, Callback, Data, Examples, Ids, Order, Training
+from tfkit.run.guarded_data import GuardedData
+from tfkit.run.run_spec import ENDS, EvalConfig, RunSpec, SavingConfig, SplitConfig
+from tfkit.run.training.checkpoint import Checkpoint, Restored
+from tfkit.run.training.loop import Trainer
+from tfkit.run.training.processes import Processes
+from tfkit.run.training.start import freeze
+from tfkit.spec.messages import fault_in
+from tfkit.spec.provenance import Provenance
+from tfkit.tools.check.measure import Tested
+from tfkit.tools.check.model_under_test import (
+    FieldPath,
+    ModelUnderTest,
+    redrawn,
+    reference_functions,
+    with_values,
+)
+from tfkit.tools.check.reduced import reduced_model
+
+STEPS, SEQUENCES, LENGTH, EXAMPLES = 6, 4, 12, 10
+"""Steps of a reduced run, sequences of a step, positions of a sequence if a run sets them, examples of a split."""
+Tensors = Mapping[str, Tensor]
+Change = Callable[[Batch, Ids], Batch]
+"""A changed batch, from the batch of these indices."""
+
+
+@dataclass(frozen=True)
+class RunUnderTest:
+    """A run that is checked.
+
+    Attributes:
+        full: the run as it was read; its schedule and the number of its steps are checked.
+        run: its reduced run, which is trained.
+        plugins: the plugins that it was read with.
+        words: a summary of the reduced run.
+        seed: of random gradients.
+        kinds: functions that define what kinds compute, in addition to the functions of `tfkit.reference`.
+    """
+
+    full: Run
+    run: Run
+    plugins: Plugins
+    words: str = ""
+    seed: int = 0
+    kinds: Kinds | None = None
+    weights: ClassVar[None] = None
+    of: ClassVar[Tested] = "run"
+    loaded: dict[str, Data] = field(default_factory=dict, repr=False)
+    """Data by its config."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self.full.config.name
+
+    @cached_property
+    def functions(self) -> Kinds:
+        """The reference functions of the slots of a run, by slot and kind."""
+        further = reference_functions(self.plugins, self.kinds or {})
+        return {slot: {**functions, **further.get(slot, {})} for slot, functions in OF_RUNS.items()}
+
+    @cached_property
+    def of_model(self) -> ModelUnderTest:
+        """The model of the reduced run."""
+        return ModelUnderTest(self.run.graph, self.plugins, self.seed)
+
+    def changed(
+        self,
+        values: Mapping[FieldPath, Any],
+        *,
+        graph: Graph | None = None,
+        examples: int = EXAMPLES,
+        change: Change | None = None,
+    ) -> Run:
+        """Return the reduced run with other values; raise ValueError or SpecError if they are invalid.
+
+        Args:
+            values: the values by their paths.
+            graph: a different model.
+            examples: the examples of each split.
+            change: a function that changes every batch.
+        """
+        config = with_values(self.run.config, values)
+        data = FirstExamples(self._data(config), examples, change)
+        return replace(self.run, file=replace(self.run.file, config=config, data=data), graph=graph or self.run.graph)
+
+    def _data(self, config: RunSpec) -> Data:
+        key = f"{config.data!r} {config.batch.length}"
+        if key not in self.loaded:
+            self.loaded[key] = read_data(config)
+        return self.loaded[key]
+
+    def new_model(self) -> fx.GraphModule:
+        """Return the model in float64 with redrawn weights, of which those stay fixed that the run freezes."""
+        return copy.deepcopy(self._model)
+
+    @cached_property
+    def _model(self) -> fx.GraphModule:
+        model = redrawn(build(self.run.graph, seed=self.seed), self.seed).double()
+        if self.run.config.freeze:
+            freeze(model, self.run.config.freeze)
+        return model
+
+
+def read_data(config: RunSpec) -> Data:
+    """Read the data of a run whose paths are absolute."""
+    fault = fault_in(type(config.data), ("data",), Provenance())
+    return GuardedData(config.data.build(config.batch.length), fault)
+
+
+@dataclass(frozen=True)
+class FirstExamples:
+    """The first examples of each split of some data, as data."""
+
+    data: Data
+    count: int
+    change: Change | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.data, name)
+
+    def examples(self, split: str, order: Order) -> Examples:
+        """Return the first examples of a split."""
+        return _First(self.data.examples(split, order), self.count, self.change)
+
+
+@dataclass(frozen=True)
+class _First:
+    all: Examples
+    count: int
+    change: Change | None
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.all))
+
+    def batch(self, indices: Ids) -> Batch:
+        batch = self.all.batch(indices)
+        return batch if self.change is None else self.change(batch, indices)
+
+
+# ---- the reduced run ----
+
+
+def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None = None) -> RunUnderTest:
+    """Reduce a run: its model, the sequences of a step, their length, and the number of steps.
+
+    Initial weights are random. Rules and patterns that match nothing in the reduced model are left out.
+    """
+    config = full.config
+    length = min(config.batch.length, LENGTH) if config.batch.length is not None else None
+    changes: dict[str, Any] = dict.fromkeys((*ENDS, "weights", "branch")) | {"steps": STEPS}
+    changes["batch"] = config.batch.model_copy(update={"sequences": SEQUENCES, "length": length})
+    changes["machine"] = type(config.machine)()
+    changes["checkpoint"] = SavingConfig(every=1)
+    changes["eval"] = _evaluation(config, plugins)
+    small = config.model_copy(update=changes)
+    data = full.data if length == config.batch.length else read_data(small)
+    graph, words = _graph(full, data, plugins)
+    small = small.model_copy(update=_matching(small, build(graph, device="meta")))
+    file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES))
+    sizes = f"{SEQUENCES} of {config.batch.sequences} sequences"
+    words = ", ".join([sizes, *([f"{length} of {config.batch.length} positions"] if length else []), words])
+    subject = RunUnderTest(full, replace(full, file=file, graph=graph), plugins, words.rstrip(", "), seed, kinds)
+    subject.loaded[f"{small.data!r} {small.batch.length}"] = data
+    return subject
+
+
+def _evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
+    """Return an evaluation of one split, with the metrics of the run if it has an evaluation."""
+    names = [*config.eval.splits] if config.eval is not None else [*config.data.split_names]
+    split = {next((name for name in names if name != "train"), "train"): SplitConfig(batches=1)}
+    if config.eval is not None:
+        return config.eval.model_copy(update={"every": 2, "splits": split})
+    loss = plugins.registry.kinds("metric")["loss"].config
+    return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (loss(),)})
+
+
+def _graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]:
+    """Return the reduced model of a run, or its model if the reduced model cannot be trained on the data."""
+    classes = getattr(data, "n_classes", None)
+    numbers = classes.values() if isinstance(classes, Mapping) else [classes or 0]
+    try:
+        tokens = max(data.vocab_size, *numbers)
+        reduced = reduced_model(full.graph, plugins, tokens=tokens, length=data.length)
+        check_run(replace(full.file, model=reduced.graph.spec, data=data))
+    except (SpecError, ValueError):
+        return full.graph, ""
+    return reduced.graph, reduced.words
+
+
+def _matching(config: RunSpec, model: fx.GraphModule) -> dict[str, Any]:
+    """Return the patterns of a run that match a parameter of a model."""
+    names = [name for name, _ in model.named_parameters()]
+    frozen = tuple(pattern for pattern in config.freeze if any(matches_any(name, [pattern]) for name in names))
+    rules = tuple(rule for rule in config.optimizer.groups if any(fnmatchcase(name, rule.match) for name in names))
+    return {"freeze": frozen, "optimizer": config.optimizer.model_copy(update={"groups": rules})}
+
+
+# ---- steps ----
+
+
+@dataclass
+class Notes:
+    """A record in memory, which begins after a checkpoint if there is one."""
+
+    start: Restored | None = None
+    lines: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    """The numbers and texts of each step."""
+    checkpoints: list[Restored] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """The number of lines before each checkpoint."""
+
+    def restored(self, model: fx.GraphModule) -> Restored | None:
+        return self.start
+
+    def resume(self) -> None: ...
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.lines.append((step, dict(numbers)))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self.lines.append((step, {name: text}))
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        weights, optimizer, tensors = map(
+            copied, (checkpoint.model.state_dict(), checkpoint.optimizer, checkpoint.tensors)
+        )
+        rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
+        self.checkpoints.append(Restored(checkpoint.step, weights, optimizer, *rest))
+        self.positions.append(len(self.lines))
+
+    def save_model(self, name: str, model: fx.GraphModule) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def copied(tensors: Tensors) -> dict[str, Tensor]:
+    """Return copies of tensors, which do not change with them."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@dataclass
+class TrainedSteps:
+    """The steps of a run.
+
+    Attributes:
+        notes: its record.
+        gradients: of each step, as the optimizer takes them.
+        rates: the learning rates of the optimizer's groups at each step.
+        parts: the losses of each step, a tensor for each micro-batch.
+        weights: after each step.
+        first_rates: the learning rates of the groups before the first step.
+    """
+
+    notes: Notes
+    first_rates: list[float] = field(default_factory=list)
+    gradients: list[Tensors] = field(default_factory=list)
+    rates: list[list[float]] = field(default_factory=list)
+    parts: list[list[Tensor]] = field(default_factory=lambda: [[]])
+    weights: list[Tensors] = field(default_factory=list)
+
+    def numbers(self, name: str) -> list[float]:
+        """Return a number of all steps."""
+        return [line[name] for _, line in self.notes.lines if name in line]
+
+
+class _Watcher(Callback):
+    def __init__(self, steps: TrainedSteps) -> None:
+        self._steps = steps
+
+    def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
+        self._steps.weights.append(copied(dict(training.model.named_parameters())))
+        self._steps.parts.append([])
+
+
+def train(
+    run: Run, *, until: int | None = None, start: Restored | None = None, processes: Processes | None = None
+) -> TrainedSteps:
+    """Train a reduced run, from its first step or from a checkpoint, and return all that shows of its steps."""
+    steps = TrainedSteps(Notes(start))
+    trainer = Trainer(run, steps.notes, watchers=[_Watcher(steps)], until=until, processes=processes)
+    steps.first_rates = [group["lr"] for group in trainer.optimizer.param_groups]
+
+    def before(optimizer: torch.optim.Optimizer, *_args: Any) -> None:
+        gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+        steps.gradients.append(copied(gradients))
+        steps.rates.append([group["lr"] for group in optimizer.param_groups])
+
+    trainer.optimizer.register_step_pre_hook(before)
+    loss: nn.Module = trainer.loss  # type: ignore[assignment]  # compiled, it would be a function
+    loss.register_forward_hook(lambda _module, _args, loss: steps.parts[-1].append(loss.detach().clone()))
+    trainer.train()
+    return steps
+
+
+class Half(Processes):
+    """The first or the second of two processes, which take half of the sequences each.
+
+    A number over all processes is known in advance if it is a count; a loss is left to be added.
+    """
+
+    count = 2
+
+    def __init__(self, rank: int, counts: Collection[int] = ()) -> None:
+        self.rank, self._counts = rank, tuple(counts)
+
+    def rows(self, indices: Ids) -> Ids:
+        size = math.ceil(len(indices) / self.count)
+        return indices[self.rank * size : (self.rank + 1) * size]
+
+    def sum(self, value: Tensor) -> Tensor:
+        return value if value.is_floating_point() or not self._counts else torch.tensor(self._counts)
