@@ -18,3 +18,11 @@ def test_each_bug_is_there_once_and_can_be_planted() -> None:
         assert bug["old"] != bug["new"], bug["bug"]
         for test in bug["tests"]:
             assert (ROOT / test.partition("::")[0]).exists(), test
+
+
+def test_each_equivalent_mutant_is_a_change_of_its_file() -> None:
+    for mutant in yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text(encoding="utf-8"))["equivalent"]:
+        lines = [line.strip() for line in (ROOT / mutant["file"]).read_text(encoding="utf-8").split("\n")]
+        assert mutant["before"] in lines, f"{mutant['before']}: the code has changed: remove the mutant"
+        assert mutant["before"] != mutant["after"]
+        assert mutant["reason"]

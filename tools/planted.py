@@ -12,13 +12,17 @@ The list is `tests/planted.yaml`. The working tree itself is never changed.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -35,6 +39,11 @@ import yaml
 ROOT = Path(__file__).parent.parent
 BUGS = ROOT / "tests" / "planted.yaml"
 CRASHED = 99
+TIMED_OUT = 98
+ARGUMENTS = [
+    *["-x", "-q", "-rfE", "--tb=no", "--color=no", "-p", "no:cacheprovider"],
+    *["-W", "ignore::pytest.PytestAssertRewriteWarning"],  # of plugins that transformers has imported
+]
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -81,33 +90,60 @@ def copy_of(tree: Path, folder: Path) -> Path:
     return folder
 
 
-def first_failure(tree: Path, tests: Sequence[str], workers: int) -> str | None:
-    """Return the first test that fails in a tree, of all quick tests if none are named; None if all pass.
+def run_pytest(
+    tree: Path, arguments: Sequence[str], *, plugins: Sequence[object] = (), seconds: float = math.inf
+) -> tuple[int, str]:
+    """Run pytest in a tree; return its exit status, TIMED_OUT after `seconds`, and its output.
 
     Runs in a fork of this process, which has imported torch once for all bugs, and nothing of tfkit.
     """
-    arguments = ["-x", "-q", "-rfE", "--tb=no", "--color=no", "-p", "no:cacheprovider"]
-    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that transformers has imported
-    arguments += list(tests) or ["-n", str(workers), "--dist", "worksteal"]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         child = os.fork()
         if child == 0:
             paths = [str(tree), *map(str, sorted(tree.glob("plugins/*/src")))]
             status = CRASHED
             try:
+                os.setsid()  # so that the processes of a test end with it
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 os.chdir(tree)
                 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
                 sys.path[:0] = paths
-                status = int(pytest.main(arguments))
+                status = int(pytest.main(list(arguments), plugins=list(plugins)))
             finally:  # what this process has open belongs to its parent
                 os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = wait(child, seconds)
         output.seek(0)
-        failed = FAILED.search(output.read())
-    if status == pytest.ExitCode.OK:
-        return None
+        return status, output.read()
+
+
+def wait(child: int, seconds: float) -> int:
+    """Wait for a process that leads a session; return its exit status, or end the session and return TIMED_OUT."""
+    deadline = time.monotonic() + seconds
+    ended = 0
+    try:
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        return TIMED_OUT
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if not ended:
+            os.waitpid(child, 0)
+
+
+def first_failure(tree: Path, tests: Sequence[str], workers: int) -> str | None:
+    """Return the first test that fails in a tree, of all quick tests if none are named; None if all pass."""
+    status, output = run_pytest(tree, [*ARGUMENTS, *(tests or ["-n", str(workers), "--dist", "worksteal"])])
+    return None if status == pytest.ExitCode.OK else failure_in(output, status)
+
+
+def failure_in(output: str, status: int) -> str:
+    """Return the failed test that pytest has printed, or its exit status."""
+    failed = FAILED.search(output)
     return failed[1] if failed else f"(pytest ended with {status})"
 
 

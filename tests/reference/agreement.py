@@ -28,12 +28,14 @@ def check_agreement(graph: tfkit.Graph, *calls: Mapping[str, Tensor], kinds: Kin
     model = tfkit.build(graph).double().eval()
     fill(model)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    fused = {path: parts for path, layer in model.named_modules() if (parts := getattr(layer, "parts", None))}
     for call in calls:
         inputs = {name: call[name] for name in inputs_of(model) if name in call}
         inputs = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
         with tables_in_float64():
             outputs, seen = observe(model, inputs)
-        wanted = run(graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=kinds)
+        arrays = {name: x.numpy() for name, x in inputs.items()}
+        wanted = run(graph, weights, arrays, kinds=kinds, fused=fused)
         for found, (name, want) in zip(outputs, wanted.outputs.items(), strict=True):
             error = difference(found, want, wanted.real[name])
             if error > TOLERANCE:

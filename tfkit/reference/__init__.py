@@ -35,7 +35,7 @@ from tfkit.graph.expand import Graph
 from tfkit.reference.attention import ATTENTIONS, Scope, multi_head, softmax
 from tfkit.reference.block import BLOCKS
 from tfkit.reference.mask_rule import MASK_RULES
-from tfkit.reference.model import Array, Kinds, Part, Result, UnknownKind, Value, computed
+from tfkit.reference.model import Array, Fused, Kinds, Part, Result, UnknownKind, Value, computed
 from tfkit.reference.pointwise import ACTIVATIONS, FFNS, NORMS
 from tfkit.reference.position import POSITIONS, ROPE_SCALINGS
 
@@ -55,7 +55,12 @@ BUILT_IN: Kinds = {
 
 @checked
 def run(
-    graph: Graph, weights: Mapping[str, Array], inputs: Mapping[str, Array], *, kinds: Kinds | None = None
+    graph: Graph,
+    weights: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    *,
+    kinds: Kinds | None = None,
+    fused: Fused | None = None,
 ) -> Result:
     """Compute all outputs of a model, and the output of each component.
 
@@ -64,6 +69,8 @@ def run(
         weights: every tensor of the model's state dict as an array, by name.
         inputs: an array for each input, [b, ...], and for each padding mask that there is (`tokens_mask`).
         kinds: functions of further kinds, `{"attention": {"additive": function}}`, or of built-in ones anew.
+        fused: the `parts` of the model's fused layers by path, as weight maps name them,
+            `{"decoder.layers.0.ffn.gate_up": {"gate": 32, "up": 32}}`; by default, each function states the order.
 
     Raises:
         UnknownKind: the model has a kind that no function defines.
@@ -76,7 +83,7 @@ def run(
     functions = {
         slot: {**BUILT_IN.get(slot, {}), **(kinds or {}).get(slot, {})} for slot in {*BUILT_IN, *(kinds or {})}
     }
-    models = [Part(graph, weights, functions) for _ in inputs[min(needed)]]
+    models = [Part(graph, weights, functions, fused=fused or {}) for _ in inputs[min(needed)]]
     results = [computed(model, dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
     if unread := [name for name in weights if name not in models[0].read]:
         raise ValueError(f"the spec has no component for the weights {listing(unread)}")

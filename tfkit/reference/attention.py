@@ -62,11 +62,12 @@ def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None
 
 
 def _projected(part: Part, x: Array, scope: Scope, g: int) -> list[Array]:
-    """Return queries of x, and keys and values of its source; one matrix may hold all three, in this order."""
-    if f"{part.path}.project.qkv.weight" in part.weights:
-        y, h = part.at("project.qkv").linear(x, bias_of(part, "q")), part.config.n_heads
+    """Return queries of x, and keys and values of its source; one matrix may hold all three."""
+    layer = part.at("project.qkv")
+    if f"{layer.path}.weight" in part.weights:
+        y, h = layer.linear(x, bias_of(part, "q")), part.config.n_heads
         d = y.shape[1] // (h + 2 * g)
-        return np.split(y, [h * d, (h + g) * d], axis=1)
+        return [*layer.split(y, {"q": h * d, "k": g * d, "v": g * d})]
     read = x if scope.memory is None else scope.memory
     sources = {"q": x} if part.config.kv_from is not None else {"q": x, "k": read, "v": read}
     return [part.at(f"project.{name}").linear(source, bias_of(part, name)) for name, source in sources.items()]

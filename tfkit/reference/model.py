@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -15,6 +15,8 @@ Array: TypeAlias = Annotated[NDArray[Any], np.ndarray, "an array"]
 Function: TypeAlias = Callable[..., Any]
 Kinds: TypeAlias = Mapping[str, Mapping[str, Function]]
 """By slot and kind, the function that defines it."""
+Fused: TypeAlias = Mapping[str, Mapping[str, int]]
+"""By the path of a layer, names and sizes of the parts of its output, in the order of its rows."""
 
 
 class UnknownKind(ValueError):  # noqa: N818 - it reads as a sentence
@@ -64,6 +66,7 @@ class Part:
     path: str = ""
     config: Any = None
     """Its fields; None for an empty slot, which returns what it is given, and for a layer that has only weights."""
+    fused: Fused = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     """The names of all weights that were read."""
     trace: list[tuple[str, Array]] = field(default_factory=list)
@@ -98,6 +101,18 @@ class Part:
     def linear(self, x: Array, bias: bool) -> Any:
         """Return a linear layer: x W^T + b, with the weight W [out, in]."""
         return self.record(x @ self.weight().T + (self.weight("bias") if bias else 0))
+
+    def split(self, y: Array, sizes: Mapping[str, int]) -> Iterator[Array]:
+        """Yield the parts of the output y of this layer by name; the model declares the order of their rows.
+
+        By default, the order is the order of `sizes`. A weight map names these parts, so their order has a meaning.
+        """
+        declared = self.fused.get(self.path, sizes)
+        if declared != sizes:
+            raise ValueError(f"`{self.path}` must have the parts {sizes}; got {dict(declared)}")
+        ends = np.cumsum([*declared.values()])[:-1]
+        parts = dict(zip(declared, np.split(y, ends, axis=-1), strict=True))
+        yield from (parts[name] for name in sizes)
 
 
 def computed(model: Part, values: Mapping[str, Value]) -> Mapping[str, Value]:

@@ -66,13 +66,14 @@ NORMS: dict[str, Function] = {"layernorm": layernorm, "rmsnorm": rmsnorm}
 
 
 def mlp(part: Part, x: Array, activation: Function | None = None, *, gated: bool = False) -> Array:
-    """Compute down(norm(activation(up(x)))); if gated, activation(gate(x)) * up(x), whose matrix has the gate first.
+    """Compute down(norm(activation(up(x)))); if gated, activation(gate(x)) * up(x), which are one matrix.
 
     Unless it is given, the activation is that in the slot. https://arxiv.org/abs/1706.03762; gated: 2002.05202.
     """
     config = part.config
-    y = part.at("gate_up" if gated else "up").linear(x, bias_of(part, "up"))
-    gate, up = np.split(y, 2, axis=-1) if gated else (y, 1)
+    layer = part.at("gate_up" if gated else "up")
+    y = layer.linear(x, bias_of(part, "up"))
+    gate, up = layer.split(y, {"gate": config.d_ff, "up": config.d_ff}) if gated else (y, 1)
     hidden = up * (part.at("activation", config.activation)(gate) if activation is None else activation(part, gate))
     return part.at("down").linear(part.at("inner_norm", config.inner_norm)(hidden), bias_of(part, "down"))
 

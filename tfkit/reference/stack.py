@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from keyword import iskeyword
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tfkit.component import NormConfig, ResidualConfig
+from tfkit.component import MaskConfig, NormConfig, ResidualConfig
 from tfkit.reference.attention import Scope
 from tfkit.reference.model import Array, Part, Value
 
@@ -48,7 +49,8 @@ def stack(
 ) -> Value:
     """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
-    resolved, times = part.graph.node(part.path).stack, config.n_layers // len(names)
+    times, shared = config.n_layers // len(names), [*_shared(config, names, causal)]
+    resolved = part.graph.node(part.path).stack
     assert resolved is not None
     if resolved.streams is not None:
         x = part.at("enter", resolved.streams)("enter", x)
@@ -58,12 +60,11 @@ def stack(
     for run in range(config.n_layers):
         number = run % len(names) if looped else run // times
         name, row = names[number], Row(input.tokens, condition.x if condition else None, features[run])
-        layer = part.at(f"layers.{number}", config if name == "base" else config.layers.variants[name])
+        layer = part.at(f"layers.{number}", _layer_config(config, name))
         attention = layer.config.attention
-        context = resolved.layers[number].context  # of the stack: layers may share the weights of their positions
         place = "relative" if attention is not None and attention.content_scores is not None else "position"
-        position = part.at(f"{context}.{place}", attention and attention.position)
-        rule = part.at(f"{context}.rule", attention and attention.mask and attention.mask.rule)
+        position = part.at(f"{shared[number]}.{place}", attention and attention.position)
+        rule = part.at(f"{shared[number]}.rule", attention and attention.mask and attention.mask.rule)
         scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal, wires)
         x = _layer(layer, x, scopes, row)
     if resolved.streams is not None:
@@ -84,6 +85,33 @@ def _variants(config: Any) -> Iterator[str]:
         counted = [(name, int(times or 1)) for name, _, times in (word.partition("*") for word in pattern)]
         cycle = [name for name, times in counted for _ in range(times)]
         yield from (cycle[i % len(cycle)] for i in range(n))
+
+
+def _layer_config(config: Any, name: str) -> Any:
+    """Return the config of a variant of the layers."""
+    return config if name == "base" else config.layers.variants[name]
+
+
+def _shared(config: Any, names: Sequence[str], causal: bool) -> Iterator[str]:
+    """Yield for each layer the path of the weights of its positions and of its mask rule.
+
+    Layers of equal positions, masks, heads and temperatures share these weights, under the name of the first layer's
+    variant. If the position is not shared, each layer has its own weights, under its number.
+    """
+    owners = dict[Any, str]()
+    for number, name in enumerate(names):
+        attention = _layer_config(config, name).attention
+        if attention is None:
+            yield "shared"  # without positions
+            continue
+        position, mask = attention.position, attention.mask or MaskConfig(right=0 if causal else None)
+        if position is not None and not position.is_shared:
+            yield f"shared.{number}"
+            continue
+        heads = position and (attention.n_heads, attention.head_width)
+        key = (position, mask, heads, attention.query_temperature)
+        owner = owners.setdefault(key, name)
+        yield f"shared.{owner}_" if iskeyword(owner) else f"shared.{owner}"
 
 
 def _scopes(

@@ -22,7 +22,8 @@ def mla(part: Part, x: Any, scope: Scope) -> Any:
     if config.temperature is not None and scope.positions is not None:  # https://arxiv.org/abs/2501.19399
         times = (scope.positions + config.temperature.offset) // config.temperature.original_max_len
         q = q * (1 + config.temperature.beta * np.log1p(times))[:, None, None]
-    latent, k_rope = np.split(part.at("kv_down").linear(source, config.bias), [config.kv_rank], axis=1)
+    down = part.at("kv_down")
+    latent, k_rope = down.split(down.linear(source, config.bias), {"latent": config.kv_rank, "rope": config.d_rope})
     latent = part.at("kv_norm", config.latent_norm)(latent) * config.kv_scale
     kv = part.at("kv_up").linear(latent, False).reshape(len(source), h, -1)
     q_nope, q_rope, bias = q[..., :n], q[..., n:], np.zeros((h, 1, 1))

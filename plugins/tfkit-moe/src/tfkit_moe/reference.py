@@ -66,7 +66,8 @@ def _network(part: Part, place: Part, x: Any, bias: bool, expert: Any) -> Any:
     activation = place.at("activation.activation" if config.gated else "activation", config.activation)
     if not config.gated:
         return layer("down", activation(layer("up", x)))
-    gate, up = np.split(layer("gate_up", x), 2, axis=-1)
+    y = layer("gate_up", x)
+    gate, up = place.at("gate_up").split(y, dict.fromkeys(("gate", "up"), y.shape[-1] // 2))
     if config.limit is not None:
         gate, up = np.minimum(gate, config.limit), np.clip(up, -config.limit, config.limit)
     return layer("down", activation(gate) * (up + config.up_offset))

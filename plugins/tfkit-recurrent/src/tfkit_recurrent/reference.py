@@ -34,20 +34,25 @@ def linear(part: Part, name: str, x: Any, *, bias: bool = False) -> Any:
     return part.at(name).linear(x, bias)
 
 
+def fused(part: Part, name: str, x: Any, sizes: dict[str, int], *, bias: bool = False) -> list[Any]:
+    """Compute the parts of a fused linear layer of the mixer."""
+    return [*part.at(name).split(linear(part, name, x, bias=bias), sizes)]
+
+
 def short_conv(part: Part, x: Any) -> Any:
     """Compute output(after * conv(before * x)). https://arxiv.org/abs/2511.23404."""
     bias = part.config.bias
-    before, after, x = np.split(linear(part, "input", x, bias=bias), 3, axis=-1)
+    width = x.shape[-1]
+    before, after, x = fused(part, "input", x, {"before": width, "after": width, "x": width}, bias=bias)
     return linear(part, "output", after * conv(part, before * x, bias=bias), bias=bias)
 
 
 def mamba(part: Part, x: Any) -> Any:
     """Compute a state space of each channel. https://arxiv.org/abs/2312.00752."""
     config = part.config
-    x, gate = np.split(linear(part, "input", x, bias=config.bias), 2, axis=-1)
+    x, gate = fused(part, "input", x, {"x": config.d_inner, "gate": config.d_inner}, bias=config.bias)
     x = part.at("activation", config.activation)(conv(part, x, bias=config.conv_bias))
-    ends = [config.step_rank, config.step_rank + config.d_state]
-    rates = np.split(linear(part, "rates", x), ends, axis=-1)
+    rates = fused(part, "rates", x, {"step_down": config.step_rank, "b": config.d_state, "c": config.d_state})
     names = ("step_norm", "b_norm", "c_norm")
     low, b, c = (part.at(name, config.inner_norm)(rate) for name, rate in zip(names, rates, strict=True))
     step = softplus(linear(part, "step_up", low) + part.weight("step_bias"))
@@ -64,10 +69,10 @@ def mamba2(part: Part, x: Any) -> Any:
     config = part.config
     inner, heads, groups = config.d_inner, config.n_heads, config.n_groups
     rows = groups * config.d_state
-    projected = linear(part, "input", x * config.input_scale, bias=config.bias)
-    parts = np.split(projected, np.cumsum([inner, inner, rows, rows]), axis=-1)
+    sizes = {"gate": inner, "x": inner, "b": rows, "c": rows, "step": heads}
+    parts = fused(part, "input", x * config.input_scale, sizes, bias=config.bias)
     factors = dict(config.factors)
-    gate, x, b, c, step = (factors[name] * y for name, y in zip(("gate", "x", "b", "c", "step"), parts, strict=True))
+    gate, x, b, c, step = (factors[name] * y for name, y in zip(sizes, parts, strict=True))
     mixed = conv(part, np.concatenate((x, b, c), axis=-1), bias=config.conv_bias)
     mixed = part.at("activation", config.activation)(mixed)
     x, b, c = np.split(mixed, [inner, inner + rows], axis=-1)
@@ -108,7 +113,7 @@ def gated_delta(part: Part, x: Any) -> Any:
     q, k, v = np.split(mixed, [keys, 2 * keys], axis=-1)
     q, k = (y.reshape(len(x), config.n_key_heads, -1) for y in (q, k))
     v = v.reshape(len(x), heads, -1)
-    beta, step = np.split(linear(part, "rates", x), 2, axis=-1)
+    beta, step = fused(part, "rates", x, {"beta": heads, "step": heads})
     beta = sigmoid(beta) * (2 if config.negative else 1)
     decay = np.exp(-np.exp(part.weight("a_log")) * softplus(step + part.weight("step_bias")))
     key_heads = [h * config.n_key_heads // heads for h in range(heads)]
@@ -150,7 +155,7 @@ def lightning(part: Part, x: Any) -> Any:
 def rg_lru(part: Part, x: Any) -> Any:
     """Compute a gated linear recurrence; the first token is written in full. https://arxiv.org/abs/2402.19427."""
     config = part.config
-    x, y = np.split(linear(part, "input", x, bias=config.bias), 2, axis=-1)
+    x, y = fused(part, "input", x, {"x": config.d_inner, "y": config.d_inner}, bias=config.bias)
     x = conv(part, x, bias=config.conv_bias)
     blocks = x.reshape(len(x), config.n_blocks, -1)
     gates = np.einsum("thi,hoi->tho", blocks, part.weight("gates.weight")) + part.weight("gates.bias")

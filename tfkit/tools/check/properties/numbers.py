@@ -62,11 +62,12 @@ def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
     """
     model = _converted(subject, torch.float64)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    fused = {path: parts for path, layer in model.named_modules() if (parts := getattr(layer, "parts", None))}
     for values, limit in _batches(subject):
         inputs = {name: x for name, x in cast(values, torch.float64).items() if name in inputs_of(model)}
         arrays = {name: x.numpy() for name, x in inputs.items()}
         try:
-            expected = run_reference(subject.graph, weights, arrays, kinds=subject.functions)
+            expected = run_reference(subject.graph, weights, arrays, kinds=subject.functions, fused=fused)
         except UnknownKind as unknown:
             raise DoesNotApplyError(f"the reference has no {unknown.slot} `{unknown.kind}`") from None
         for output, (name, array) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):

@@ -1,0 +1,429 @@
+"""Mutate the numeric core of tfkit, a random sample of places, and report the mutants that no quick test notices.
+
+    python tools/mutants.py                      300 mutants, drawn by the date, with two workers
+    python tools/mutants.py --sample 60 --seed 7 --workers 16
+    python tools/mutants.py --again REPORT       the survivors of a report, after a change of the tests
+    python tools/mutants.py --only rope          places whose file contains `rope`
+
+`tools/mutants.yaml` names the files, the operators of cosmic-ray and the tests. Each mutant runs tests that call the
+mutated function: first the tests of the mirrored folder, then the fastest. It stops at the first failure. The functions
+that each test calls are measured once and stored in out/mutants; later runs measure only changed files of tests.
+`tests/mutants.yaml` lists the mutants that compute the same as the code; they are not run. The working tree itself is
+never changed. Needs `pip install -e ".[test,mutants]"`, and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import multiprocessing
+import random
+import resource
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import parso
+import pytest
+import yaml
+from cosmic_ray.ast import ast_nodes
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+from planted import ARGUMENTS, ROOT, TIMED_OUT, copy_of, failure_in, run_pytest, write
+
+CONFIG = ROOT / "tools" / "mutants.yaml"
+LISTED = ROOT / "tests" / "mutants.yaml"
+OUT = ROOT / "out" / "mutants"
+MODULE = "<module>"
+Key = tuple[str, str, str]
+MEMORY = 12 << 30
+"""Bytes that the tests of a mutant may allocate: a mutant can ask for any amount."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one place of a file."""
+
+    file: str
+    line: int
+    function: str
+    operator: str
+    before: str
+    after: str
+
+    @property
+    def key(self) -> Key:
+        """The file and the changed line, before and after the change, by which lists name a mutant."""
+        return self.file, self.before, self.after
+
+
+@dataclass(frozen=True)
+class Task:
+    """A mutant, the text of its file, and the tests that run, in their order."""
+
+    mutant: Mutant
+    text: str
+    tests: tuple[str, ...]
+    related: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The test that noticed a mutant; None if no test did."""
+
+    task: Task
+    test: str | None
+
+
+# ---- mutants ----
+
+
+@cache
+def operators() -> Mapping[str, Any]:
+    """Return the operators of cosmic-ray that the configuration names, by name."""
+    prefixes = tuple(f"core/{name}" for name in config()["operators"])
+    return {name: get_operator(name)() for name in operator_names() if name.startswith(prefixes)}
+
+
+@cache
+def config() -> Mapping[str, list[str]]:
+    """Return the configuration."""
+    return yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+
+
+def target_files() -> list[str]:
+    """Return the names of the mutated files."""
+    paths = {path for pattern in config()["files"] for path in ROOT.glob(pattern)}
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A range of a file that operators change: pairs of an operator and the index of its occurrence."""
+
+    file: str
+    start: tuple[int, int]
+    changes: tuple[tuple[str, int], ...]
+
+
+def places_of(file: str) -> Iterator[Place]:
+    """Yield the places of a file that compute something: not those in types and in messages of errors."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    silent = list(_silent_ranges(ast.parse(text)))
+    nodes = list(ast_nodes(parso.parse(text)))
+    changes: dict[tuple[tuple[int, int], tuple[int, int]], list[tuple[str, int]]] = defaultdict(list)
+    for name, operator in operators().items():
+        positions = [position for node in nodes for position in operator.mutation_positions(node)]
+        for index, position in enumerate(positions):
+            changes[position].append((name, index))
+    for (start, end), operations in changes.items():
+        if not any(first <= start and end <= last for first, last in silent):
+            yield Place(file, start, tuple(operations))
+
+
+def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield the ranges that compute no number: annotations, `raise` with its message, and the texts of modules."""
+    for node in ast.walk(tree):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            parts = [node.annotation]
+        elif isinstance(node, ast.FunctionDef):
+            parts = [node if node.name == "extra_repr" else node.returns]
+        elif isinstance(node, ast.Raise):
+            parts = [node]
+        for part in parts:
+            if part is not None:
+                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+
+
+def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | None:
+    """Return a mutant and the text of its file; None if it is no program, or the same one."""
+    text = (ROOT / place.file).read_text(encoding="utf-8")
+    changed = mutate_code(text, operators()[operator], index)
+    try:
+        if changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+            return None
+    except SyntaxError:
+        return None
+    before, after = next(pair for pair in zip(text.split("\n"), changed.split("\n"), strict=False) if len({*pair}) > 1)
+    function = function_at(ast.parse(text), place.start[0])
+    name = operator.removeprefix("core/")
+    return Mutant(place.file, place.start[0], function, name, before.strip(), after.strip()), changed
+
+
+def function_at(tree: ast.Module, line: int) -> str:
+    """Return the qualified name of the outermost function whose body has a line; `<module>` if there is none."""
+
+    def search(body: Sequence[ast.stmt], prefix: str) -> str:
+        for node in body:
+            if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0):
+                return search(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0):
+                return prefix + node.name
+        return MODULE
+
+    return search(tree.body, "")
+
+
+def sample(places: Sequence[Place], count: int, seed: int, listed: set[Key]) -> list[tuple[Mutant, str]]:
+    """Draw mutants: first places, then one of the changes of each, so that places with many changes count once."""
+    generator = random.Random(seed)
+    mutants: list[tuple[Mutant, str]] = []
+    for place in generator.sample(places, len(places)):
+        if len(mutants) == count:
+            break
+        result = mutant_at(place, *generator.choice(place.changes))
+        if result is not None and result[0].key not in listed:
+            mutants.append(result)
+    return mutants
+
+
+def survivors_of(path: Path, places: Iterable[Place]) -> list[tuple[Mutant, str]]:
+    """Return the survivors that a report lists, in the code of today."""
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["survivors"]
+    keys = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
+    files = {file for file, _, _ in keys}
+    mutants = {}
+    for place in places:
+        for change in place.changes if place.file in files else ():
+            result = mutant_at(place, *change)
+            if result is not None and result[0].key in keys:
+                mutants[result[0].key] = result
+    for key in keys - mutants.keys():
+        print(f"stale: {key}")
+    return list(mutants.values())
+
+
+# ---- the functions that each test calls ----
+
+
+class Recorder:
+    """A plugin of pytest that records the functions of tfkit that each passed test calls, and its seconds."""
+
+    def __init__(self, tree: Path, path: Path) -> None:
+        self.root = str(tree) + "/"
+        self.path = path
+        self.tests: dict[str, Any] = {}
+        self.failed: set[str] = set()
+        self.codes: dict[int, CodeType] = {}
+
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> None:
+        self.codes[id(frame.f_code)] = frame.f_code
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.codes.clear()
+        start = time.perf_counter()
+        sys.settrace(self._on_call)
+        threading.settrace(self._on_call)
+        yield
+        sys.settrace(None)
+        threading.settrace(None)
+        seconds = time.perf_counter() - start
+        functions = {
+            (code.co_filename.removeprefix(self.root), code.co_qualname.partition(".<locals>")[0])
+            for code in self.codes.values()
+            if code.co_filename.startswith(self.root + "tfkit/") and code.co_qualname != MODULE
+        }
+        if item.nodeid not in self.failed:
+            self.tests[item.nodeid] = {"seconds": round(seconds, 4), "functions": sorted(functions)}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text(json.dumps(self.tests), encoding="utf-8")
+
+
+def measure(file: str) -> tuple[str, dict[str, Any]]:
+    """Run the tests of a file; return the functions that each of them calls."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        path = Path(folder) / "tests.json"
+        arguments = [argument for argument in ARGUMENTS if argument != "-x"]
+        run_pytest(TREE, [*arguments, f"--basetemp={folder}/pytest", file], plugins=[Recorder(TREE, path)], seconds=900)
+        return file, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+class Calls:
+    """The tests that call each function, with their seconds."""
+
+    def __init__(self, tests: Mapping[str, Any]) -> None:
+        self.seconds = {test: values["seconds"] for test, values in tests.items()}
+        self.by_function: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.by_file: dict[str, set[str]] = defaultdict(set)
+        targets = {*target_files()}
+        for test, values in tests.items():
+            for file, function in values["functions"]:
+                if file in targets:
+                    self.by_function[file, function].add(test)
+                    self.by_file[file].add(test)
+
+    def task(self, mutant: Mutant, text: str, limit: float) -> Task:
+        """Choose the tests of a mutant: first those that call its function, then others of its file."""
+        mirrored = Path("tests", *Path(mutant.file).parts[1:-1]).as_posix() + "/"
+        direct = self.by_function[mutant.file, mutant.function]
+
+        def order(test: str) -> tuple[bool, bool, float]:
+            return test not in direct, not test.startswith(mirrored), self.seconds[test]
+
+        tests, total = [], 0.0
+        for test in sorted(self.by_file[mutant.file], key=order):
+            if tests and total + self.seconds[test] > limit:
+                break
+            tests.append(test)
+            total += self.seconds[test]
+        return Task(mutant, text, tuple(tests), len(direct), 60 + 4 * total)
+
+
+def read_calls(pool: Any, *, anew: bool) -> Calls:
+    """Return the calls of all tests; measure files of tests that are new or have changed, or all of them."""
+    path = OUT / "calls.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not anew else {}
+    files = [file for name in config()["tests"] for file in [ROOT / name, *sorted((ROOT / name).rglob("test_*.py"))]]
+    digests = {
+        file.relative_to(ROOT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+        if file.is_file()
+    }
+    stored = {file: entry for file, entry in stored.items() if entry["digest"] == digests.get(file)}
+    missing = [file for file in digests if file not in stored]
+    try:
+        for number, (file, tests) in enumerate(pool.imap_unordered(measure, missing), 1):
+            stored[file] = {"digest": digests[file], "tests": tests}
+            print(f"measured {number} of {len(missing)}: {file}, {len(tests)} tests", flush=True)
+    finally:
+        write_out(path, json.dumps(stored))
+    return Calls({test: values for entry in stored.values() for test, values in entry["tests"].items()})
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write a file of out/mutants."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+# ---- running ----
+
+
+class Chosen:
+    """A plugin of pytest that keeps some tests, and runs them in a given order."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self.places = {test: place for place, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.places), key=lambda item: self.places[item.nodeid]
+        )
+
+    def pytest_sessionstart(self) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+
+def start_worker(folder: str) -> None:
+    """Copy the working tree for a process of the pool."""
+    global TREE
+    TREE = copy_of(ROOT, Path(tempfile.mkdtemp(dir=folder)))
+
+
+def run_task(deadline: float, task: Task) -> Verdict | None:
+    """Run the tests of a mutant in the tree of this worker; return None after the deadline."""
+    if time.monotonic() > deadline:
+        return None
+    if not task.tests:
+        return Verdict(task, None)
+    path = TREE / task.mutant.file
+    before = path.read_text(encoding="utf-8")
+    write(path, task.text)
+    try:
+        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+            files = list(dict.fromkeys(test.partition("::")[0] for test in task.tests))
+            arguments = [*ARGUMENTS, f"--basetemp={folder}/pytest", *files]
+            status, output = run_pytest(TREE, arguments, plugins=[Chosen(task.tests)], seconds=task.seconds)
+    finally:
+        write(path, before)
+    if status == pytest.ExitCode.OK:
+        return Verdict(task, None)
+    return Verdict(task, "(no end)" if status == TIMED_OUT else failure_in(output, status))
+
+
+def report_of(verdicts: Sequence[Verdict], command: str, seed: int) -> str:
+    """Return the report as YAML."""
+    survivors = [
+        asdict(verdict.task.mutant) | {"tests": f"{len(verdict.task.tests)}, of them direct {verdict.task.related}"}
+        for verdict in verdicts
+        if verdict.test is None
+    ]
+    head = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command,
+        "seed": seed,
+        "mutants": len(verdicts),
+        "killed": len(verdicts) - len(survivors),
+        "without_end": sum(verdict.test == "(no end)" for verdict in verdicts),
+    }
+    return yaml.safe_dump({**head, "survivors": survivors}, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def main() -> int:
+    """Run a sample; the exit status is 0 only if each mutant was noticed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sample", type=int, default=300, help="how many mutants")
+    parser.add_argument("--seed", type=int, default=int(f"{datetime.now(UTC):%Y%m%d}"), help="default: the date")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=40, help="of tests for each mutant")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after this time")
+    parser.add_argument("--only", metavar="WORD", default="", help="only places whose file contains it")
+    parser.add_argument("--again", type=Path, metavar="REPORT", help="the survivors of a report")
+    parser.add_argument("--remeasure", action="store_true", help="measure the calls of all tests again")
+    parser.add_argument("--report", type=Path, default=OUT / "report.yaml")
+    options = parser.parse_args()
+    deadline = time.monotonic() + 60 * options.minutes
+    context = multiprocessing.get_context("fork")
+    verdicts: list[Verdict] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        context.Pool(options.workers, start_worker, (folder,)) as pool,
+    ):
+        calls = read_calls(pool, anew=options.remeasure)
+        places = [place for file in target_files() if options.only in file for place in places_of(file)]
+        entries = yaml.safe_load(LISTED.read_text(encoding="utf-8"))["equivalent"]
+        listed = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
+        if options.again:
+            mutants = survivors_of(options.again, places)
+        else:
+            mutants = sample(places, options.sample, options.seed, listed)
+        tasks = [calls.task(mutant, text, options.seconds) for mutant, text in mutants]
+        command = shlex.join(["python", "tools/mutants.py", *sys.argv[1:]])
+        for verdict in pool.imap_unordered(partial(run_task, deadline), tasks):
+            if verdict is None:
+                continue
+            verdicts.append(verdict)
+            mutant = verdict.task.mutant
+            print(f"{len(verdicts):3} {'killed' if verdict.test else 'SURVIVED'}  {mutant.file}:{mutant.line}")
+            print(f"    - {mutant.before}\n    + {mutant.after}\n    {verdict.test or '-'}", flush=True)
+            write_out(options.report, report_of(verdicts, command, options.seed))
+    survivors = sum(verdict.test is None for verdict in verdicts)
+    print(f"\n{len(verdicts) - survivors} of {len(verdicts)} killed; {len(places)} places; report: {options.report}")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
