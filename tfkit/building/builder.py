@@ -193,7 +193,12 @@ def build_filled(
 
 
 def filled_by_layer(
-    model: torch.fx.GraphModule, layers: Iterable[nn.Module], *, device: torch.device, seed: int
+    model: torch.fx.GraphModule,
+    layers: Iterable[nn.Module],
+    *,
+    device: torch.device,
+    seed: int,
+    attention_backend: AttentionBackend,
 ) -> Iterator[nn.Module]:
     """Fill a model on the meta device with initial weights, and yield each layer when it is filled, then the model.
 
@@ -201,7 +206,7 @@ def filled_by_layer(
     for all weights of the next layer only, and at last for all weights that are in no layer.
     """
     graph, filled = graph_of(model), set[nn.Module]()
-    _check_kept(model, graph, "sdpa")
+    _check_kept(model, graph, attention_backend)
     for layer in (*layers, model):
         allocate(layer, device)
         initialize(model, graph, seed, only=(modules := set(layer.modules()) - filled))

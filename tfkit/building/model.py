@@ -227,8 +227,11 @@ def check_values(model: nn.Module) -> None:
 
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the compute dtype of sharded modules, if their policy differs from the parameters' dtype."""
-    dtypes = {computes_in(module) for module in model.modules() if is_sharded(module)}
+    """Return the compute dtype of sharded modules, if their policy differs from the parameters' dtype.
+
+    Modules that keep the dtype of their parameters, such as norms, do not count: caches belong to the others.
+    """
+    dtypes = {computes_in(module) for module in model.modules() if is_sharded(module)} - {None}
     if len(dtypes) > 1:
         raise ValueError(
             "all calls of `fully_shard` must use the same `MixedPrecisionPolicy`: a cache has a single dtype"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
-from tfkit.component import Config, Count, Extent, Immaterial, PositiveFloat, slot
+from tfkit.component import AttentionBackend, Config, Count, Extent, Immaterial, PositiveFloat, slot
 from tfkit.errors import Invalid
 from tfkit.run.contract import (
     CallbackConfig,
@@ -152,12 +152,24 @@ class MachineConfig(Config):
     """cpu, cuda, mps."""
     micro_batch: PositiveCount | Literal["auto"] | None = None
     """Sequences of one forward and backward; all at once unless given. `auto`: half as many when memory runs out."""
-    compile: bool = False
-    """If true, `torch.compile` the loss."""
+    compile: bool | Literal["layers"] = False
+    """If true, `torch.compile` the loss; or `layers`, which compiles every different layer once."""
+    recompute: Literal["none", "full", "selective"] | PositiveCount = "none"
+    """Layers that keep only their inputs for the backward and run again in it: all with `full`, every n-th with a
+    number n. With `selective`, all layers do, but also keep the results of matrix products and of attention."""
+    attention: AttentionBackend = "sdpa"
+    """The implementation of attention: sdpa, eager, flex."""
     shard: PositiveCount | None = None
     """Processes that share one copy of the weights, a part in each; all of them unless given."""
+    gather: Literal["float32", "bfloat16"] = "float32"
+    """The type in which processes send each other the weights of layers, except norms; `bfloat16` is for runs of that
+    precision."""
     threads: Count = 1
     """Threads of the processor for one operation."""
+
+    def recomputes(self, layer: int) -> bool:
+        """Return True if the layer of this number runs again in the backward."""
+        return self.recompute != "none" and (isinstance(self.recompute, str) or layer % self.recompute == 0)
 
 
 class RunSpec(Document):
@@ -242,6 +254,9 @@ class RunSpec(Document):
                 f"`micro_batch` must be at most the batch, {self.batch.sequences} sequences; got {self.micro_batch}"
             )
             raise Invalid("machine.micro_batch", message)
+        if self.machine.gather == "bfloat16" and self.precision != "bfloat16":
+            message = "`gather: bfloat16` must not change the numbers of a run in float32"
+            raise Invalid("machine.gather", message, help="remove it, or set `precision: bfloat16`")
         unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split_names]
         if unknown:
             names = ", ".join(self.data.split_names)

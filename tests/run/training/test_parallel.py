@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,6 +140,27 @@ def test_the_first_weights_are_those_of_one_process(tmp_path: Path) -> None:
     assert spread is not None
     assert [*spread.state_dict()] == [*alone]
     assert same(spread.state_dict(), alone)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_weights_of_layers_are_gathered_in_the_type_of_the_run(tmp_path: Path) -> None:
+    """The table and the norms are not, so that the residual stream stays float32, as in a single process."""
+    run = small_run(tmp_path, *TIED, "steps=1", "precision=bfloat16", "machine.gather=bfloat16")
+    trainer, types = Trainer(run, Memory(), processes=Together()), dict[str, Any]()
+    for name in ("embedding.tokens", "decoder.layers.1.ffn_norm_in"):
+        module = trainer.model.get_submodule(name)
+        module.register_forward_hook(
+            lambda module, _, output, name=name: types.update({name: (module.weight.dtype, output.dtype)})
+        )
+    linear = trainer.model.get_submodule("decoder.layers.1.ffn.up")
+    linear.register_forward_hook(lambda module, *_: types.update(linear=module.weight.dtype))
+    layer = trainer.model.get_submodule("decoder.layers.1")
+    layer.register_forward_hook(lambda *values: types.update(layer=values[-1].dtype))
+    trainer.train()
+    assert types["embedding.tokens"] == (torch.float32, torch.float32)
+    assert types["decoder.layers.1.ffn_norm_in"] == (torch.float32, torch.float32)
+    assert types["linear"] == torch.bfloat16
+    assert types["layer"] == torch.float32
 
 
 MODELS = {

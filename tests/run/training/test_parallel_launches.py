@@ -64,7 +64,12 @@ def check(found: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize(
     ("processes", "sets"),
-    [(2, []), (2, ["machine.micro_batch=1"]), (4, ["machine.shard=2"]), (4, ["machine.shard=1"])],
+    [
+        (2, []),
+        (2, ["machine.micro_batch=1", "machine.recompute=full"]),
+        (4, ["machine.shard=2", "machine.recompute=selective"]),
+        (4, ["machine.shard=1", "machine.attention=eager"]),
+    ],
 )
 def test_losses_are_those_of_one_process(folder: Path, alone: Path, processes: int, sets: list[str]) -> None:
     name = "-".join([str(processes), *sets])

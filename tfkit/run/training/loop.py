@@ -27,6 +27,7 @@ from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Record, optimiz
 from tfkit.run.training.evaluate import computing, evaluate, tensors
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.run.training.guarded import guarded
+from tfkit.run.training.layers import prepare_layers
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, mix
@@ -110,7 +111,11 @@ class Trainer:
                 loss = config.loss.build(self.model)
             except ValueError as error:
                 raise self.run.error(str(error), "loss") from error
-        self.loss = torch.compile(loss) if config.machine.compile else loss
+        try:
+            prepare_layers(self.model, config.machine)
+        except Invalid as error:
+            raise self.run.refused(error) from error
+        self.loss = torch.compile(loss) if config.machine.compile is True else loss
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
         self._rates = [group["lr"] for group in self.optimizer.param_groups]

@@ -20,8 +20,8 @@ import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
@@ -32,6 +32,7 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
+from tfkit.run.training.layers import layers_of
 from tfkit.run.training.processes import Processes
 
 T = TypeVar("T")
@@ -59,15 +60,22 @@ class Together(Processes):
         return device
 
     def build(self, run: Run, device: torch.device) -> fx.GraphModule:
-        shard = run.config.machine.shard or self.count
+        machine = run.config.machine
+        shard = machine.shard or self.count
         mesh = init_device_mesh(device.type, (self.count // shard, shard), mesh_dim_names=("replicate", "shard"))
-        sums = []
-        model = build(run.graph, device="meta")
-        for module in filled_by_layer(model, _layers(model), device=device, seed=run.config.seed):
+        backend, sums = machine.attention, []
+        model = build(run.graph, device="meta", attention_backend=backend)
+        layers = [layer for _, layer in layers_of(model, once=True)]
+        filled = filled_by_layer(model, layers, device=device, seed=run.config.seed, attention_backend=backend)
+        for module in filled:
             sums.append(_checksum(module))
-            sharded: FSDPModule = fully_shard(module, mesh=mesh)
-            sharded.set_gradient_divide_factor(1.0)  # a sum: the loop divides by the positions of all processes
-            sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            # As under autocast, the table and the norms are not cast: the residual stream stays float32.
+            if machine.gather == "bfloat16" and module is not model:
+                for norm in _norms(model, module):
+                    _shard(norm, mesh)
+                _shard(module, mesh, MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False))
+            else:
+                _shard(module, mesh)
         self.check_equal(" ".join(sums), "began with different weights")
         if self.rank == 0:
             warn_of_first_losses(model, run.graph)
@@ -117,11 +125,17 @@ class Together(Processes):
         return values
 
 
-def _layers(model: fx.GraphModule) -> Iterator[nn.Module]:
-    """Yield the layers of all stacks. A layer that runs several times stays in the root group."""
-    for node in graph_of(model).nodes:
-        if node.stack is not None and node.stack.repeats == 1:
-            yield from (model.get_submodule(f"{node.name}.layers.{number}") for number in range(len(node.stack.layers)))
+def _norms(model: fx.GraphModule, layer: nn.Module) -> list[nn.Module]:
+    """Return the norms of a layer that have weights."""
+    components = model.meta["components"].items()
+    norms = {model.get_submodule(path) for path, config in components if config.slot == "norm"}
+    return [module for module in layer.modules() if module in norms and any(True for _ in module.parameters())]
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> None:
+    sharded: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+    sharded.set_gradient_divide_factor(1.0)  # a sum: the loop divides by the positions of all processes
+    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
 def _checksum(module: nn.Module) -> str:

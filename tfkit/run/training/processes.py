@@ -34,7 +34,7 @@ class Processes:
 
         Raises SpecError if the values of several processes differ.
         """
-        return build(run.graph, device=device, seed=run.config.seed)
+        return build(run.graph, device=device, seed=run.config.seed, attention_backend=run.config.machine.attention)
 
     def rows(self, indices: Ids) -> Ids:
         """Return the examples of this process among the examples of a step."""

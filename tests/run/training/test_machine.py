@@ -1,0 +1,95 @@
+"""The keys of `machine:` that concern layers: numbers stay, and the work is done where the key says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tfkit.errors import SpecError
+from tfkit.run.training.layers import EXPENSIVE
+from tfkit.run.training.loop import Trainer
+
+from .runs import Memory, same, small_run, trained
+
+DEEP = ("model.decoder.n_layers=3", "model.dropout=0.1", "steps=2")
+
+
+def runs_of_layers(folder: Path, recompute: str) -> list[int]:
+    """How often the FFN of each layer runs in a step."""
+    trainer = Trainer(small_run(folder, *DEEP, "steps=1", f"machine.recompute={recompute}"), Memory())
+    counts = [0, 0, 0]
+
+    def count(number: int) -> None:
+        counts[number] += 1
+
+    for number in range(3):
+        ffn = trainer.model.get_submodule(f"decoder.layers.{number}.ffn.up")
+        ffn.register_forward_hook(lambda *_, number=number: count(number))
+    trainer.train()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("recompute", "counts"),
+    [("none", [1, 1, 1]), ("full", [2, 2, 2]), ("2", [2, 1, 2]), ("selective", [2, 2, 2])],
+)
+def test_layers_run_again_and_weights_keep_their_bits(recompute: str, counts: list[int], tmp_path: Path) -> None:
+    assert runs_of_layers(tmp_path, recompute) == counts
+    if recompute != "none":
+        again = trained(small_run(tmp_path, *DEEP, f"machine.recompute={recompute}"))
+        assert same(again[1], trained(small_run(tmp_path, *DEEP))[1])
+
+
+class Products(TorchDispatchMode):
+    """The number of matrix products that are computed within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in EXPENSIVE
+        return func(*args, **(kwargs or {}))
+
+
+def test_selective_recomputation_keeps_matrix_products(tmp_path: Path) -> None:
+    counts = {}
+    for recompute in ("none", "full", "selective"):
+        trainer = Trainer(small_run(tmp_path, *DEEP, "steps=1", f"machine.recompute={recompute}"), Memory())
+        with Products() as products:
+            trainer.train()
+        counts[recompute] = products.count
+    assert counts["none"] == counts["selective"] < counts["full"]
+
+
+def test_attention_of_a_run_is_the_backend(tmp_path: Path) -> None:
+    plain, eager = (trained(small_run(tmp_path, *sets)) for sets in ([], ["machine.attention=eager"]))
+    assert plain[0].losses == pytest.approx(eager[0].losses, abs=1e-5)
+    assert plain[0].losses != eager[0].losses  # the last bits
+
+
+def test_machine_keys_that_cannot_have_an_effect(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"`gather: bfloat16` must not change the numbers of a run in float32"):
+        small_run(tmp_path, "machine.gather=bfloat16")
+    bag = "model.graph={embedding: embedding, head: lm_head}"
+    for key in ("recompute=full", "compile=layers"):
+        with pytest.raises(SpecError, match=r"has no effect: the model has no layers"):
+            Trainer(small_run(tmp_path, bag, f"machine.{key}"), Memory())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_equal_layers_are_compiled_once(recompute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter, compile = CompileCounterWithBackend("aot_eager"), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=counter))
+    sets = ["model.decoder.n_layers=4", f"machine.recompute={recompute}"]
+    compiled = trained(small_run(tmp_path, *sets, "machine.compile=layers"))
+    assert counter.frame_count == 1
+    assert compiled[0].losses == pytest.approx(trained(small_run(tmp_path, *sets))[0].losses, abs=1e-6)
