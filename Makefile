@@ -17,7 +17,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint checks ruff format-check mypy imports format pictures clean
+.PHONY: help demo test test-all lint checks ruff format-check mypy imports format docs pictures clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -41,6 +41,9 @@ lint: $(VENV)/.dev ## run all checks that are not tests
 format: $(VENV)/.dev ## let ruff mend and format the code
 	$(BIN)/ruff check --quiet --fix-only .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs ## build the site, out/docs/site/index.html, offline
+	$(BIN)/python -m tools.docs.build
 
 pictures: $(VENV)/.dev ## draw docs/pictures again, and all specs to out/pictures
 	$(BIN)/python tools/draw_all.py
@@ -86,6 +89,10 @@ $(VENV)/constraints.txt: constraints.txt | $(VENV)/.created
 
 $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(VENV)/.created

@@ -32,7 +32,7 @@ from tfkit.graph.expand import Graph, Node
 from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.common.ownership import LABELS, owners_of
 from tfkit.tools.draw.scene import Box, Chip, DrawnLayer, Mark, Note, Segment, Tower
-from tfkit.tools.params.count import count_params
+from tfkit.tools.params.count import count_modules
 from tfkit.tools.show.resolved_values import number, text_of
 
 
@@ -40,8 +40,8 @@ class ParameterCounts:
     """Counts the parameters of a model: all of them, and those not in any box yet."""
 
     def __init__(self, graph: Graph) -> None:
-        counted = count_params(graph, by="module")
         model = build(graph, device="meta")
+        counted = count_modules(model, "module")
         self.total = counted.total
         self.components: Mapping[str, Component] = model.meta["components"]
         self._left = {row.name: row.parameters for row in counted.rows}

@@ -319,9 +319,9 @@ def doc_of(config: Config | type[Config]) -> str:
     return sentence(vars(cls).get("__doc__") or "")
 
 
-def papers_of(config: Config) -> tuple[str, ...]:
+def papers_of(config: Config | type[Config]) -> tuple[str, ...]:
     """Return the papers of a component."""
-    cls = type(config)
+    cls = config if isinstance(config, type) else type(config)
     links = [link for _, link in _links(cls.__doc__ or "")]
     if links:
         return tuple(links)
@@ -330,7 +330,7 @@ def papers_of(config: Config) -> tuple[str, ...]:
     stem, slot = re.sub(r"Config$", "", cls.__name__), re.escape(cls.slot if issubclass(cls, Component) else "-")
     names = (word, stem, re.sub(f"{slot}$", "", stem, flags=re.IGNORECASE))
     named = [link for label, link in module_links if _names(label, names)]
-    whole = [link for label, link in module_links if not label] if isinstance(config, Component) else []
+    whole = [link for label, link in module_links if not label] if issubclass(cls, Component) else []
     return tuple(named or whole[:1])
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from tfkit.arguments import checked
-from tfkit.building.builder import build
+from tfkit.building.builder import build, graph_of
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.wiring import table_owner
 from tfkit.nn import StackedLinear
@@ -73,8 +73,12 @@ def count_params(graph: AnySpec, by: By = "component") -> Params:
     A parameter belongs to the nearest component around it: the slot of that component, the block's name for a node, or
     `head` for a node that returns logits. The embedding tables belong to embedding nodes, including positions.
     """
-    graph = as_graph(graph)
-    model: Any = build(graph, device="meta")
+    return count_modules(build(as_graph(graph), device="meta"), by)
+
+
+def count_modules(model: Any, by: By) -> Params:
+    """Count the parameters of a built model, as `count_params` does."""
+    graph = graph_of(model)
     weights = _weights(model, graph)
     return Params(
         name=graph.name,

@@ -1,0 +1,128 @@
+"""The site: every name, command, kind, model, run and sweep has its page, and Sphinx builds it without a warning."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tfkit
+from tfkit.cli import SECTIONS
+from tfkit.plugin.manager import load_plugins
+from tfkit.run.read_run import shipped_runs
+from tfkit.run.read_sweep import shipped_sweeps
+
+pytest.importorskip("tools.docs.build", reason="the site is built in a checkout")
+from tools.docs import guide, kinds, models, names, runs
+from tools.docs.build import all_pages, write_pages
+from tools.docs.page import ROOT, Page, docstring, table
+
+
+@cache
+def pages() -> dict[str, Page]:
+    return {page.path: page for page in all_pages()}
+
+
+def test_everything_has_its_page() -> None:
+    plugins = load_plugins()
+    kinds_of = {slot: plugins.registry.kinds(slot) for slot in plugins.registry.slots()}
+    expected = {
+        *(f"commands/{name}" for names in SECTIONS.values() for name in names),
+        *(f"kinds/{slot}/{kind}" for slot, kinds in kinds_of.items() for kind in kinds),
+        *(f"models/{name}" for name in plugins.specs.files),
+        *(f"runs/{name}" for name in shipped_runs()),
+        *(f"sweeps/{name}" for name in shipped_sweeps()),
+        *(f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"),
+    }
+    assert expected - pages().keys() == set()
+    assert sorted(name for group in names.groups().values() for name, _ in group) == tfkit.__all__
+
+
+def test_the_paths_by_reader_are_the_index_of_the_docs() -> None:
+    sections = guide.sections()
+    assert list(sections)[:6] == [
+        "Start",
+        "I change architectures",
+        "I train",
+        "I look inside",
+        "I port models",
+        "I write plugins",
+    ]
+    listed = {page for pages in sections.values() for page in pages}
+    assert {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} - listed == {"docs/README"}
+
+
+def test_a_name_has_its_signature_arguments_errors_and_an_example() -> None:
+    text = names.entry("build")
+    assert "tfkit.build(spec: AnySpec, *, sets" in text
+    assert all(f"**{title}**" in text for title in ("Arguments", "Returns", "Raises"))
+    assert re.search(r"\*\*Example\*\*, from the pages .*\n\n```python\n.*tfkit\.build\(", text)
+
+
+def test_each_name_has_words() -> None:
+    bare = [name for name in tfkit.__all__ if len(names.description(name).split()) < 2]
+    assert bare == []
+
+
+def test_a_command_has_its_options() -> None:
+    text = pages()["commands/train"].write()
+    assert "| `--plan` | Print its length and costs; train nothing. |" in text
+    assert "tfkit train \\[OPTIONS\\] RUN" in text or "tfkit train [OPTIONS] RUN" in text
+
+
+def test_a_kind_has_its_fields_formula_and_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "users", dict)  # they need all models
+    text = pages()["kinds/norm/rmsnorm"].write()
+    assert "| `eps` | float" in text
+    assert "def rmsnorm(part" in text
+    assert "<https://arxiv.org/abs/1910.07467>" in text
+    assert "[tfkit/components/norm.py](/code/tfkit/components/norm_py.md)" in text
+
+
+def test_each_kind_that_computes_has_a_formula() -> None:
+    registry = load_plugins().registry
+    computed = ("activation", "attention", "ffn", "mixer", "norm", "residual", "rope_scaling", "mask_rule")
+    formulas = kinds.formulas()
+    missing = [(slot, kind) for slot in computed for kind in registry.kinds(slot) if kind not in formulas.get(slot, {})]
+    assert missing == [("attention", "additive"), ("residual", "add")]  # a tutorial, and no computation
+
+
+def test_a_plan_is_what_the_command_prints() -> None:
+    (entry,) = [entry for entry in runs.experiments() if entry.name == "reverse"]
+    assert runs.plan_of(entry) == ["train", "reverse", "--plan"]
+    assert "parameters" in runs.printed(runs.plan_of(entry))
+
+
+def test_pages_that_no_longer_exist_are_removed(tmp_path: Path) -> None:
+    write_pages([Page("a/b", lambda: "one"), Page("c", lambda: "two")], tmp_path)
+    time = (tmp_path / "c.md").stat().st_mtime_ns
+    write_pages([Page("c", lambda: "two")], tmp_path)
+    assert [path.name for path in tmp_path.rglob("*.md")] == ["c.md"]
+    assert (tmp_path / "c.md").stat().st_mtime_ns == time
+
+
+def test_text_of_a_docstring_has_no_other_meaning_in_markdown() -> None:
+    text = docstring("Return a_b * c_d[i] < 3, `x[0]`; see https://example.org/a_b.\n\nArgs:\n    x: a *star*.\n")
+    assert text == (
+        "Return a\\_b \\* c\\_d\\[i\\] \\< 3, `x[0]`; see <https://example.org/a_b>.\n\n"
+        "**Arguments**\n\n- `x`: a \\*star\\*.\n"
+    )
+    assert table(["a"], [("x | y",)]) == "| a |\n|---|\n| x \\| y |\n"
+
+
+@pytest.mark.slow
+def test_sphinx_builds_the_site_without_a_warning() -> None:
+    pytest.importorskip("furo")
+    environment = {**os.environ, "TFKIT_DISABLE": ""}
+    command = [sys.executable, "-m", "tools.docs.build"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    site = ROOT / "out" / "docs" / "site"
+    assert (site / "searchindex.js").exists()
+    pictures = {path.stem for path in (site / "pictures").glob("*.svg")}
+    assert pictures == {path.stem for path in (site / "models").glob("*.html")} - {"index"}

@@ -1,0 +1,105 @@
+"""Build the site: `python -m tools.docs.build`, or `make docs`. It needs no network.
+
+The pages are written to out/docs/source, and Sphinx writes the site to out/docs/site. A warning, such as a link to a
+page or a heading that does not exist, ends the build with status 1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tfkit.tools.list_.gallery import experiments
+from tools.docs import commands, guide, kinds, models, names, runs
+from tools.docs.page import ROOT, Page, hidden_index, joined, plugins
+
+OUT = ROOT / "out" / "docs"
+HOME = ROOT / "tools" / "docs" / "index.md"
+REFERENCE = ("commands/index", "kinds/index", "api/index", "models/index", "runs/index")
+
+
+def main() -> int:
+    """Write the pages and the pictures, run Sphinx, and return its exit status."""
+    source, site = OUT / "source", OUT / "site"
+    write_pages(all_pages(), source)
+    shutil.copytree(ROOT / "docs" / "pictures", source / "docs" / "pictures", dirs_exist_ok=True)
+    write_pictures(OUT / "extra" / models.PICTURES)
+    from sphinx.cmd.build import main as sphinx
+
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(OUT / "doctrees"), "-c", str(HOME.parent)]
+    return int(sphinx([*options, str(source), str(site)]))
+
+
+def all_pages() -> list[Page]:
+    """Return all pages; a page that several parts of the site yield, such as a file's, is there once."""
+    generated = [
+        *commands.pages(),
+        *kinds.pages(),
+        *names.pages(),
+        *models.pages(),
+        *runs.pages(),
+    ]
+    pages = [Page("index", _home), *guide.pages(shown_files()), *generated]
+    return list({page.path: page for page in pages}.values())
+
+
+def shown_files() -> dict[str, str]:
+    """Return the generated pages by the file of the repository that they show."""
+    specs = {Path(spec.path): models.path_of(name) for name, spec in plugins().specs.files.items()}
+    entries = {runs.file_of(entry): runs.path_of(entry.sort, entry.name) for entry in experiments()}
+    folders = {file.parent: "models/index" for file in specs}
+    return {
+        file.resolve().relative_to(ROOT).as_posix(): page
+        for file, page in {**folders, **specs, **entries}.items()
+        if file.resolve().is_relative_to(ROOT) and file != ROOT / "specs"
+    }
+
+
+def _home() -> str:
+    parts = [HOME.read_text(encoding="utf-8")]
+    parts += [hidden_index(paths, caption=title) for title, paths in guide.sections().items()]
+    project = [Path(name).stem for name in guide.PROJECT if (ROOT / name).exists()]
+    parts += [hidden_index(REFERENCE, caption="Reference"), hidden_index(project, caption="Project")]
+    return joined(parts)
+
+
+def write_pages(pages: Iterable[Page], folder: Path) -> None:
+    """Write pages that have changed, and remove the files of pages that no longer exist."""
+    files = {folder / f"{page.path}.md": page.write for page in pages}
+    for file, text in files.items():
+        _write(file, text())
+    for file in set(folder.rglob("*.md")) - files.keys():
+        file.unlink()
+
+
+def write_pictures(folder: Path) -> None:
+    """Draw the models whose picture is older than their specs, or than the code that draws them."""
+    newest = max(path.stat().st_mtime for path in _drawing())
+    for name, model in models.models().items():
+        file = folder / f"{name}.svg"
+        if not file.exists() or file.stat().st_mtime < newest:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(models.picture(model), encoding="utf-8")
+
+
+def _drawing() -> Iterator[Path]:
+    """Yield the files that a picture depends on: all code and all specs."""
+    yield from (ROOT / "tfkit").rglob("*.py")
+    yield from ROOT.glob("plugins/*/src/**/*.py")
+    yield from ROOT.glob("specs/*.yaml")
+    yield from ROOT.glob("plugins/*/src/**/*.yaml")
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a text unless the file has it: Sphinx reads only files that have changed."""
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The pages that people write, with links that work in the site, and the files that they link to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+
+from tools.docs.page import ORPHAN, ROOT, Page, code, link
+
+DOCS = ROOT / "docs"
+LANGUAGES = {".py": "python", ".pyi": "python", ".toml": "toml", ".yaml": "yaml", ".hpp": "cpp", ".cpp": "cpp"}
+PROJECT = ("stability.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+FURTHER = (
+    *PROJECT,
+    "README.md",
+    "specs/README.md",
+    "tfkit/README.md",
+    "tools/bench/README.md",
+    "docs/pictures/README.md",
+    *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("plugins/*/README.md"))),
+)
+"""Pages outside docs/ and its index."""
+LONGEST_LISTING = 30
+"""Files of a folder that its page shows; of a larger folder it has only the names."""
+
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=<img src=\")([^\"]+)(?=\")")
+_ROW = re.compile(r"^\| [^|]* \| (.*) \|$", re.MULTILINE)
+
+
+def sections() -> dict[str, list[str]]:
+    """Return the paths by reader: the sections of docs/README.md, each with its pages in order."""
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    paths = {}
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        rows = [target for row in _ROW.findall(body) for target in re.findall(r"\]\(([^)#]+)\)", row)]
+        places = [Path(os.path.normpath(DOCS / target)) for target in rows]
+        paths[title] = [_path(place / "README.md" if place.is_dir() else place) for place in places]
+    files = written()
+    return {title: list(dict.fromkeys(page for page in pages if page in files)) for title, pages in paths.items()}
+
+
+def _path(file: Path) -> str:
+    return file.relative_to(ROOT).with_suffix("").as_posix()
+
+
+def written() -> dict[str, Path]:
+    """Return the files of the pages that people write, by their paths in the site."""
+    files = [path for path in sorted(DOCS.glob("*.md")) if path.name != "README.md"]
+    files += [ROOT / name for name in FURTHER if (ROOT / name).exists()]
+    return {_path(file): file for file in files}
+
+
+def pages(generated: Mapping[str, str]) -> Iterator[Page]:
+    """Yield the pages that people write, and a page for each file and folder that they link to.
+
+    `generated` has the generated pages by the file that they show, such as `specs/gpt2.yaml`. Links to the file
+    lead there.
+    """
+    listed = {path for paths in sections().values() for path in paths}
+    shown: set[Path] = set()
+    for path, file in written().items():
+        text = Links(file, generated).rewrite(file.read_text(encoding="utf-8"))
+        head = "" if path in listed or file.name in PROJECT else ORPHAN
+        yield Page(path, partial(str, head + text))
+        shown |= Links(file, generated).files()
+    for place in sorted(shown):
+        yield Page(code_path(place), partial(source_page, place))
+
+
+class Links:
+    """The links of a page to files of the repository, as links of the site."""
+
+    def __init__(self, file: Path, generated: Mapping[str, str]) -> None:
+        self.folder = file.parent
+        self.text = file.read_text(encoding="utf-8")
+        self.generated = generated
+
+    def rewrite(self, text: str) -> str:
+        """Return the text with its links changed; blocks of code stay."""
+        parts = _FENCE.split(text)
+        return "".join(part if index % 2 else _LINK.sub(self._target, part) for index, part in enumerate(parts))
+
+    def files(self) -> set[Path]:
+        """Return the files and folders that the page links to and that are no pages already."""
+        text = "".join(_FENCE.split(self.text)[::2])
+        targets = [match[0] for match in _LINK.finditer(text)]
+        places = {place for target in targets if (place := self._place(target)) is not None}
+        return {place for place in places if not _is_picture(place) and self._page(place) is None}
+
+    def _target(self, match: re.Match[str]) -> str:
+        target, place = match[0], self._place(match[0])
+        if place is None:
+            return target
+        anchor = f"#{target.partition('#')[2]}" if "#" in target else ""
+        if _is_picture(place):
+            return f"/{place.relative_to(ROOT).as_posix()}"
+        return f"/{self._page(place) or code_path(place)}.md{anchor}"
+
+    def _place(self, target: str) -> Path | None:
+        """Return the file that a link names; None for an address and for a place in the same page."""
+        if re.match(r"[a-z]+:|#", target):
+            return None
+        return Path(os.path.normpath(self.folder / target.partition("#")[0]))
+
+    def _page(self, place: Path) -> str | None:
+        name = place.relative_to(ROOT).as_posix()
+        if name in self.generated:
+            return self.generated[name]
+        file = place / "README.md" if place.is_dir() else place
+        return "index" if file == DOCS / "README.md" else next((p for p, f in pages_by_file() if f == file), None)
+
+
+@cache
+def pages_by_file() -> tuple[tuple[str, Path], ...]:
+    """Return the pages that people write, and their files."""
+    return tuple(written().items())
+
+
+def _is_picture(place: Path) -> bool:
+    return place.suffix in (".svg", ".png")
+
+
+def code_path(place: Path) -> str:
+    """Return the path of the page that shows a file or a folder."""
+    name = place.relative_to(ROOT).as_posix()
+    return f"code/{name}".replace(".", "_") if place.is_file() else f"code/{name}/index"
+
+
+def source_page(place: Path) -> str:
+    """Return the page of a file with its text, or of a folder with the names or the texts of its files."""
+    name = place.relative_to(ROOT).as_posix()
+    if place.is_file():
+        return f"{ORPHAN}# {name}\n\n{_source(place)}"
+    files = [path for path in sorted(place.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    names = [path.relative_to(place).as_posix() for path in files]
+    if len(files) > LONGEST_LISTING:
+        folders = sorted({path.relative_to(place).parts[0] for path in files})
+        return f"{ORPHAN}# {name}\n\n" + "\n".join(f"- `{entry}`" for entry in folders) + "\n"
+    parts = [f"## {title}\n\n{_source(file)}" for title, file in zip(names, files, strict=True)]
+    return f"{ORPHAN}# {name}\n\n" + "\n".join(parts)
+
+
+def _source(file: Path) -> str:
+    return code(file.read_text(encoding="utf-8"), LANGUAGES.get(file.suffix, "text"))
+
+
+def source_link(file: Path) -> str:
+    """Return a link to the page of a file."""
+    return link(file.relative_to(ROOT).as_posix(), code_path(file))

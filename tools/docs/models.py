@@ -1,0 +1,181 @@
+"""The models that come with tfkit and its plugins: a page for each, and a gallery that sorts and compares them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from html import escape
+from pathlib import Path
+
+from tfkit.component import Component
+from tfkit.graph.expand import Graph, load
+from tfkit.spec.source import plain, read
+from tfkit.tools.common.memory_needs import cache_size
+from tfkit.tools.common.units import bytes_text, short
+from tfkit.tools.diff import differences
+from tfkit.tools.draw.picture import draw
+from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.list_.gallery import Shipped, shipped
+from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, table
+
+PICTURES = "pictures"
+"""The folder of the site with a picture of each model."""
+MECHANISMS = ("attention", "mixer", "ffn", "position", "residual")
+"""Slots whose kinds name the mechanism of a model."""
+FEW = 60
+"""Values that differ from the parent, as far as a page shows them."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the gallery. `parent` is the model that its spec extends."""
+
+    shipped: Shipped
+    graph: Graph
+    file: Path
+    parent: str | None
+
+    @property
+    def year(self) -> str:
+        """The year of its source, if the address contains it; else empty."""
+        match = re.search(r"arxiv\.org/abs/(\d\d)\d\d\.", self.shipped.source or "")
+        return f"20{match[1]}" if match else ""
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        """The slots and kinds of its components, each once."""
+        components = [config for _, config in self.graph.configs(Component)]
+        return list(dict.fromkeys((config.slot, config.kind_name()) for config in components))
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """The kinds that name its mechanism."""
+        return [kind for slot in MECHANISMS for owner, kind in self.kinds if owner == slot]
+
+
+def path_of(name: str) -> str:
+    """Return the path of a model's page."""
+    return f"models/{name}"
+
+
+def pages() -> Iterator[Page]:
+    """Yield the gallery, and the page of each model."""
+    yield Page("models/index", _gallery)
+    for name in plugins().specs.files:
+        yield Page(path_of(name), partial(_page, name))
+
+
+@cache
+def models() -> dict[str, Model]:
+    """Return all models by name, loaded."""
+    entries = {}
+    for spec in shipped():
+        file = Path(plugins().specs.files[spec.name].path)
+        parent = plain(read(file)).get("extends")
+        parent = parent if parent in plugins().specs.files else None
+        entries[spec.name] = Model(spec, load(spec.name, plugins=plugins()), file, parent)
+    return entries
+
+
+@cache
+def users() -> dict[tuple[str, str], list[str]]:
+    """Return the names of the models that use each kind."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, model in models().items():
+        for slot, kind in model.kinds:
+            names.setdefault((slot, kind), []).append(name)
+    return names
+
+
+def picture(model: Model) -> str:
+    """Return the picture of a model as SVG."""
+    return to_svg(draw(model.graph))
+
+
+def _page(name: str) -> str:
+    model = models()[name]
+    spec = model.shipped
+    return joined(
+        [
+            f"{ORPHAN}# {name}",
+            prose(spec.description or ""),
+            table(["", ""], _facts(model)),
+            f'<figure class="model"><img src="../{PICTURES}/{name}.svg" alt="The layers of {name}"></figure>',
+            *_changes(model),
+            "## The spec",
+            code(model.file.read_text(encoding="utf-8"), "yaml"),
+            code(f"tfkit build {name} --device meta\ntfkit explain {name}\ntfkit draw {name} -o {name}.svg", "sh"),
+        ]
+    )
+
+
+def _facts(model: Model) -> Iterator[tuple[str, str]]:
+    spec = model.shipped
+    if spec.parameters:
+        yield "parameters", f"{spec.parameters:,}"
+    cache = cache_size(model.graph)
+    if cache is not None:
+        states = f", {bytes_text(cache.states)} of states" if cache.states else ""
+        yield f"cache in {cache.dtype}", f"{bytes_text(cache.per_token)} per token{states}"
+    yield "type", spec.kind
+    if spec.model_type:
+        yield "family", f"`{spec.model_type}`"
+    if spec.source:
+        yield "source", f"<{spec.source}>"
+    if spec.requires:
+        yield "plugins", ", ".join(f"`{name}`" for name in spec.requires)
+    links = [link(kind, f"kinds/{slot}/{kind}") for slot, kind in model.kinds if slot in MECHANISMS]
+    yield "mechanism", ", ".join(links)
+
+
+def _changes(model: Model) -> Iterator[str]:
+    """Yield what differs from the model that the spec extends."""
+    if model.parent is None:
+        return
+    changes = differences(models()[model.parent].graph, model.graph)
+    yield f"## Differences from {link(model.parent, path_of(model.parent))}"
+    rows = [(f"`{change.path}`", _value(change.before), _value(change.after)) for change in changes[:FEW]]
+    yield table(["value", model.parent, model.shipped.name], rows) or "No value differs."
+    yield f"And {len(changes) - FEW} more." if len(changes) > FEW else ""
+
+
+def _value(text: str | None) -> str:
+    return "-" if text is None else f"`{text}`"
+
+
+GALLERY = """Every model that comes with tfkit and its plugins, as `tfkit draw` draws it. Choose two models to see them
+side by side; `tfkit diff A B` lists their differences, and `tfkit draw A B -o two.svg` marks them. The year is the
+year of the paper on arXiv.
+
+<form class="gallery-tools" onsubmit="return false">
+<label>Sort by <select id="gallery-sort">
+<option value="name">name</option><option value="year">year</option><option value="size">size</option>
+<option value="mechanism">mechanism</option></select></label>
+<label>Only <input id="gallery-words" type="search" placeholder="mamba, 2024, encoder ..."></label>
+<span id="gallery-count"></span>
+</form>
+<div id="gallery-pair" class="pair" hidden></div>
+"""
+
+
+def _gallery() -> str:
+    cards = "\n".join(_card(model) for model in models().values())
+    return (
+        f'# Models\n\n{GALLERY}\n<div id="gallery">\n{cards}\n</div>\n\n<script src="../_static/gallery.js"></script>\n'
+    )
+
+
+def _card(model: Model) -> str:
+    spec, mechanisms = model.shipped, " ".join(model.mechanisms)
+    size = short(spec.parameters) if spec.parameters else ""
+    words = " ".join(filter(None, (spec.name, spec.kind, spec.model_type, model.year, mechanisms, spec.description)))
+    facts = " · ".join(filter(None, (size, model.year, mechanisms)))
+    return (
+        f'<figure data-name="{spec.name}" data-year="{model.year}" data-size="{spec.parameters or 0}" '
+        f'data-mechanism="{mechanisms}" data-words="{escape(words.casefold())}">'
+        f'<a href="{spec.name}.html"><img src="../{PICTURES}/{spec.name}.svg" alt="" loading="lazy"></a>'
+        f'<figcaption><a href="{spec.name}.html">{spec.name}</a><small>{facts}</small>'
+        f'<button type="button" data-pick="{spec.name}">compare</button></figcaption></figure>'
+    )
