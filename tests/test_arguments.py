@@ -172,7 +172,8 @@ def test_every_public_function_is_there() -> None:
         "slot",
         "update_cache",
     }
-    assert public - for_plugins <= {*FUNCTIONS, "activity", "attention_weights", "contributions", "draw", "lens"}
+    inside = {"ablate", "activity", "attention_weights", "attribution", "contributions", "lens", "patch", "steer"}
+    assert public - for_plugins <= {*FUNCTIONS, *inside, "draw"}
 
 
 # ---- what models read ----

@@ -7,7 +7,7 @@ error is raised, with a note that names the layer it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from traceback import walk_tb
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -19,7 +19,7 @@ from tfkit.component import Signal
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph, as_list
 from tfkit.graph.input_shapes import beyond, max_len, rows_of
-from tfkit.nn import WrittenGraph
+from tfkit.nn import Linear, WrittenGraph
 from tfkit.torch_private.sharding import computes_in
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
@@ -227,16 +227,23 @@ def check_values(model: nn.Module) -> None:
 
 
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the compute dtype of sharded modules, if their policy differs from the parameters' dtype.
+    """Return the compute dtype of sharded layers, if their policy differs from the parameters' dtype.
 
-    Modules that keep the dtype of their parameters, such as norms, do not count: caches belong to the others.
+    Only linear maps of layers count, as norms may keep the dtype of their parameters.
     """
-    dtypes = {computes_in(module) for module in model.modules() if is_sharded(module)} - {None}
+    policies = {path: computes_in(module) for path, module in model.named_modules() if is_sharded(module)}
+    linear = [path for path, module in model.named_modules() if isinstance(module, Linear) and ".layers." in path]
+    dtypes = {policies[max(groups, key=len)] for path in linear if (groups := _groups_of(path, policies))}
     if len(dtypes) > 1:
         raise ValueError(
             "all calls of `fully_shard` must use the same `MixedPrecisionPolicy`: a cache has a single dtype"
         )
     return dtypes.pop() if dtypes else None
+
+
+def _groups_of(path: str, policies: Collection[str]) -> list[str]:
+    """Return the sharded modules that contain a module."""
+    return [group for group in policies if group in ("", path) or path.startswith(f"{group}.")]
 
 
 def called(model: nn.Module, run: Callable[[], T]) -> T:
