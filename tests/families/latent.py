@@ -83,6 +83,12 @@ LATENT_KIN: dict[str, Case] = {
         {**DEEPSEEK, **GROUPS, **INDEX, "rms_norm_eps": 1e-4, "rope_parameters": ROPE},
         buffers=correction(CORRECTION, 1, 2),
     ),
+    "glm_moe_dsa_shared": Case(
+        "glm_moe_dsa",
+        {**DEEPSEEK, **GROUPS, **INDEX, "rms_norm_eps": 1e-4, "rope_parameters": ROPE, "num_hidden_layers": 5}
+        | {"first_k_dense_replace": 2, "indexer_types": ["full", "shared", "shared", "full", "shared"]},
+        buffers=correction(CORRECTION, 2, 3, 4),
+    ),
     "axk1": Case(
         "axk1",
         {**DEEPSEEK_LAYERS, **GROUPS, "attention_bias": True, "rms_norm_eps": 1e-4},

@@ -74,6 +74,7 @@ FORMULAS: dict[str, int] = {
     "gated_streams_small": streams(0, 4 * 768 * (1 + 2 * 64 + 4), 4 * 768 * (1 + 2 * 64)),
     "depth_small": streams(768, 768, 0),
     "dit_small": diffusion(384, 12, 16, 256, 32),
+    "value_residual_small": streams(768, 0, 11 * 2),
     "vaswani_base": encoder_decoder(512, 2048, 37000, 6),
     "vaswani_big": encoder_decoder(1024, 4096, 37000, 6),
     "nanogpt": character_model(192, 2 * 192 * 768, 6, 256),

@@ -18,8 +18,9 @@ ROPE = {"kind": "rope", "style": "interleaved"}
 INDEX = {"n_heads": 9, "d_head": 6, "keep": 3}
 
 
-def graph_of(kind: str = "mla_indexed", block: str = "decoder", **fields: Any) -> tfkit.Graph:
-    stack = {"block": block, "n_layers": 2, "attention": {"kind": kind, **FIELDS, "position": ROPE, **fields}}
+def graph_of(kind: str = "mla_indexed", block: str = "decoder", layers: Any = None, **fields: Any) -> tfkit.Graph:
+    attention = {"kind": kind, **FIELDS, "position": ROPE, **fields}
+    stack = {"block": block, "n_layers": 2, "attention": attention, "layers": layers}
     graph = {"embedding": {"block": "embedding"}, "stack": stack, "logits": {"block": "lm_head"}}
     spec = {"tfkit": 1, "name": "m", "d_model": 16, "vocab_size": 11, "max_len": 12, "graph": graph}
     return tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS)
@@ -67,6 +68,37 @@ def test_each_query_attends_to_the_best_keys(block: str) -> None:
             assert chosen.nonzero().flatten().tolist() == sorted(best)
 
 
+SHARED = {
+    "variants": {"shared": {"attention": {"index": None, "index_name": None, "index_from": "choice"}}},
+    "pattern": ["base", "shared"],
+}
+WINDOW = {"attention": {"index": None, "index_name": None, "index_from": "choice", "mask": {"left": 3, "right": 0}}}
+SHARED_WINDOW = {"variants": {"shared": WINDOW}, "pattern": ["base", "shared"]}
+
+
+@torch.no_grad()
+def test_layers_attend_to_the_keys_of_an_earlier_index() -> None:
+    model = tfkit.build(graph_of(index=INDEX, index_name="choice", layers=SHARED), seed=1).eval()
+    calls: list[Any] = []
+    for layer in model.stack.layers:
+        layer.attention.register_forward_hook(lambda _, args, result: calls.append((*args, result)))
+    tokens = torch.arange(18).view(2, 9) % 11
+    whole = model(tokens)
+    (_, _, (_, wires)), (x, context, y) = calls
+    assert (wires["choice"] == 0).sum(dim=3).unique().tolist() == [1, 2, 3]
+    attention: Any = model.stack.layers[1].attention
+    assert [name for name, _ in attention.named_parameters() if "index" in name] == []
+    torch.testing.assert_close(y, attention.attend(x, attention.queries(x), context, wires["choice"]))
+    cached = tfkit.CachedModel(model, length=9)
+    pieces = torch.cat([cached(tokens[:, :4]), cached(tokens[:, 4:5]), cached(tokens[:, 5:])], dim=1)
+    torch.testing.assert_close(pieces, whole)
+
+
+@pytest.mark.slow
+def test_a_shared_index_has_every_property() -> None:
+    check_model(graph_of(index=INDEX, index_name="choice", layers=SHARED), plugins=PLUGINS)
+
+
 @torch.no_grad()
 def test_an_index_that_keeps_all_keys_changes_nothing() -> None:
     indexed = tfkit.build(graph_of(index={**INDEX, "keep": 12}), seed=1).eval()
@@ -83,6 +115,15 @@ def test_an_index_that_keeps_all_keys_changes_nothing() -> None:
         ({"index": {**INDEX, "keep": 0}}, "keep must be at least 1; got 0"),
         ({"index": {**INDEX, "d_head": 3}}, "must have at least d_rope channels, 4; got 3"),
         ({"index": INDEX, "position": "alibi"}, "the index supports rotary positions only"),
+        ({}, "`index` is missing"),
+        ({"index": INDEX, "index_from": "choice"}, "`index` has no effect with `index_from`"),
+        ({"index_name": "choice", "index_from": "choice"}, "`index_name` has no effect with `index_from`"),
+        ({"index_from": "choice"}, "`attention` of layer 0 takes `choice`, but no earlier layer gives it"),
+        ({"index": INDEX, "index_name": "choice"}, "`attention` gives `choice`, which has no effect"),
+        (
+            {"index": INDEX, "index_name": "choice", "layers": SHARED_WINDOW},
+            "`mask` must be equal in the layer that gives choice",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -295,10 +295,12 @@ class CrossLatentAttention(LatentAttention):
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
     """Hand the configs to tfkit."""
+    from tfkit_mla.fields import SharedIndexConfig
     from tfkit_mla.indexed import IndexedAttentionConfig
 
     register(LatentAttentionConfig)
     register(IndexedAttentionConfig)
+    register(SharedIndexConfig)
 
 
 @tfkit.hookimpl

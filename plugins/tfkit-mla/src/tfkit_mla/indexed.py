@@ -5,6 +5,9 @@
 The heads of the index are small, and share one key per token. Its choice has no gradient, and so its parameters have
 none: they come from a checkpoint, or need a separate loss.
 
+With `index_name`, a layer gives its choice to later layers. With `index_from`, a layer has no index, and attends to the
+keys that an earlier layer chose (https://arxiv.org/abs/2603.12201).
+
 b batch, q queries, k keys, h heads of the index, d their width, p rotated channels.
 
 https://arxiv.org/abs/2512.02556, section 2.
@@ -13,13 +16,13 @@ https://arxiv.org/abs/2512.02556, section 2.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, named, update_cache
+from tfkit.nn import Context, Linear, Rearrange, named, update_cache, wires_of
 from tfkit_mla import LatentAttention, LatentAttentionConfig
 
 
@@ -51,11 +54,22 @@ class IndexedAttentionConfig(LatentAttentionConfig):
     untrained: ClassVar[tuple[str, ...]] = ("index",)
     q_rank: tfkit.Dim  # type: ignore[assignment]
     """Width of the latent of the queries, from which the index computes its queries also."""
-    index: IndexConfig
-    """The index."""
+    index: IndexConfig | None = None
+    """The index; null with `index_from`."""
+    index_name: str | None = None
+    """Name under which later layers take the choice of the index."""
+    index_from: str | None = None
+    """Name of the choice that replaces an index: of the last earlier layer that gives it."""
 
     def check(self) -> None:
         super().check()
+        if (self.index is None) == (self.index_from is None):
+            message = "`index` is missing" if self.index is None else "`index` has no effect with `index_from`"
+            raise tfkit.Invalid("index", message, help="set `index`, or `index_from`, and the other to null")
+        if self.index is None:
+            if self.index_name is not None:
+                raise tfkit.Invalid("index_name", "`index_name` has no effect with `index_from`", help="set it to null")
+            return
         if self.position is not None and self.rotary is None:
             raise tfkit.Invalid("position", "the index supports rotary positions only")
         if self.index.d_head < self.d_rope:
@@ -67,25 +81,46 @@ class IndexedAttentionConfig(LatentAttentionConfig):
 
     @property
     def cached(self) -> tuple[tfkit.Cached, ...]:
-        return (*super().cached, tfkit.Cached(1, self.index.d_head))
+        return super().cached if self.index is None else (*super().cached, tfkit.Cached(1, self.index.d_head))
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return () if self.index_name is None else (self.index_name,)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return () if self.index_from is None else (self.index_from,)
+
+    def check_giver(self, name: str, giver: tfkit.SublayerConfig) -> None:
+        if self.mask != getattr(giver, "mask", None):
+            raise tfkit.Invalid("index_from", f"`mask` must be equal in the layer that gives {name}")
 
     def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         if d_memory is not None:
             raise tfkit.Invalid("kind", "`mla_indexed` is self-attention: an index of a memory does not exist")
-        return IndexedAttention(
-            self,
-            index=Index(self, make),
-            **self._build_queries(make),
-            **self._build_keys(make, self.d_model),
-            causal=causal,
-            eager=make.attention_backend == "eager",
-        )
+        modules: dict[str, Any] = {**self._build_queries(make), **self._build_keys(make, self.d_model)}
+        modules |= {"causal": causal, "eager": make.attention_backend == "eager"}
+        if self.index is None:
+            return SharedIndexAttention(self, **modules)
+        attention = IndexedAttention if self.index_name is None else GivingIndexAttention
+        return attention(self, index=Index(self, self.index, make), **modules)
+
+
+class SharedIndexAttention(LatentAttention):
+    """[b, q, d_model] -> [b, q, d_model]; the context has the choice of an earlier layer."""
+
+    def __init__(self, config: IndexedAttentionConfig, **modules: Any) -> None:
+        super().__init__(config, **modules)
+        self.choice = config.index_from
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self.attend(x, self.queries(x), context, wires_of(context)[self.choice])
 
 
 class IndexedAttention(LatentAttention):
     """[b, q, d_model] -> [b, q, d_model]."""
 
-    def __init__(self, config: IndexedAttentionConfig, *, index: nn.Module, **modules: nn.Module) -> None:
+    def __init__(self, config: IndexedAttentionConfig, *, index: nn.Module, **modules: Any) -> None:
         super().__init__(config, **modules)
         self.index = index
 
@@ -94,12 +129,25 @@ class IndexedAttention(LatentAttention):
         return self.attend(x, self.q_up(latent), context, self.index(x, latent, context))
 
 
+class GivingIndexAttention(IndexedAttention):
+    """[b, q, d_model] -> the same, and the choice, a mask [b, 1, q, k]."""
+
+    def __init__(self, config: IndexedAttentionConfig, **modules: Any) -> None:
+        super().__init__(config, **modules)
+        self.choice = config.index_name
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
+        latent = self.q_norm(self.q_down(x))
+        choice = self.index(x, latent, context)
+        return self.attend(x, self.q_up(latent), context, choice), {self.choice: choice}
+
+
 class Index(nn.Module):
     """Tokens [b, q, d_model] and the latents of their queries [b, q, c] -> a mask of the best keys, [b, 1, q, k]."""
 
-    def __init__(self, config: IndexedAttentionConfig, make: tfkit.Make) -> None:
+    def __init__(self, config: IndexedAttentionConfig, index: IndexConfig, make: tfkit.Make) -> None:
         super().__init__()
-        index, self.keep, self.width = config.index, config.index.keep, config.d_rope
+        self.keep, self.width = index.keep, config.d_rope
         self.q = Linear(config.q_rank, index.n_heads * index.d_head, bias=False)
         self.k = Linear(config.d_model, index.d_head, bias=False)
         self.k_norm = make(index.norm, index.d_head)
@@ -117,7 +165,7 @@ class Index(nn.Module):
                 order = ("(i j)", "(j i)") if index.style == "half" else ("(j i)", "(i j)")
                 self.pairs = Rearrange("w b h t {} -> w b h t {}".format(*order), j=2)
 
-    def forward(self, x: Tensor, latent: Tensor, context: Context) -> Tensor | None:
+    def forward(self, x: Tensor, latent: Tensor, context: Context) -> Tensor:
         mask = context.mask
         q = self.turn(self.split_heads(self.q(latent)), context)
         k = update_cache(self.turn(self.one_head(self.k_norm(self.k(x))), context), context, 2)

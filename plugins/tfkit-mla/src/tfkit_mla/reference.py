@@ -57,6 +57,8 @@ def scale_of(config: Any) -> float:
 def mla_indexed(part: Part, x: Any, scope: Scope) -> Any:
     """Attend to the visible keys with the best scores of the index. https://arxiv.org/abs/2512.02556, section 2."""
     config, index, place = part.config, part.config.index, part.at("index")
+    if index is None:  # https://arxiv.org/abs/2603.12201
+        return mla(part, x, replace(scope, visible=scope.wires[config.index_from]))
     q = place.at("q").linear(query_latent(part, x), False).reshape(len(x), index.n_heads, -1)
     k = place.at("k_norm", index.norm)(place.at("k").linear(x, False))[:, None]
     if scope.position is not None and scope.position.config is not None:
@@ -69,6 +71,8 @@ def mla_indexed(part: Part, x: Any, scope: Scope) -> Any:
     for query, keys in enumerate(scope.visible):
         best = sorted(np.flatnonzero(keys), key=lambda key, query=query: -scores[query, key])[: index.keep]
         visible[query, best] = True
+    if config.index_name is not None:
+        scope.wires[config.index_name] = visible
     return mla(part, x, replace(scope, visible=visible))
 
 

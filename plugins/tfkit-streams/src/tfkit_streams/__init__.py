@@ -1,8 +1,9 @@
-"""Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and a norm.
+"""Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and further kinds.
 
 `manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
-changes, `layer_features.py` has the features of each layer of Gemma 4, `fields.py` fields of its config.json, and
-`precision.py` the type of sums.
+changes, `layer_features.py` has the features of each layer of Gemma 4, `value_residual.py` an attention that mixes the
+values of the first layer with its values, `fields.py` fields of Gemma 4's config.json, and `precision.py` the type of
+sums.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tfkit_streams.gated import GatedConfig
 from tfkit_streams.layer_features import FeatureGateConfig, LayerInputsConfig, ScaledSumConfig
 from tfkit_streams.manifold import ManifoldConfig
 from tfkit_streams.modulated import AdaptiveNormConfig, ModulatedConfig
+from tfkit_streams.value_residual import ValueResidualConfig
 
 __all__ = [
     "AdaptiveNormConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "ManifoldConfig",
     "ModulatedConfig",
     "ScaledSumConfig",
+    "ValueResidualConfig",
 ]
 
 
@@ -46,13 +49,14 @@ def tfkit_register(register: tfkit.Register) -> None:
         DoubledConfig,
         LayerSizesConfig,
         FeatureWidthConfig,
+        ValueResidualConfig,
     ):
         register(config)
 
 
 @tfkit.hookimpl
 def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
-    """Return the formulas of the residuals and of the norm."""
+    """Return the formulas of the residuals, the norm and the sublayers."""
     from tfkit_streams import reference
 
     return reference.KINDS

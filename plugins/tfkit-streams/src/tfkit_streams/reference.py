@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tfkit.reference import Part
+import tfkit
+from tfkit.reference import Part, Scope
+from tfkit.reference import softmax as attention_weights
 
 
 def sigmoid(x: Any) -> Any:
@@ -112,6 +114,26 @@ def feature_gate(part: Part, x: Any, features: Any) -> Any:
     return part.at("up").linear(gate * features, bias=False)
 
 
+def value_residual(part: Part, x: Any, scope: Scope) -> Any:
+    """Attend to values that are a mix with the values of the first layer. https://arxiv.org/abs/2410.17897."""
+    config, h, position = part.config, part.config.n_heads, scope.position
+    q, k, v = (y.reshape(len(x), h, -1) for y in np.split(part.at("qkv").linear(x, config.bias), 3, axis=1))
+    q, k = part.at("q_norm", config.qk_norm)(q), part.at("k_norm", config.qk_norm)(k)
+    bias = np.zeros((h, 1, 1))
+    if position is not None and isinstance(position.config, tfkit.RotaryConfig):
+        q, k = (position(y, scope.positions, scope.visible.shape[1]) for y in (q, k))
+    if position is not None and isinstance(position.config, tfkit.ScoreBiasConfig):
+        bias = position(config, scope.positions, scope.causal)
+    if config.first:
+        scope.wires["values"] = v
+    else:
+        first, other = part.weight("mix")
+        v = first * scope.wires["values"] + other * v
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[2]) + bias
+    y = [attention_weights(scores[head], scope.visible) @ v[:, head] for head in range(h)]
+    return part.at("output").linear(np.concatenate(y, axis=1), config.bias)
+
+
 KINDS = {
     "residual": {
         "manifold": manifold,
@@ -122,4 +144,5 @@ KINDS = {
     },
     "norm": {"adaptive": adaptive},
     "mixer": {"feature_gate": feature_gate},
+    "attention": {"value_residual": value_residual},
 }
