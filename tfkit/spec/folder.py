@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, listing, quoted
-from tfkit.spec.header import open_regular, shown, unreadable
+from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
 
 SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
@@ -29,6 +29,8 @@ STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 """The name of a checkpoint in the folder of a run."""
 MAX_NAME = 256
 """Bytes of `latest` that are read."""
+MAX_CONFIG = 2**24
+"""Bytes of a config.json that are read."""
 
 
 def model_folder(folder: Path) -> Path:
@@ -38,8 +40,8 @@ def model_folder(folder: Path) -> Path:
 
 def holds_code(folder: Path) -> bool:
     """Return True for a folder that tfkit wrote with the code of the model, which only transformers runs."""
-    with suppress(OSError):
-        return any(name.startswith("modeling_") and name.endswith(".py") for name in os.listdir(folder))
+    with suppress(OSError, Malformed, SpecError), open_regular(folder / CONFIG) as file:
+        return SPEC_KEY in parse_object(file.read(MAX_CONFIG))
     return False
 
 

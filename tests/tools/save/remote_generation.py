@@ -38,6 +38,8 @@ def failures(model: Any, inputs: Inputs, expected: Tensor | None) -> Iterator[st
     hidden = hidden.decoder_hidden_states if main == "decoder_input_ids" else hidden.hidden_states
     if len(hidden) != model.config.num_hidden_layers + 1:
         yield "hidden states"
+    if model._supports_attention_backend:
+        yield from attention_functions(model, inputs)
     if (difference := gradients(model, inputs, masks, main)) > 1e-6:
         yield f"checkpointing changes a gradient by {difference}"
     if hasattr(model, "lm_head") and "input_ids" in inputs:
@@ -100,6 +102,14 @@ def computed(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[t
     yield "the body", body(**inputs, **masks).last_hidden_state, hidden[-1]
     if not hasattr(model, "generate"):
         return
+    if main == "decoder_input_ids":
+        model.config.decoder_start_token_id = 1
+        labels = inputs[main].masked_fill(torch.arange(8) == 6, -100)
+        shifted = inputs[main].roll(1, dims=1)
+        shifted[:, 0], shifted[:, 7] = 1, 0
+        logits = model(**inputs | {main: shifted}).logits
+        loss = model(**sources(inputs), labels=labels).loss
+        yield "labels", loss, nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     last_logits = model(**inputs, **masks, logits_to_keep=2).logits
     yield "logits_to_keep", last_logits, output.logits[:, -2:]
     name = main.replace("input_ids", "attention_mask")
@@ -109,6 +119,26 @@ def computed(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[t
     rest |= {main: torch.cat([inputs[main][:1, :3], inputs[main][:1, 4:]], dim=1)}
     difference = (model(**inputs, **{name: inside}).logits[0, 4:] - model(**rest).logits[0, 3:]).abs().max()
     yield "padding between tokens", difference > 1e-4, torch.tensor(False)
+
+
+def attention_functions(model: Any, inputs: Inputs) -> Iterator[str]:
+    """Yield the attention functions of transformers with which the model computes something else."""
+    calls: list[Any] = []
+
+    def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        calls.append(module)
+        return sdpa(module, *args, **kwargs)
+
+    sdpa = transformers.AttentionInterface()["sdpa"]
+    transformers.AttentionInterface.register("counted", counted)
+    expected = model(**inputs)[0]
+    for name in ("eager", "counted"):
+        model.set_attn_implementation(name)
+        if (difference := float((model(**inputs)[0] - expected).abs().max())) > 1e-5:
+            yield f"{name} attention differs by {difference}"
+    if len(set(calls)) < model.config.num_hidden_layers:
+        yield "the registered attention is not called in each layer"
+    model.set_attn_implementation("sdpa")
 
 
 def labels_of(model: Any, inputs: Inputs, main: str) -> Inputs:

@@ -209,6 +209,10 @@ def _shortened(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[
             read_later = reads(step.target) & _live(steps[index + 1 :], live, around)
             step = step if read_later else filled
             statements = statements if read_later else statements[:-1]
+        if isinstance(step, ast.For) and statements and (counted := _counted(statements[-1], step)) is not None:
+            read_later = reads(counted.target) & _live(steps[index + 1 :], live, around)
+            step = step if read_later else counted
+            statements = statements if read_later else statements[:-1]
         if statements and _same_way_out(statements[-1], step):
             step.test = ast.BoolOp(ast.Or(), [statements.pop().test, step.test])  # type: ignore[attr-defined]
         statements.append(step)
@@ -239,6 +243,20 @@ def _filled(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
     if ast.unparse(call.func) != f"{name.id}.append" or name.id in reads(call.args[0]):
         return None
     return ast.Assign([name], ast.ListComp(call.args[0], [ast.comprehension(loop.target, loop.iter, [], 0)]), lineno=0)
+
+
+def _counted(before: ast.stmt, loop: ast.For) -> ast.For | None:
+    """Write a loop that ends with `n += 1`, after `n = 0`, as a loop over `enumerate`; None if it is no such loop."""
+    *body, last = loop.body
+    if not (isinstance(before, ast.Assign) and isinstance(last, ast.AugAssign) and isinstance(last.target, ast.Name)):
+        return None
+    name = last.target.id
+    if ast.unparse(before) != f"{name} = 0" or ast.unparse(last) != f"{name} += 1" or not body:
+        return None
+    if any(name in assigned(step) or isinstance(node, ast.Continue) for step in body for node in ast.walk(step)):
+        return None
+    target = ast.Tuple([ast.Name(name), loop.target])
+    return ast.For(target, ast.Call(ast.Name("enumerate"), [loop.iter], []), body, [], lineno=0)
 
 
 def _same_way_out(before: ast.stmt, step: ast.stmt) -> bool:

@@ -78,8 +78,12 @@ def formatted(text: str) -> str:
     """Return the text as ruff writes it."""
     if importlib.util.find_spec("ruff") is None:
         raise SpecError(Diagnostic("ejecting needs `ruff`, which is not installed", help='pip install "tfkit[eject]"'))
-    for command in (["check", "--select=F401,I,UP,SIM", "--fix", "--quiet"], ["format", "--quiet"]):
-        options = ["--isolated", "--target-version=py311", "--line-length=120", "-"]
+    for command in (  # imports have the length that ruff's defaults expect
+        ["check", "--select=F401,UP,SIM", "--fix", "--quiet", "--line-length=120"],
+        ["check", "--select=I,RUF059", "--fix", "--unsafe-fixes", "--quiet"],
+        ["format", "--quiet", "--line-length=120"],
+    ):
+        options = ["--isolated", "--target-version=py311", "-"]
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, *options], input=text, capture_output=True, text=True, check=False
         )

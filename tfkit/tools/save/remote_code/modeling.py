@@ -25,7 +25,7 @@ from tfkit.graph.input_shapes import max_len
 from tfkit.graph.wiring import table_owner
 from tfkit.nn import Past
 from tfkit.tools.eject.classes import Classes
-from tfkit.tools.eject.cleanup import reads
+from tfkit.tools.eject.cleanup import blocks, reads
 from tfkit.tools.eject.config import Config, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
@@ -35,6 +35,7 @@ from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
 from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
+from tfkit.tools.save.remote_code.attention import choose_attention
 from tfkit.tools.save.remote_code.parts import Body, Parts, parts_of
 from tfkit.tools.save.remote_code.separate import separated
 
@@ -113,11 +114,13 @@ def code_of(graph: Graph) -> WrittenCode:
     draw_in(whole.functions, whole.read)
     for function in whole.functions.values():
         _narrow_result(function)
+        _type_lists(function)
+    attends = choose_attention(whole.functions.values())
     inside = [*modules.values(), root]
     weights = InitialWeights(graph.spec.model.init, plan, {path: _module(inside, path) for path in plan}, whole)
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, whole, sizes, config, prefixes)
-    return _ModelingWriter(graph, parts, name, whole, classes, config, weights, modules).code()
+    return _ModelingWriter(graph, parts, name, whole, classes, config, weights, modules, attends=attends).code()
 
 
 def _known(body: Body, whole: Specialiser) -> dict[str, Value]:
@@ -157,6 +160,17 @@ def _narrow_result(function: Function) -> None:
         function.code = replace(function.code, tree=tree)
 
 
+def _type_lists(function: Function) -> None:
+    """Add the type to lists that stay empty. As in TorchScript, such a list holds tensors."""
+    text = "\n".join(map(ast.unparse, function.body))
+    for block in blocks(function.body):
+        for index, step in enumerate(block):
+            target = step.targets[0] if isinstance(step, ast.Assign) and ast.unparse(step.value) == "[]" else None
+            if isinstance(target, ast.Name) and f"{target.id}.append" not in text:
+                annotation = ast.parse("list[Tensor]", mode="eval").body
+                block[index] = ast.AnnAssign(target, annotation, ast.List([]), simple=1)
+
+
 class _ModelingWriter:
     """Writer of the two files, from their templates."""
 
@@ -170,6 +184,8 @@ class _ModelingWriter:
         config: Config,
         weights: InitialWeights,
         modules: Mapping[Body, nn.Module],
+        *,
+        attends: bool,
     ) -> None:
         self.graph = graph
         self.parts = parts
@@ -180,6 +196,7 @@ class _ModelingWriter:
         self.config = config
         self.weights = weights
         self.modules = modules
+        self.attends = attends
         self.words = {"name": name, "file": self.file, "description": in_docs(graph.name)}
 
     def code(self) -> WrittenCode:
@@ -231,6 +248,7 @@ class _ModelingWriter:
             "separate": len(parts.bodies) > 1 and not self._is_shared,
             "states": states,
             "decodes": parts.decodes,
+            "attends": self.attends,
         }
         bodies = [self._body(body) for body in parts.bodies]
         bodies += [self._encoder_decoder()] if len(bodies) > 1 else []
@@ -238,15 +256,16 @@ class _ModelingWriter:
         words = self.words | {
             "docs": docs(self.graph) + "\n",
             "imports": imports + "\nfrom torch.nn import functional as F",
-            "outputs": f"{parts.task.output}," if parts.task.output else "",
+            "outputs": f", {parts.task.output}" if parts.task.output else "",
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
+            "attention": _filled("attention", {}, {}) if self.attends else "",
             "cache": self._cache(states=states) if parts.decodes else "",
             "no_split": repr(list(dict.fromkeys(layers))),
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
             "bodies": "\n\n\n".join(bodies),
             "head": self._head() if parts.head else "",
-            "classes": repr([f"{self.name}{end}" for end in dict.fromkeys(written) if end]),
+            "classes": repr(sorted({f"{self.name}{end}" for end in written if end})),
         }
         text = _filled("modeling", words, flags).replace("config: Config", f"config: {self.name}Config")
         return formatted(text.replace("config.n_classes", "config.num_labels"))

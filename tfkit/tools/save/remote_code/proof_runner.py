@@ -65,7 +65,11 @@ def compared(folder: Path, facts: ModelFacts) -> str | None:
         names = [name for name in {**shapes, **facts["shapes"]} if shapes.get(name) != facts["shapes"].get(name)]
         return f"it has other tensors: {', '.join(names[:3])}"
     with torch.no_grad():
-        return (_computed(model, facts) or _saved(model, folder, facts)) if facts["outputs"] else None
+        return (
+            (_computed(model, facts) or _eager(model, facts) or _saved(model, folder, facts))
+            if facts["outputs"]
+            else None
+        )
 
 
 def _computed(model: Any, facts: ModelFacts) -> str | None:
@@ -91,6 +95,18 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
                 return f"it computes something else for {kind} that are read in pieces: {error}"
             start = stop
     return None
+
+
+def _eager(model: Any, facts: ModelFacts) -> str | None:
+    """Describe a difference if the user chooses attention that is written out."""
+    if not model._supports_attention_backend:
+        return None
+    model.set_attn_implementation("eager")
+    result = model(**facts["inputs"])
+    model.set_attn_implementation("sdpa")
+    errors = (_difference(result[name], facts["outputs"][name], facts["tolerance"]) for name in facts["outputs"])
+    error = next(filter(None, errors), None)
+    return error and f"it computes something else with eager attention: {error}"
 
 
 def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | None:
