@@ -63,13 +63,19 @@ GRAPH, MODEL = _graph_and_model("gpt2")
 SEQ2SEQ = _graph_and_model("t5_small")[1]
 TOKENS = torch.zeros(2, 3, dtype=torch.long)
 WEIGHTS = {name: tensor.numpy() for name, tensor in MODEL.state_dict().items()}
+STREAM = "decoder.layers.*.stream.out"
 BUDGET = tfkit.Budget("params", 10_000)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Budget": (tfkit.Budget, {"of": "active", "amount": 10**9}),
     "CachedModel": (tfkit.CachedModel, {"model": MODEL}),
     "Loss": (tfkit.Loss, {"model": MODEL}),
+    "ablate": (tfkit.ablate, {"model": MODEL, "names": STREAM}),
     "adamw": (tfkit.adamw, {"model": MODEL, "lr": -1.0, "weight_decay": -1.0}),
+    "attribution": (
+        tfkit.attribution,
+        {"model": MODEL, "names": STREAM, "inputs": TOKENS, "source": TOKENS, "metric": lambda logits: logits.sum()},
+    ),
     "build": (tfkit.build, {"spec": GRAPH, "device": "meta"}),
     "command": (tfkit.command, {"name": "mine", "examples": "tfkit mine"}),
     "compare": (tfkit.compare, {"a": GRAPH, "b": GRAPH, "weights": "nowhere.safetensors"}),
@@ -88,12 +94,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "loss": (tfkit.loss, {"model": MODEL, "inputs": TOKENS}),
     "node": (GRAPH.node, {"name": "decoder"}),
     "parameter_groups": (tfkit.parameter_groups, {"model": MODEL}),
+    "patch": (tfkit.patch, {"model": MODEL, "names": STREAM, "source": TOKENS}),
     "prepare_decoding": (tfkit.prepare_decoding, {"model": MODEL}),
     "profile": (tfkit.profile, {"graph": GRAPH}),
     "profile_models": (profile_models, {"graphs": [GRAPH], "weights": "nowhere.safetensors", "length": 99}),
     "reference.run": (reference.run, {"graph": GRAPH, "weights": WEIGHTS, "inputs": {"tokens": TOKENS.numpy()}}),
     "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),
     "solve": (tfkit.solve, {"spec": "nowhere.yaml", "budget": BUDGET}),
+    "steer": (
+        tfkit.steer,
+        {"model": MODEL, "names": STREAM, "vector": torch.zeros(GRAPH.node("decoder").output.width)},
+    ),
     "trace": (tfkit.trace, {"model": MODEL, "read": "decoder"}),
     "train": (tfkit.train, {"run": "nowhere.yaml"}),
 }
@@ -101,6 +112,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 LEFT_OUT = {
     ("CachedModel", "compile"): "torch's compiler is imported",
     ("generate", "compile"): "torch compiles",
+    ("attribution", "metric"): "whatever can be called is called",
     ("profile", "graph"): "it runs",
     ("generate", "on_token"): "whatever can be called is called",
     ("load_plugins", "entry_points"): "what is installed is loaded",

@@ -39,7 +39,7 @@ SECTIONS = {
     "Models": ("build", "params", "generate"),
     "Training": ("train", "eval", "sweep", "runs", "tokenizer", "tokens"),
     "Published models": ("import", "tensors", "save", "compare"),
-    "Tools": ("check", "explain", "draw", "cost", "solve", "profile", "export", "eject"),
+    "Tools": ("check", "explain", "draw", "attention", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),
     "The language": ("schema", "components", "plugins", "new"),
 }

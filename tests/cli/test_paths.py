@@ -90,6 +90,8 @@ INPUTS = {
     "build WEIGHTS": ["build", "spec.yaml", "--weights", "{}"],
     "export WEIGHTS": ["export", "spec.yaml", "--weights", "{}", "-o", "out.ts"],
     "profile WEIGHTS": ["profile", "spec.yaml", "--weights", "{}"],
+    "attention SPEC": ["attention", "{}.yaml", "--tokens", "1", "-o", "out.svg"],
+    "attention TOKENIZER": ["attention", "spec.yaml", "--tokenizer", "{}", "--prompt", "a", "-o", "out.svg"],
     "compare WEIGHTS": ["compare", "spec.yaml", "spec.yaml", "--weights", "{}"],
     "generate WEIGHTS": ["generate", "spec.yaml", "--weights", "{}", "--prompt", "a"],
     "generate TOKENIZER": ["generate", "spec.yaml", "--tokenizer", "{}", "--prompt", "a"],

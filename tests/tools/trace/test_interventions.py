@@ -187,6 +187,8 @@ def test_a_patch_of_keys_is_an_error_where_slots_are_not_positions() -> None:
         (lambda m: tfkit.steer(m, "decoder.layers.0.ffn.hidden.3", torch.ones(24)), "must be []; got [24]"),
         (lambda m: tfkit.steer(m, STREAM, torch.ones(16), positions=[3, 6]), f"`{STREAM}` has no positions [6] in the"),
         (lambda m: tfkit.steer(m, "decoder", torch.ones(16), positions=1), "`decoder` cannot be written at positions"),
+        (lambda m: tfkit.ablate(m, []), "`names` must contain the name of a value"),
+        (lambda m: tfkit.ablate(m, STREAM, positions=[]), "`positions` must contain a position"),
         (lambda m: tfkit.trace(m, read=STREAM, positions=1), "`positions` has no effect without `write`"),
     ],
 )  # fmt: skip

@@ -61,7 +61,7 @@ class Job:
 def job_of(request: Request, graph: Graph) -> Job:
     """Resolve a request into a job. All errors are raised here, before the model takes memory and time."""
     from tfkit.graph.decode_split import returning, split_for_decoding
-    from tfkit.graph.input_shapes import max_len, rows_of
+    from tfkit.graph.input_shapes import max_len
 
     try:
         full, graph = graph, returning(graph, request.output or graph.outputs[0])
@@ -75,8 +75,8 @@ def job_of(request: Request, graph: Graph) -> Job:
             outputs = [output for output in full.outputs if output != graph.outputs[0]]
             help = f"choose an output that does not need it: --output {outputs[0]}" if outputs else None
             raise SpecError(Diagnostic(message, help=help))
-    tokenizer = _tokenizer(request)
-    _check_vocabulary(tokenizer, rows_of(graph, main))
+    tokenizer = tokenizer_of(request.tokenizer, request.weights, numbers=bool(request.tokens))
+    check_vocabulary(tokenizer, graph, main)
     prompts = _prompts(request)
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     tokens, inputs = rows, {}
@@ -98,30 +98,29 @@ def job_of(request: Request, graph: Graph) -> Job:
     )
 
 
-def _tokenizer(request: Request) -> Tokenizer:
+def tokenizer_of(path: Path | None, weights: Path | None, *, numbers: bool) -> Tokenizer:
+    """Return a tokenizer: of token ids as `numbers`, from a file, or next to weights; raise SpecError without one."""
     from tfkit.decoding.text import NumberTokenizer, load_tokenizer
     from tfkit.spec.folder import TOKENIZERS, tokenizer_in
 
-    if request.tokens:
+    if numbers:
         return NumberTokenizer()
-    if request.tokenizer is not None:
-        return load_tokenizer(request.tokenizer)
-    folder = (
-        None
-        if request.weights is None
-        else request.weights
-        if os.path.isdir(request.weights)
-        else request.weights.parent
-    )
-    path = None if folder is None else tokenizer_in(folder)
     if path is not None:
         return load_tokenizer(path)
-    where = " next to the weights" if request.weights is not None else ""
+    folder = None if weights is None else weights if os.path.isdir(weights) else weights.parent
+    file = None if folder is None else tokenizer_in(folder)
+    if file is not None:
+        return load_tokenizer(file)
+    where = " next to the weights" if weights is not None else ""
     help = "name a file with --tokenizer, or pass token ids with --tokens instead of a prompt"
     raise SpecError(Diagnostic(f"there is no {' or '.join(TOKENIZERS)}{where}", help=help))
 
 
-def _check_vocabulary(tokenizer: Tokenizer, rows: int | None) -> None:
+def check_vocabulary(tokenizer: Tokenizer, graph: Graph, name: str) -> None:
+    """Raise SpecError if a tokenizer has more tokens than the table that reads an input."""
+    from tfkit.graph.input_shapes import rows_of
+
+    rows = rows_of(graph, name)
     if rows is not None and tokenizer.vocab_size > rows:
         message = f"the tokenizer has {tokenizer.vocab_size} tokens, but the model's vocabulary has {rows}"
         raise SpecError(Diagnostic(message, help="use the tokenizer that the model was trained with"))

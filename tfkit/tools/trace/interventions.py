@@ -107,7 +107,9 @@ def patch(
 
 
 def matching_points(model: fx.GraphModule, names: str | Collection[str]) -> list[Point]:
-    """Return the values that names stand for; raise ValueError for a name without values."""
+    """Return the values that names stand for; raise ValueError for a name without values, and without names."""
+    if not names:
+        raise ValueError("`names` must contain the name of a value")
     return [point for points in named_points(model, names).values() for point in points]
 
 

@@ -74,8 +74,9 @@ def trace(
     """
     built = unwrapped(model)
     chosen = None if positions is None else (positions,) if isinstance(positions, int) else tuple(positions)
-    if chosen is not None and not write:
-        raise ValueError("`positions` has no effect without `write`")
+    if chosen is not None and not (write and chosen):
+        missing = "`positions` must contain a position" if write else "`positions` has no effect without `write`"
+        raise ValueError(missing)
     edits, hooks = write or {}, list[tuple[str, list[Hook]]]()
     for name, points in named_points(built, edits).items():
         hooks.append((name, [Hook(point, edits[name], chosen) for point in points]))
