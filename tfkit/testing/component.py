@@ -13,13 +13,17 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import AnySpec, Graph, expand, load
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
+from tfkit.run.checked_run import load_run
 from tfkit.spec.load import take_spec
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.check import Subject, outcomes
 from tfkit.tools.check.components import LAYOUTS, Layout, models_of, with_component
 from tfkit.tools.check.measure import Level, Property
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
+from tfkit.tools.check.run_under_test import reduced_run
+from tfkit.tools.check.small_run import RUN_SLOTS, runs_of
+from tfkit.tools.cost.of_run import flops_of_step
 
 
 @checked
@@ -41,6 +45,7 @@ def check_component(
         component: its kind, or its config class, which need not be installed.
         slot: the slot that it fills; only with a kind. One of attention, mixer, mask_rule, ffn, norm, residual,
             activation, position, rope_scaling and init; a block is checked by `check_model` with a spec of your own.
+            Or one of a run: optimizer, schedule, loss, data, metric and callback, which are checked in a small run.
         fields: the other keys of a spec, besides `kind`. Required integers, and fields with a name that the
             built-in components use (`activation`, `factor`), have small defaults; d_model is 16.
         options: several values for each of some further keys, `{"gate": [None, "silu"], "softcap": [None, 5.0]}`: every
@@ -49,7 +54,8 @@ def check_component(
         plugins: the plugins to look up a kind in; by default, all installed plugins.
         level: `full` includes properties that take seconds: `torch.compile`, exports.
         only: names of properties; by default, all properties of that level.
-        reference: a function in NumPy that computes the output of the component, as `tfkit.reference` describes it.
+        reference: a function in NumPy that computes the output of the component, as `tfkit.reference` and
+            `tfkit.reference.training` describe it.
 
     Raises:
         AssertionError: properties are broken; the message lists all of them, each with the models that show it.
@@ -68,9 +74,7 @@ def check_component(
         raise ValueError(
             f"there is no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}"
         )
-    models = models_of(
-        registered.config, plugins, options=options or {}, fields=fields, within=within, reference=reference
-    )
+    models = _subjects(registered.config, plugins, options or {}, fields, within, reference)
     broken = {name: broken_properties(subject, level, only) for name, subject in models.items()}
     if any(broken.values()):
         name = f"{kind_of(registered.config)} `{component}`, {place_of(registered.config)},"
@@ -94,7 +98,21 @@ def check_model(
         raise AssertionError(fault_lines(f"`{graph.name}`", {"": broken}))
 
 
-def broken_properties(subject: ModelUnderTest, level: Level, only: Sequence[str]) -> dict[str, str]:
+def _subjects(
+    config: type[Component],
+    plugins: Plugins,
+    options: Mapping[str, Sequence[Any]],
+    fields: Mapping[str, Any] | None,
+    within: Sequence[Layout],
+    reference: Callable[..., Any] | None,
+) -> Mapping[str, Subject]:
+    """Return the small models, or for a kind of a run's slot the small runs, around a component."""
+    if config.slot in RUN_SLOTS:
+        return runs_of(config, plugins, options=options, fields=fields, reference=reference)
+    return models_of(config, plugins, options=options, fields=fields, within=within, reference=reference)
+
+
+def broken_properties(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
     """Return the faults of a model, by the name of the property."""
     properties = properties_of(subject.plugins).chosen(only, level)
     return {outcome.name: outcome.fault for outcome in outcomes(subject, properties) if outcome.status == "failed"}
@@ -153,7 +171,8 @@ def parametrize_with_checks(
         fields: the other keys of a spec, besides `kind`, as for `check_component`.
         options: several values for each of some further keys, of which every two meet in a model.
         within: the models to build around it.
-        spec: a small spec, for a block, which has no other model.
+        spec: a small spec, for a block, which has no other model; or a small run with the kind in its slot, for data
+            whose examples are not tokens.
         xfail: properties that are expected to fail, by name, with the reason. A property that holds again fails.
         plugins: the plugins that the models need; by default, all installed plugins.
         level: `full` includes properties that take seconds.
@@ -165,12 +184,16 @@ def parametrize_with_checks(
     import pytest
 
     available, xfail = with_component(plugins or load_plugins(), component), xfail or {}
+    of = "run" if component.slot in RUN_SLOTS else "model"
 
     @cache
-    def models() -> dict[str, ModelUnderTest]:
+    def subjects() -> Mapping[str, Subject]:
+        if spec is not None and of == "run":
+            kinds = None if reference is None else {component.slot: {component.kind_name(): reference}}
+            return {"its run": reduced_run(load_run(spec, available, count=flops_of_step), available, kinds=kinds)}
         if spec is not None:
             return {"its spec": ModelUnderTest(expand(take_spec(spec, available)), available)}
-        return models_of(component, available, options=options or {}, fields=fields, within=within, reference=reference)
+        return _subjects(component, available, options or {}, fields, within, reference)
 
     try:
         properties_of(available).chosen(list(xfail))
@@ -180,25 +203,26 @@ def parametrize_with_checks(
         raise ValueError("a block has no small model: pass its `spec`")
     tests = [
         pytest.param(
-            _check(prop, models),
+            _check(prop, subjects),
             id=prop.name,
             marks=[pytest.mark.xfail(reason=xfail[prop.name], strict=True, raises=AssertionError)]
             if prop.name in xfail
             else [],
         )
         for prop in properties_of(available).chosen((), level)
+        if prop.of == of
     ]
     return pytest.mark.parametrize("check", tests)
 
 
-def _check(prop: Property, models: Callable[[], Mapping[str, ModelUnderTest]]) -> Check:
-    """Measure a property on all models; the test is skipped if it applies to none."""
+def _check(prop: Property, subjects: Callable[[], Mapping[str, Subject]]) -> Check:
+    """Measure a property on all models or runs; the test is skipped if it applies to none."""
 
     def check() -> None:
         import pytest
 
         __tracebackhide__ = True  # pytest then shows the author's test alone
-        results = {name: next(outcomes(subject, [prop])) for name, subject in models().items()}
+        results = {name: next(outcomes(subject, [prop])) for name, subject in subjects().items()}
         broken = [f"in {name}: {o.fault}" for name, o in results.items() if o.status == "failed"]
         if broken:
             raise AssertionError("\n".join(broken))

@@ -142,7 +142,7 @@ def test_components_are_checked_without_fields(kind: str | None, plugin: str | N
 
 def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None:
     text = run("check", "--kind", "linear", "--only", "forward", stderr=True)
-    assert "warning: block `linear`, schedule kind `linear` have no small model" in text
+    assert "warning: block `linear` has no small model" in text
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,8 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
             "block `encoder` has no small model\n   = help: check a spec that has it: `tfkit check albert_base`",
         ),
         (1, "--kind pooler", "check a spec that has it; `tfkit components block` shows its fields"),
-        (1, "--kind adamw", "it is part of a run, not of a model; `tfkit components optimizer` shows its fields"),
+        (1, "--kind characters", "it is part of a run, not of a model; `tfkit components tokenizer` shows its fields"),
+        (1, "tiny.yaml --only schedule", "`schedule` is a property of a run\n   = help: check a run: tfkit check RUN"),
         (1, "--plugin nothing", "there is no plugin `nothing`"),
     ],
 )

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import tfkit
-from tfkit.run.checked_run import load_run
+import tfkit.testing
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.contract import Batch, Ids, Ratio
+from tfkit.run.guarded_data import _GuardedExamples
+from tfkit.run.kinds.callbacks import Ema, Spikes
+from tfkit.run.kinds.metrics import CrossEntropyConfig, ExactMatch
+from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig
+from tfkit.run.kinds.schedules import WSDConfig
 from tfkit.run.read_run import shipped_runs
+from tfkit.run.run_spec import RunSpec
+from tfkit.run.training import loop, order
+from tfkit.run.training.evaluate import evaluate, tensors
+from tfkit.run.training.optimizer import groups_of
 from tfkit.tools.check.check import outcomes
 from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.properties.all import PROPERTIES
+from tfkit.tools.check.properties.of_runs import optimizer
 from tfkit.tools.check.run_under_test import RunUnderTest, reduced_run
 from tfkit.tools.cost.of_run import flops_of_step
 
 from ...run.training.runs import WITH_MIXERS
+from ...sampling import chosen, some
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 RUN: Mapping[str, Any] = {
@@ -45,14 +61,12 @@ RUN: Mapping[str, Any] = {
     "schedule": {"kind": "wsd", "warmup": 5, "decay": 10},
     "eval": {"every": 2, "splits": {"val": "all"}, "metrics": ["loss", "exact_match"]},
 }
-MUON = {"kind": "muon", "lr": 0.02, "others": {"kind": "adamw", "lr": 3e-3}}
-OF_STEPS = "steps sums noise clipping schedule rates groups decay optimizer examples passes".split()  # noqa: SIM905
+MUON = "optimizer={kind: muon, lr: 0.02, nesterov: false, scale: match_rms_adamw, others: {kind: adamw, lr: 3e-3}}"
+OF_STEPS = "steps sums loss noise clipping schedule rates groups decay optimizer examples passes".split()  # noqa: SIM905
 
 
-@cache
-def subject(**changes: str) -> RunUnderTest:
-    """The run, with values of other keys."""
-    sets = [f"{key.replace('__', '.')}={value}" for key, value in changes.items()]
+def subject(*sets: str) -> RunUnderTest:
+    """The run, with other values."""
     return reduced_run(load_run(RUN, PLUGINS, sets=sets), PLUGINS)
 
 
@@ -79,3 +93,220 @@ def test_records_of_a_correct_run() -> None:
 def test_shipped_runs(name: str) -> None:
     checked = reduced_run(load_run(name, WITH_MIXERS, count=flops_of_step), WITH_MIXERS)
     assert {name: result.fault for name, result in measured(checked).items() if result.status == "failed"} == {}
+
+
+# ---- planted bugs ----
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A replaced attribute, and the property that must see it."""
+
+    words: str
+    red: str
+    owner: Any
+    name: str
+    instead: Any
+    sets: tuple[str, ...] = field(default=())
+
+
+def _clip(parameters: Any, limit: float) -> torch.Tensor:
+    return CLIP(list(parameters)[:2], limit)
+
+
+def _with_equal_dropout(*args: Any) -> Any:
+    torch.manual_seed(0)
+    return TENSORS(*args)
+
+
+def _in_eval_mode(model: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
+    numbers = EVALUATE(model, *args, **options)
+    model.eval()
+    return numbers
+
+
+def _nudged(self: Ema, training: Any, numbers: Any) -> None:
+    with torch.no_grad():
+        next(training.model.parameters()).add_(1e-3)
+
+
+def _of_all(self: ExactMatch, values: torch.Tensor, targets: torch.Tensor) -> Ratio:
+    return Ratio(int((values | (targets == -100)).all(-1).sum()), len(targets))
+
+
+def _of_company(self: Any, indices: Ids) -> Batch:
+    batch = BATCH(self, indices)
+    return replace(batch, inputs={name: (ids + len(indices)) % 12 for name, ids in batch.inputs.items()})
+
+
+def _without_clip(self: RunSpec) -> Mapping[str, Any]:
+    return {name: value for name, value in MATERIAL(self).items() if name != "clip"}
+
+
+def _muon(**update: Any) -> Callable[..., torch.optim.Optimizer]:
+    return lambda self, groups: MUON_BUILD(self.model_copy(update=update), groups)
+
+
+def _adamw(**update: Any) -> Callable[..., torch.optim.Optimizer]:
+    return lambda self, groups: ADAMW_BUILD(self.model_copy(update=update), groups)
+
+
+CLIP, TENSORS, EVALUATE, BATCH = torch.nn.utils.clip_grad_norm_, tensors, evaluate, _GuardedExamples.batch
+MUON_BUILD, ADAMW_BUILD, LOSS_BUILD = MuonConfig.build, AdamWConfig.build, CrossEntropyConfig.build
+MATERIAL, PLAIN = RunSpec.material, CrossEntropyConfig()
+WSD, FACTOR, SHUFFLED, ROWS = WSDConfig.factor, Run.factor, order._shuffled, Batch.rows
+SMOOTH = ("loss={kind: cross_entropy, label_smoothing: 0.1}",)
+BUGS = [
+    Bug("only the first weights are clipped", "clipping", torch.nn.utils, "clip_grad_norm_", _clip),
+    Bug(
+        "a clip below 1 is taken as 1",
+        "clipping",
+        torch.nn.utils,
+        "clip_grad_norm_",
+        lambda parameters, limit: CLIP(parameters, max(limit, 1.0)),
+    ),
+    Bug("passes are equal", "passes", order, "_shuffled", lambda seed, _, examples: SHUFFLED(seed, 0, examples)),
+    Bug(
+        "the first rule applies",
+        "groups",
+        optimizer,
+        "groups_of",
+        lambda model, config: groups_of(model, config.model_copy(update={"groups": config.groups[::-1]})),
+    ),
+    Bug("micro-batches have equal dropout", "noise", loop, "tensors", _with_equal_dropout),
+    Bug(
+        "the decay begins a step late",
+        "schedule",
+        WSDConfig,
+        "factor",
+        lambda self, step, steps: WSD(self, step - (step > steps - 10), steps),
+    ),
+    Bug("rates are a step late", "rates", Run, "factor", lambda self, n: FACTOR(self, max(n - 1, 1))),
+    Bug("Muon ignores its scale", "optimizer", MuonConfig, "build", _muon(scale="original"), (MUON,)),
+    Bug("Muon ignores Nesterov", "optimizer", MuonConfig, "build", _muon(nesterov=True), (MUON,)),
+    Bug("Muon ignores an option", "options", MuonConfig, "build", _muon(nesterov=False), (MUON,)),
+    Bug("betas are exchanged", "optimizer", AdamWConfig, "build", _adamw(betas=(0.999, 0.9))),
+    Bug("smoothing is ignored", "loss", CrossEntropyConfig, "build", lambda _, model: LOSS_BUILD(PLAIN, model), SMOOTH),
+    Bug("a loss ignores options", "options", CrossEntropyConfig, "build", lambda _, m: LOSS_BUILD(PLAIN, m), SMOOTH),
+    Bug(
+        "micro-batches leave a row out",
+        "sums",
+        Batch,
+        "rows",
+        lambda self, start, end: ROWS(self, start, max(end - (start > 0), start + 1)),
+    ),
+    Bug("the state of spikes is a loss short", "resume", Spikes, "state", lambda self: {"losses": [*self._losses][1:]}),
+    Bug("the clip is immaterial", "digest", RunSpec, "material", _without_clip),
+    Bug("an example without an answer is right", "metrics", ExactMatch, "sums", _of_all),
+    Bug("an evaluation ends train mode", "evaluation", loop, "evaluate", _in_eval_mode),
+    Bug("a callback changes a weight", "callbacks", Ema, "on_step", _nudged),
+    Bug("an example depends on its batch", "examples", _GuardedExamples, "batch", _of_company),
+    Bug("no weight moves", "steps", torch.optim.AdamW, "step", lambda self: None),
+]
+
+
+QUICK = (
+    "only the first weights are clipped",
+    "passes are equal",
+    "the decay begins a step late",
+    "betas are exchanged",
+)
+
+
+@pytest.mark.parametrize("bug", chosen(BUGS, [bug for bug in BUGS if bug.words in QUICK]), ids=lambda bug: bug.words)
+def test_the_property_breaks(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bug.owner, bug.name, bug.instead)
+    result = measured(subject(*bug.sets), bug.red)[bug.red]
+    assert result.status == "failed", "no property sees it"
+    assert result.detail
+
+
+def test_each_property_sees_a_bug() -> None:
+    """`decay` has the tests below."""
+    assert {prop.name for prop in PROPERTIES if prop.of == "run"} == {*(bug.red for bug in BUGS), "decay"}
+
+
+SIGNED = '''
+"""Steps along the sign of the gradient."""
+
+from typing import Any, Literal
+
+import torch
+
+import tfkit
+import tfkit.testing
+
+
+class Signed(torch.optim.Optimizer):
+    def __init__(self, groups, lr, weight_decay):
+        super().__init__(groups, {"lr": lr})
+        self.weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.mul_(1 - DECAY)
+                weight.sub_(group["lr"] * weight.grad.sign())
+
+
+class SignedConfig(tfkit.OptimizerConfig):
+    """Steps along the sign of the gradient."""
+
+    kind: Literal["signed"] = "signed"
+
+    def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return Signed(groups, self.lr, self.weight_decay)
+
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(SignedConfig)
+'''
+
+
+@pytest.mark.parametrize(
+    ("decay", "words"),
+    some(
+        [
+            ("group['weight_decay']", "`weight_decay` 0.1 at the learning rate 0.01 must shrink"),
+            ("group['lr'] * group['weight_decay']", ""),
+            ("group['lr'] * self.weight_decay", "decays, although its group has `weight_decay: 0`"),
+            ("0", "does not decay: `weight_decay` of its group has no effect"),
+            ("group['lr'] ** 2 * group['weight_decay']", "in a step, or act as 0.1 times the weight in its gradient"),
+        ],
+        2,
+    ),
+)
+def test_the_decay_of_a_plugin(decay: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "signed.py").write_text(SIGNED.replace("DECAY", decay), encoding="utf-8")
+    plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
+    run = load_run({**RUN, "optimizer": {"kind": "signed", "lr": 0.01, "weight_decay": 0.1}}, plugins)
+    faults = broken(reduced_run(run, plugins), "groups", "decay")
+    assert faults.keys() == ({"decay"} if words else set())
+    assert words in faults.get("decay", "")
+    assert faults.get("decay", "optimizer kind `signed`").startswith("optimizer kind `signed`")
+
+
+def signed_steps(config: Any, weight: Any, gradients: Any, rates: Any, decay: float) -> Any:
+    """The formula of the plugin."""
+    for gradient, rate in zip(gradients, rates, strict=True):
+        weight = (1 - rate * decay) * weight - rate * np.sign(gradient)
+    return weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decay", ["group['lr'] * group['weight_decay']", "group['lr'] * group['weight_decay'] / 2"])
+def test_a_kind_of_a_plugin_in_the_kit(decay: str, tmp_path: Path) -> None:
+    (tmp_path / "signed.py").write_text(SIGNED.replace("DECAY", decay), encoding="utf-8")
+    plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
+    config = plugins.registry.kinds("optimizer")["signed"].config
+    mark: Any = tfkit.testing.parametrize_with_checks(config, plugins=plugins, reference=signed_steps)
+    checks = {case.id: case.values[0] for case in mark.args[1]}
+    assert checks.keys() == {prop.name for prop in PROPERTIES if prop.of == "run"}
+    if decay.endswith("2"):
+        with pytest.raises(AssertionError, match=r"5 steps of .* differ from the formula"):
+            checks["optimizer"]()
+    else:
+        checks["optimizer"]()
+        checks["resume"]()

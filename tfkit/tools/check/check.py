@@ -25,6 +25,7 @@ from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.run_under_test import RunUnderTest, reduced_run
+from tfkit.tools.check.small_run import RUN_SLOTS, runs_of
 
 ORDER = ("failed", "ok", "not run", "does not apply")
 """Results of one property for several models: the first of these that any model has."""
@@ -128,7 +129,7 @@ class Work:
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
         """Return the models around each component of that kind, or of that plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
-        unsupported = [item for item in configs if item.slot not in SLOTS]
+        unsupported = [item for item in configs if item.slot not in (*SLOTS, *RUN_SLOTS)]
         if unsupported:
             names = listing(f"{kind_of(item)} `{item.kind_name()}`" for item in unsupported)
             message = f"{names} {'has' if len(unsupported) == 1 else 'have'} no small model"
@@ -136,12 +137,16 @@ class Work:
             if len(unsupported) == len(configs):
                 raise SpecError(error)
             self.faults += (error,)
-        return [item for config in configs if config.slot in SLOTS for item in self._of_component(config)]
+        return [item for config in configs if config not in unsupported for item in self._of_component(config)]
 
     def _of_component(self, config: type[Component]) -> list[tuple[Subject, str]]:
-        """Return the models around a component, for every pair of its options."""
-        within = LAYOUTS if config.slot != "init" else LAYOUTS[:1]
-        subjects = models_of(config, self.plugins, options=options_of(config), within=within, seed=self.seed)
+        """Return the models or runs around a component, for every pair of its options."""
+        subjects: Mapping[str, Subject]
+        if config.slot in RUN_SLOTS:
+            subjects = runs_of(config, self.plugins, options=options_of(config), seed=self.seed)
+        else:
+            within = LAYOUTS if config.slot != "init" else LAYOUTS[:1]
+            subjects = models_of(config, self.plugins, options=options_of(config), within=within, seed=self.seed)
         name = f"{kind_of(config)} `{config.kind_name()}`"
         return [(subject, f"{name} in {words}") for words, subject in subjects.items()]
 

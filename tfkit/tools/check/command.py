@@ -1,4 +1,4 @@
-"""Prove a model, a run or a component: what tfkit guarantees, measured."""
+"""Prove a model, a run or a component: its guarantees, measured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     norms too. --whole takes it as it is; --weights, or a folder with weights, too,
     and leaves out what is said of new models. --kind and --plugin check
     components, each in an encoder, a decoder and a decoder with a memory, for
-    every pair of options.
+    every pair of options; kinds of a run in a small run.
 
     A RUN has two tables: of its model, and of its training step, measured in a
     reduced run: the reduced model, six steps of four short sequences.

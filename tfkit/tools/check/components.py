@@ -38,17 +38,19 @@ SLOTS = (
 )
 """The slots of components that have a small model."""
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
-SMALL |= {"n_experts_per_token": 2}
+SMALL |= {"n_experts_per_token": 2, "lr": 1e-2, "every": 2}
 """The values of required fields of these names."""
 LISTS: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 }
 LISTS |= {"expression": {"where": "(q - k) % 3 != 1 or k < 2"}}
-"""The further values of kinds that need lists, or text."""
+LISTS |= {"muon": {"others": {"kind": "adamw", "lr": 3e-3}}, "samples": {"prompt": "1", "tokens": 4}}
+LISTS |= {"stop_at": {"below": 0.0}, "text": {"files": "tinyshakespeare"}, "masked": {"of": {"kind": "copy"}}}
+"""The further values of kinds that need lists, text, a choice or other kinds."""
 NUMBER = 4
 """The value of the remaining required integers."""
 APART = {"field": "a config.json"}
-APART |= dict.fromkeys("callback data loss metric optimizer schedule tokenizer tracker".split(), "a run")  # noqa: SIM905
+APART |= dict.fromkeys(("tokenizer", "tracker"), "a run")
 """The slots whose components are not part of a model, and where they belong."""
 
 Row = dict[str, Any]
@@ -94,10 +96,13 @@ def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
 
 
 def required_values(config: type[Config]) -> dict[str, Any]:
-    """Return values of the required fields that are numbers, words of `SMALL`, or configs without a kind."""
+    """Return values of the required fields that are numbers, words of `SMALL`, or configs without a kind.
+
+    An interval `every` is short even if it is not required: what a kind does rarely would not be seen.
+    """
     required: dict[str, Any] = {}
     for name, info in config.model_fields.items():
-        if not info.is_required() or marker(info, SharedMarker) is not None:
+        if (not info.is_required() and name != "every") or marker(info, SharedMarker) is not None:
             continue
         nested: Any = info.annotation if isinstance(info.annotation, type) else object
         if name in SMALL or nested is int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,13 +16,14 @@ from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
 from tfkit.checkpoint.selection import matches_any
-from tfkit.errors import SpecError
+from tfkit.component import Component
+from tfkit.errors import Invalid, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
 from tfkit.reference.training import OF_RUNS
 from tfkit.run.checked_run import Run, check_run
-from tfkit.run.contract import Batch, Callback, Data, Examples, Ids, Order, Training
+from tfkit.run.contract import Batch, Callback, CallbackConfig, Data, Examples, Ids, Order, Training
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.run_spec import ENDS, EvalConfig, RunSpec, SavingConfig, SplitConfig
 from tfkit.run.training.checkpoint import Checkpoint, Restored
@@ -30,6 +32,7 @@ from tfkit.run.training.processes import Processes
 from tfkit.run.training.start import freeze
 from tfkit.spec.messages import fault_in
 from tfkit.spec.provenance import Provenance
+from tfkit.tools.check.components import required_values
 from tfkit.tools.check.measure import Tested
 from tfkit.tools.check.model_under_test import (
     FieldPath,
@@ -86,6 +89,24 @@ class RunUnderTest:
     def of_model(self) -> ModelUnderTest:
         """The model of the reduced run."""
         return ModelUnderTest(self.run.graph, self.plugins, self.seed)
+
+    def small_configs(self, slot: str) -> Iterator[Component]:
+        """Yield a config of each kind of a slot that needs no field other than small numbers."""
+        for registered in self.plugins.registry.kinds(slot).values():
+            with suppress(ValueError, Invalid):
+                yield registered.config.model_validate(required_values(registered.config))
+
+    @cached_property
+    def callbacks(self) -> tuple[CallbackConfig, ...]:
+        """The callbacks of the run, and one of each other kind that can be built and started without fields."""
+        configs = [*self.run.config.callbacks]
+        kinds = {config.kind_name() for config in configs}
+        for config in self.small_configs("callback"):
+            if config.kind_name() not in kinds and isinstance(config, CallbackConfig):
+                with suppress(SpecError):
+                    train(self.changed({("callbacks",): (config,)}), until=2)
+                    configs.append(config)
+        return tuple(configs)
 
     def changed(
         self,

@@ -37,7 +37,7 @@ PROPERTIES: tuple[Property, ...] = (
     *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
     *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
     *(forms.scripted, forms.captured, forms.exported, forms.ejected),
-    *(step.steps, step.sums, step.noise, step.clipping),
+    *(step.steps, step.sums, step.loss, step.noise, step.clipping),
     *(schedule.schedule, schedule.rates, optimizer.groups, optimizer.decay, optimizer.formula),
     *(options.options, data.examples, data.passes, data.metrics),
     *(record.evaluation, record.callbacks, record.resume, record.digest),

@@ -9,15 +9,13 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from tfkit.component import Component
-from tfkit.errors import Invalid, SpecError
+from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import IGNORED, Batch, Ids, MetricConfig, Order
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.memory import MicroBatch
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.components import required_values
 from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.check.properties.of_runs.options import arrays
 from tfkit.tools.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train
@@ -41,7 +39,7 @@ def examples(subject: RunUnderTest) -> Iterator[Deviation]:
         together, backwards = listed.batch(numbers), listed.batch(numbers[::-1].copy())
         repeated = again.examples(split, config.data.order).batch(numbers)
         longest = max(ids.shape[1] for ids in together.inputs.values() if ids.ndim > 1)
-        if longest > data.length:
+        if longest > data.length and split in ("train", *(config.eval.splits if config.eval else ())):
             detail = f"examples of `{split}` have {longest} positions, more than the `length` {data.length} of the data"
             yield Deviation.fault(detail, where)
         for number in range(len(numbers)):
@@ -126,7 +124,7 @@ def metrics(subject: RunUnderTest) -> Iterator[Deviation]:
     kinds = {metric.kind_name() for metric in listed_metrics}
     for metric in (
         *listed_metrics,
-        *(item for item in small_configs(subject, "metric") if item.kind_name() not in kinds),
+        *(item for item in subject.small_configs("metric") if item.kind_name() not in kinds),
     ):
         assert isinstance(metric, MetricConfig)
         try:
@@ -168,13 +166,3 @@ def _equal_numbers(got: dict[str, float], expected: dict[str, float], how: str, 
     for name, number in expected.items():
         error = abs(got[name] - number) / max(1.0, abs(number))
         yield Deviation(error, f"`{name}` is {got[name]:.6g} {how}, and {number:.6g} without", where=where)
-
-
-def small_configs(subject: RunUnderTest, slot: str) -> Iterator[Component]:
-    """Yield a config of each kind of a slot that needs no field other than small numbers."""
-    for registered in subject.plugins.registry.kinds(slot).values():
-        fields = required_values(registered.config) | {
-            name: 2 for name in registered.config.model_fields if name == "every"
-        }
-        with suppress(ValueError, Invalid):
-            yield registered.config.model_validate(fields)

@@ -37,14 +37,14 @@ def groups(subject: RunUnderTest) -> Iterator[Deviation]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             settings.setdefault(names[parameter], []).append((group["lr"], group["weight_decay"]))
-    for name, expected in _settings(model, config).items():
+    for name, expected in settings_of(model, config).items():
         if settings.get(name) != [expected]:
             got = " and ".join("lr {:g}, weight_decay {:g}".format(*pair) for pair in settings.get(name, [])) or "none"
             setting = "lr {:g}, weight_decay {:g}".format(*expected)
             yield Deviation.fault(f"`{name}` must be in one group with {setting}; got {got}", _about(config))
-    for name in settings.keys() - _settings(model, config).keys():
+    for name in settings.keys() - settings_of(model, config).keys():
         yield Deviation.fault(f"`{name}` is frozen, but in a group of the optimizer", _about(config))
-    for name, moved in displacements(subject, config, (0.0,)).items():
+    for name, moved in displacements(subject, _without_decay(config), (0.0,)).items():
         detail = f"`{name}` moves by {{:.1e}} at the learning rate 0: the optimizer must use `lr` of its group"
         yield _size(moved, detail, 0.0, config)
 
@@ -56,7 +56,7 @@ def decay(subject: RunUnderTest) -> Iterator[Deviation]:
     Without a reference, decay must shrink a weight by decay times rate, or act as decay times weight in the gradient.
     """
     config, model = _tested(subject), subject.new_model()
-    settings, before = _settings(model, config), dict(model.named_parameters())
+    settings, before = settings_of(model, config), dict(model.named_parameters())
     step = partial(displacements, subject, factors=(1.0,))
     decayed, plain = step(config), step(_without_decay(config))
     in_gradient = step(_without_decay(config), further={n: d * before[n].detach() for n, (_, d) in settings.items()})
@@ -90,7 +90,7 @@ def formula(subject: RunUnderTest) -> Iterator[Deviation]:
     missing = [of.kind_name() for of in (config, config.rest) if of is not None and of.kind_name() not in functions]
     require(not missing, f"the reference has no optimizer `{missing[0] if missing else ''}`")
     moved = displacements(subject, config, FACTORS)
-    for name, (rate, weight_decay) in _settings(model, config).items():
+    for name, (rate, weight_decay) in settings_of(model, config).items():
         parameter, of = model.get_parameter(name).detach(), _kind(model, config, name)
         gradients = [_gradient(subject, name, parameter, step) for step in range(len(FACTORS))]
         alone = of is config and config.rest is not None
@@ -150,7 +150,7 @@ def _trained(model: fx.GraphModule) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _settings(model: fx.GraphModule, config: OptimizerConfig) -> dict[str, tuple[float, float]]:
+def settings_of(model: fx.GraphModule, config: OptimizerConfig) -> dict[str, tuple[float, float]]:
     """Return the learning rate and the decay of each weight that is trained: the last rule that sets one applies."""
     settings = {}
     for name in _trained(model):

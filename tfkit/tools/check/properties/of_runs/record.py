@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import CallbackConfig
 from tfkit.run.run_meaning import LABELS
 from tfkit.run.training.checkpoint import Restored
 from tfkit.tools.check.measure import Deviation, difference, property_of
 from tfkit.tools.check.model_under_test import FieldPath, leaves, with_values
-from tfkit.tools.check.properties.of_runs.data import small_configs
 from tfkit.tools.check.properties.of_runs.options import other_values
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.check.properties.values import other_numbers
 from tfkit.tools.check.run_under_test import RunUnderTest, Tensors, TrainedSteps, train
 
+T = TypeVar("T")
 TRAINED = 3
 """Steps that show whether a value changes the numbers of a run."""
 
@@ -35,22 +35,10 @@ def evaluation(subject: RunUnderTest) -> Iterator[Deviation]:
 def callbacks(subject: RunUnderTest) -> Iterator[Deviation]:
     """Callbacks change no bit of a weight, unless they reject updates; all that need no field are tried."""
     plain = train(subject.changed({("callbacks",): ()}))
-    for config in _callbacks(subject):
+    for config in subject.callbacks:
         observed = train(subject.changed({("callbacks",): (config,)}))
         if not observed.numbers("rejected"):
             yield from _equal_weights(observed, plain, f"the callback `{config.kind_name()}`")
-
-
-def _callbacks(subject: RunUnderTest) -> list[CallbackConfig]:
-    """Return the callbacks of the run, and one of each other kind that can be built and started without fields."""
-    configs = [*subject.run.config.callbacks]
-    kinds = {config.kind_name() for config in configs}
-    for config in small_configs(subject, "callback"):
-        if config.kind_name() not in kinds and isinstance(config, CallbackConfig):
-            with suppress(SpecError):
-                train(subject.changed({("callbacks",): (config,)}), until=2)
-                configs.append(config)
-    return configs
 
 
 def _equal_weights(steps: TrainedSteps, expected: TrainedSteps, cause: str) -> Iterator[Deviation]:
@@ -63,7 +51,7 @@ def _equal_weights(steps: TrainedSteps, expected: TrainedSteps, cause: str) -> I
 @property_of("resume", "resumes with equal bits after any step", of="run", follows=("evaluation",))
 def resume(subject: RunUnderTest) -> Iterator[Deviation]:
     """From the checkpoint of each step: weights, states of the optimizer and of callbacks, numbers and texts."""
-    run = subject.changed({("callbacks",): tuple(_callbacks(subject))})
+    run = subject.changed({("callbacks",): subject.callbacks})
     full = train(run)
     last = full.notes.checkpoints[-1]
     for checkpoint, position in zip(full.notes.checkpoints[:-1], full.notes.positions, strict=False):
@@ -100,20 +88,23 @@ def digest(subject: RunUnderTest) -> Iterator[Deviation]:
     base = subject.changed({}, graph=graph)
     expected = train(base, until=TRAINED)
     for path, alternatives in _all_values(subject):
-        for other in alternatives:
-            with suppress(SpecError, ValueError, Invalid):
-                changed = subject.changed({path: other}, graph=graph)
-                if changed.digest == base.digest:
-                    yield from _same_numbers(changed, expected, f"a different `{'.'.join(path)}`", path[0])
-                break
+        changed = _first_valid(partial(subject.changed, {path: other}, graph=graph) for other in alternatives)
+        if changed is not None and changed.digest == base.digest:
+            yield from _same_numbers(changed, expected, f"a different `{'.'.join(path)}`", path[0])
     for path, value in leaves(base.graph.spec.model):
-        for other in other_numbers(value) if isinstance(value, int | float) and path[0] not in LABELS else ():
-            with suppress(SpecError, ValueError):
-                model = with_values(base.meaning.model, {path: other})
-                if replace(base.meaning, model=model).digest == base.digest:
-                    yield Deviation.fault(f"a different `model.{'.'.join(path)}` does not change the digest")
-                break
+        numbers = other_numbers(value) if isinstance(value, int | float) and path[0] not in LABELS else ()
+        model = _first_valid(partial(with_values, base.meaning.model, {path: other}) for other in numbers)
+        if model is not None and replace(base.meaning, model=model).digest == base.digest:
+            yield Deviation.fault(f"a different `model.{'.'.join(path)}` does not change the digest")
     yield Deviation(0.0, "")
+
+
+def _first_valid(builds: Iterable[Callable[[], T]]) -> T | None:
+    """Return the first config or run that is valid; None if none is."""
+    for build in builds:
+        with suppress(SpecError, ValueError, Invalid):
+            return build()
+    return None
 
 
 def _all_values(subject: RunUnderTest) -> Iterator[tuple[FieldPath, list[Any]]]:

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from tfkit.building.builder import build
 from tfkit.run.contract import IGNORED, Batch, Ids
+from tfkit.run.training.evaluate import tensors
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.model_under_test import FieldPath, leaves
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.check.run_under_test import SEQUENCES, Half, RunUnderTest, Tensors, TrainedSteps, train
+from tfkit.tools.common.model_inputs import as_tensors
 
 IN_ORDER: Mapping[FieldPath, Any] = {
     ("data", "order"): "sequential",
@@ -89,6 +92,29 @@ def _equal_steps(full: TrainedSteps, loss: float, gradients: Tensors, how: str) 
     for name, gradient in full.gradients[0].items():
         error = float((gradients[name] - gradient).abs().max()) / largest
         yield Deviation(error, f"the gradient of `{name}` differs by {error:.1e} in {how}")
+
+
+@property_of("loss", "has the loss of its formula", of="run", follows=("sums",))
+def loss(subject: RunUnderTest) -> Iterator[Deviation]:
+    """The loss of a step equals the formula of its kind, from the logits of the model."""
+    config = subject.run.config.loss
+    formula = subject.functions["loss"].get(config.kind_name())
+    require(formula, f"the reference has no loss `{config.kind_name()}`")
+    graph = subject.of_model.changed(without_dropout(subject.of_model))
+    run = subject.changed(IN_ORDER, graph=graph, change=_ragged)
+    (got,) = train(run, until=1).numbers("loss")
+    batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
+    model = build(graph, seed=run.config.seed).eval()
+    with torch.no_grad():
+        outputs = as_tensors(model(**tensors(batch, model, torch.device("cpu"), config)[0]))
+    by_name, expected = dict(zip(graph.outputs, outputs, strict=True)), 0.0
+    for name, targets in batch.targets_of(config.terms).items():
+        logits = by_name[name or graph.outputs[0]].flatten(0, -2).double().numpy()
+        total = formula(config, logits, targets.reshape(-1)) if formula is not None else 0.0
+        weight = config.terms[name].weight if name else 1.0
+        expected += weight * total / max(int((targets != IGNORED).sum()), 1)
+    error = abs(got - expected) / max(1.0, abs(expected))
+    yield Deviation(error, f"the loss of the first step is {got:.7g}; expected {expected:.7g}")
 
 
 @property_of("noise", "drops anew in each part of a step", of="run")

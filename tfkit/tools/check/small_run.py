@@ -1,0 +1,69 @@
+"""The runs in which a kind of a run's slot is checked: its optimizer, schedule, loss, data, metrics or callbacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfkit.component import Component
+from tfkit.errors import SpecError
+from tfkit.plugin.manager import Plugins
+from tfkit.run.checked_run import load_run
+from tfkit.tools.check.components import LISTS, all_pairs, required_values
+from tfkit.tools.check.run_under_test import LENGTH, RunUnderTest, reduced_run
+from tfkit.tools.cost.of_run import flops_of_step
+
+RUN_SLOTS = ("callback", "data", "loss", "metric", "optimizer", "schedule")
+"""The slots of a run whose kinds have a small run."""
+
+
+def small_run(slot: str, part: Mapping[str, Any], length: int | None = None) -> dict[str, Any]:
+    """Return a small run with a component, given as its mapping, in its slot; a data kind needs a single input."""
+    stack = {"block": "decoder", "n_layers": 1, "attention": {"kind": "mha", "n_heads": 2, "position": "rope"}}
+    stack["ffn"] = {"kind": "gelu", "d_ff": 24}
+    model = {"vocab_size": "data.vocab_size", "d_model": 16, "dropout": 0.1}
+    run: dict[str, Any] = {"tfkit": 1, "name": "small", "steps": 20}
+    run["model"] = {**model, "graph": {"embedding": "embedding", "decoder": stack, "logits": "lm_head"}}
+    run |= {"data": {"kind": "addition", "digits": 2}, "batch": {"sequences": 4}}
+    run["optimizer"] = {"kind": "adamw", "lr": 1e-2, "weight_decay": 0.1}
+    if slot == "metric":
+        run["eval"] = {"every": 10, "splits": {"val": 1}, "metrics": [part]}
+    elif slot == "callback":
+        run["callbacks"] = [part]
+    else:
+        run[slot] = part
+    if length is not None:
+        run["batch"]["length"] = length
+    return run
+
+
+def runs_of(
+    config: type[Component],
+    plugins: Plugins,
+    *,
+    options: Mapping[str, Sequence[Any]],
+    fields: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    reference: Callable[..., Any] | None = None,
+) -> dict[str, RunUnderTest]:
+    """Return the runs around a component, by their descriptions, with all pairs of option values.
+
+    Combinations of options that the component rejects are left out. Raises SpecError if no run is left.
+    """
+    runs: dict[str, RunUnderTest] = {}
+    kind, rejected = config.kind_name(), list[SpecError]()
+    kinds = None if reference is None else {config.slot: {kind: reference}}
+    for row in all_pairs(options) or [{}]:
+        part = {"kind": kind, **required_values(config), **LISTS.get(kind, {}), **(fields or {}), **row}
+        words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
+        for length in (None, LENGTH) if config.slot == "data" else (None,):
+            try:
+                run = load_run(small_run(config.slot, part, length), plugins, count=flops_of_step)
+            except SpecError as error:  # about the length, or about the component
+                rejected.append(error)
+            else:
+                runs[f"a small run{words}"] = reduced_run(run, plugins, seed, kinds)
+    if not runs:
+        raise next((error for error in rejected if "`length`" not in str(error)), rejected[0])
+    return runs
