@@ -16,7 +16,7 @@ import tfkit
 from tfkit.component import AttentionBackend, MaskConfig
 from tfkit.components.attention_core import Eager, ScaledDotProduct, SinkDotProduct, SinkSoftmax
 from tfkit.components.context import AttentionContext, ContextKey
-from tfkit.components.flex import FlexAttention, flex_mask
+from tfkit.components.flex import FlexAttention, flex_mask, readable
 
 from .attentions import BACKENDS, cores, spec
 
@@ -130,6 +130,19 @@ def test_a_block_is_skipped_if_nothing_in_it_is_read(
     blocks = flex_mask(x, padding, prefix, left=left, right=right, slopes=None).blocks
     assert blocks is not None
     assert torch.equal(blocks.to_dense().bool(), pairs)
+
+
+@pytest.mark.parametrize(("left", "right"), [(None, 0), (2, 0), (3, 2), (None, None)])
+def test_the_rule_of_the_kernel_grants_the_pairs_of_the_mask(left: int | None, right: int | None) -> None:
+    t, x = 9, torch.zeros(3, 9, 4)
+    b, q, k = torch.meshgrid(torch.arange(3), torch.arange(t), torch.arange(t), indexing="ij")
+    for padding, prefix in product((None, torch.arange(t) >= torch.tensor([[0], [4], [9]])), (None, [5, 3, 0])):
+        lengths = None if prefix is None else torch.tensor(prefix)
+        key = ContextKey(MaskConfig(left=left, right=right), prefix is not None, flag=False)
+        dense = AttentionContext(key, rotary=None, position=None, slopes=None)(x, padding, lengths).mask
+        expected = torch.ones(()) if dense is None else dense[:, 0] == 0
+        rule = readable(padding, lengths, left=left, right=right)
+        assert torch.equal(rule(b, b, q, k), expected.bool().expand(3, t, t))
 
 
 @pytest.mark.parametrize(

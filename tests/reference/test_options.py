@@ -198,6 +198,13 @@ def test_every_distance_has_its_bucket(sizes: str, block: str) -> None:
     check_agreement(graph, example_inputs(graph, batch=1, length=140))
 
 
+def test_far_positions_are_exact() -> None:
+    """Above 256, not every position is a number of bfloat16."""
+    layers = {"block": "decoder", "n_layers": 1, "ffn": FFN, **heads("position: rope")}
+    graph = load({"max_len": 300, "graph": {"embedding": {"block": "embedding"}, "stack": layers}})
+    check_agreement(graph, example_inputs(graph, batch=1, length=270))
+
+
 def test_a_query_without_a_key_reads_zeros() -> None:
     graph = load(yaml.safe_load(GRAPHS["joined values, memories, further tables"]))
     inputs = example_inputs(graph, length=9, padding="right")

@@ -21,6 +21,8 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
                              the attention's projection of rows                     -> [h, q, k]
     rope_scaling             frequencies [i], theta, number of keys                 -> [i], factor of cos and sin
     block                    its wires by name, each a Value                        -> a Value
+                             if it compares rows: its wires by name, each a list
+                             with the Value of each row, and `row`, a number        -> the Value of this row
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def run(
         slot: {**BUILT_IN.get(slot, {}), **(kinds or {}).get(slot, {})} for slot in {*BUILT_IN, *(kinds or {})}
     }
     models = [Part(graph, weights, functions, fused=fused or {}) for _ in inputs[min(needed)]]
-    results = [computed(model, dict(_inputs(graph, inputs, row))) for row, model in enumerate(models)]
+    results = computed(models, [dict(_inputs(graph, inputs, row)) for row in range(len(models))])
     if unread := [name for name in weights if name not in models[0].read]:
         raise ValueError(f"the spec has no component for the weights {listing(unread)}")
     outputs = {name: np.stack([values[name].x for values in results]) for name in graph.outputs}

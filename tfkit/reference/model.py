@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -115,12 +115,23 @@ class Part:
         yield from (parts[name] for name in sizes)
 
 
-def computed(model: Part, values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Return the value of each node and of each input."""
-    for node in model.graph.nodes:
-        wires = {name: _wire(model, node, name, values) for name in node.wires}
-        values = {**values, node.name: model.at(node.name, node.config)(**wires)}
-    return values
+def computed(models: Sequence[Part], rows: Sequence[Mapping[str, Value]]) -> Sequence[Mapping[str, Value]]:
+    """Return the value of each node and of each input, for each row of the batch.
+
+    A block that compares rows takes each wire as a list, with the value of each row, and the number of its row.
+    """
+    for node in models[0].graph.nodes:
+        parts = [model.at(node.name, node.config) for model in models]
+        wires = [
+            {name: _wire(model, node, name, values) for name in node.wires}
+            for model, values in zip(models, rows, strict=True)
+        ]
+        if node.config.compares_rows:
+            batch = {name: [values[name] for values in wires] for name in node.wires}
+            wires = [{**batch, "row": row} for row in range(len(rows))]
+        outputs = [part(**values) for part, values in zip(parts, wires, strict=True)]
+        rows = [{**values, node.name: output} for values, output in zip(rows, outputs, strict=True)]
+    return rows
 
 
 def _wire(model: Part, node: Node, name: str, values: Mapping[str, Value]) -> Any:

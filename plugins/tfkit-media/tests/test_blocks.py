@@ -161,11 +161,11 @@ def test_a_tiny_vit_passes_all_checks() -> None:
     tfkit.testing.check_model("vit_base_16", plugins=PLUGINS)
 
 
-SLOW = ("dinov2_with_registers_base", "dinov3_vit_small_16", "siglip_vision_base_16")
+SLOW = ("siglip_base_16", "dinov2_with_registers_base", "dinov3_vit_small_16", "siglip_vision_base_16")
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_base_16", "whisper_tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
+    "name", ["vit_base_16", "whisper_tiny", "clip_base_32", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
 )
 def test_models_compute_what_the_reference_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", name, "--only", "meaning"]) == 0, capsys.readouterr()

@@ -125,3 +125,8 @@ def test_documents_are_compared_where_the_sequence_is_seen() -> None:
     graph = tfkit.loads(TEXT, sets=[ROPE.replace("LENGTH", "4")], plugins=PLUGINS)
     found = measured(ModelUnderTest(graph, PLUGINS), "documents")
     assert (found.status, found.component) == ("failed", "stack.layers.0.attention")
+
+
+def test_documents_of_a_decoder_attend_to_the_same_memory() -> None:
+    graph = reduced_model(tfkit.load("bart_base", plugins=PLUGINS), PLUGINS).graph
+    assert measured(ModelUnderTest(graph, PLUGINS), "documents").status == "ok"

@@ -1,11 +1,9 @@
-"""The blocks once more, in NumPy and without a line of their modules: functions for `tfkit.reference`.
-
-`contrast` is missing: it compares all rows of a batch, and the reference computes each row alone.
-"""
+"""The blocks once more, in NumPy and without a line of their modules: functions for `tfkit.reference`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +98,15 @@ def attention_pool(part: Part, *, input: Value) -> Value:
     return Value(y[0], np.asarray(input.tokens.any()))
 
 
+def contrast(part: Part, *, inputs: Sequence[Sequence[Value]], row: int) -> Value:
+    """Compare the image of a row with the texts of all rows: exp(log_scale) * cosine + bias. arXiv:2103.00020."""
+    image, texts = inputs[row][0], [text for _, text in inputs]
+    lengths = np.linalg.norm(image.x) * np.linalg.norm([text.x for text in texts], axis=1)
+    logits = np.exp(part.weight("log_scale")) * np.array([text.x @ image.x for text in texts]) / lengths
+    bias = 0 if part.config.bias is None else part.weight("bias")  # as in arXiv:2303.15343
+    return Value(logits + bias, image.tokens & np.all([text.tokens for text in texts]))
+
+
 def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     """Rotate pairs of a patch's channels by its row and its column in [-1, 1]. https://arxiv.org/abs/2508.10104."""
     config, y, d = part.config, x.copy(), x.shape[-1]
@@ -116,4 +123,5 @@ def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     return y
 
 
-BLOCKS = {function.__name__: function for function in (patches, conv_stem, token_pool, end_pool, attention_pool)}
+FUNCTIONS = (patches, conv_stem, token_pool, end_pool, attention_pool, contrast)
+BLOCKS = {function.__name__: function for function in FUNCTIONS}

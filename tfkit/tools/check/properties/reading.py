@@ -14,8 +14,9 @@ from tfkit.building.builder import evaluating, graph_of, inputs_of
 from tfkit.component import Component, InputPositionConfig, MaskConfig
 from tfkit.errors import listing
 from tfkit.graph.decode_split import computes_alone, returning
+from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_length
-from tfkit.graph.wiring import deaf_to_pairs
+from tfkit.graph.wiring import deaf_to_pairs, masks_of_pairs
 from tfkit.nn import StackedLinear
 from tfkit.nn.checked import of_length
 from tfkit.spec.messages import kind_of
@@ -238,11 +239,12 @@ def _back(rows: Tensor, rolled: Tensor) -> Pair | None:
 
 @property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
 def documents(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """With a mask of pairs, each of several documents in a row has the outputs that it has alone."""
-    deaf = deaf_to_pairs(subject.graph)
-    require(deaf is None, f"`{deaf}` takes no mask of pairs")
-    (name, *rest) = subject.graph.inputs
-    require(not rest and subject.length >= sum(DOCUMENTS), "it has several inputs, or short ones")
+    """With a mask of pairs, each of several documents in a row has the outputs that it has alone.
+
+    The documents of a decoder attend to the same memory: the mask of a memory has no pairs.
+    """
+    name = _input_of_documents(subject.graph)
+    require(subject.length >= sum(DOCUMENTS), "its inputs are short")
     require(fixed_length(subject.graph) is None, "its sequences have a fixed length")
     inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
     of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
@@ -250,8 +252,22 @@ def documents(subject: ModelUnderTest) -> Iterator[Deviation]:
     detail = "a document in a row with others changes by {}"
     for columns in torch.arange(len(of)).split(DOCUMENTS):
         document = slice(int(columns[0]), int(columns[-1]) + 1)
-        single = {name: inputs[name][:, document]}
+        single = {**inputs, name: inputs[name][:, document]}
         yield from compared(subject.model, single, together, detail, partial(_document, document))
+
+
+def _input_of_documents(graph: Graph) -> str:
+    """Return the input whose mask may be pairwise: the only input, or the only input next to a memory."""
+    memories = {node.wires["memory"] for node in graph.nodes if node.stack is not None and "memory" in node.wires}
+    if not memories:
+        deaf = deaf_to_pairs(graph)
+        require(deaf is None, f"`{deaf}` takes no mask of pairs")
+        require(len(graph.inputs) == 1, "it has several inputs")
+        return next(iter(graph.inputs))
+    pairs = masks_of_pairs(graph.nodes)
+    names = [name for name, signal in graph.inputs.items() if signal.mask in pairs and name not in memories]
+    require(len(names) == 1 and len(graph.inputs) == 2, "it has more inputs than a sequence and a memory")
+    return names[0]
 
 
 def _document(columns: slice, single: Tensor, together: Tensor) -> Pair | None:
