@@ -53,6 +53,7 @@ WRITTEN = [
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "stability.md",
     ROOT / "tfkit" / "README.md",
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("specs/*.md"),
