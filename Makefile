@@ -17,7 +17,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint checks ruff format-check mypy imports format docs pictures clean
+.PHONY: help demo test test-all lint checks ruff format-check mypy imports format docs release pictures clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -44,6 +44,9 @@ format: $(VENV)/.dev ## let ruff mend and format the code
 
 docs: $(VENV)/.docs ## build the site, out/docs/site/index.html, offline
 	$(BIN)/python -m tools.docs.build
+
+release: $(VENV)/.release ## build the distributions in dist/, install them in an empty environment, and follow the README
+	$(BIN)/python tools/release.py $(ARGS)
 
 pictures: $(VENV)/.dev ## draw docs/pictures again, and all specs to out/pictures
 	$(BIN)/python tools/draw_all.py
@@ -93,6 +96,10 @@ $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 
 $(VENV)/.docs: $(VENV)/.dev
 	$(INSTALL) --editable ".[docs]"
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.dev
+	$(INSTALL) --editable ".[release]"
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(VENV)/.created

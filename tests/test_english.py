@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CODE = ["tfkit/**/*.py", "plugins/*/src/**/*.py", "tools/**/*.py"]
-PAGES = ["README.md", "docs/*.md", "plugins/*/README.md"]
+PAGES = ["README.md", "stability.md", "docs/*.md", "plugins/*/README.md"]
 
 NAMES = re.compile(r"(one|found|given|made|said|told|known|own|wanted|wrong|every|some|others|beside)\Z")
 """Names that do not say what they hold. A numeral in prose is fine."""

@@ -15,6 +15,7 @@ from click.shell_completion import ShellComplete
 
 from tfkit.cli import SECTIONS, cli
 from tfkit.console.completion import VARIABLE
+from tfkit.run.read_run import shipped_runs
 
 from ..known import NAMES
 from ..sampling import some
@@ -41,6 +42,13 @@ def test_commands() -> None:
     assert completions("") == [name for names in SECTIONS.values() for name in names]
     assert completions("exp") == ["explain", "export"]
     assert completions("no_such_command", "exp") == ["explain", "export"]
+
+
+def test_runs_and_sweeps() -> None:
+    assert completions("train", "minigpt") == ["minigpt_relu", "minigpt_swiglu"]
+    assert completions("sweep", "minigpt") == ["minigpt"]
+    assert completions("params", "minigpt_r") == ["minigpt_relu"]
+    assert completions("train", "no_such_run") == ["<file>"]
 
 
 def test_a_loop_of_links_is_no_folder(folder: Path) -> None:
@@ -87,7 +95,7 @@ def test_every_spec_argument() -> None:
 
 
 def test_specs() -> None:
-    assert completions("params", "") == [*NAMES, "mine.yaml", "models/", "one/"]
+    assert completions("params", "") == [*NAMES, *shipped_runs(), "mine.yaml", "models/", "one/"]
     assert completions("params", "mi")[-1] == "mine.yaml"
     assert completions("params", "gpt2", "mine") == ["mine.yaml"]
     assert completions("compare", "gpt2", "gpt2_l") == ["gpt2_large"]

@@ -53,6 +53,7 @@ WRITTEN = [
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "stability.md",
     ROOT / "tfkit" / "README.md",
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("specs/*.md"),
@@ -196,12 +197,11 @@ def test_no_message_sends_to_a_registry_for_tfkit() -> None:
 
 
 def test_messages_name_the_extra_of_a_missing_package() -> None:
-    """No extra brings transformers."""
     extras = {*PROJECT["project"]["optional-dependencies"]}
     named = re.compile(r"pip install (\"tfkit\[(\w+)\]\"|[\w-]+)")
     for path in ROOT.glob("tfkit/**/*.py"):
         for whole, extra in named.findall(path.read_text(encoding="utf-8")):
-            assert extra in extras or whole in ("FOLDER", "transformers"), f"{path}: {whole}"
+            assert extra in extras or whole == "FOLDER", f"{path}: {whole}"
 
 
 def test_the_ejected_example_is_what_eject_writes(request: pytest.FixtureRequest) -> None:

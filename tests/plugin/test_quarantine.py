@@ -39,6 +39,16 @@ pytestmark = pytest.mark.usefixtures("clean")
             13,
         ),
         (plugin("half", body="raise SystemExit"), "`tfkit_register` failed: SystemExit", 13),
+        (
+            f"TFKIT_CONTRACT = 2\n{plugin('late')}",
+            "its TFKIT_CONTRACT must be 1; got 2: install a newer tfkit",
+            None,
+        ),
+        (
+            f"TFKIT_CONTRACT = 0\n{plugin('early')}",
+            "its TFKIT_CONTRACT must be 1; got 0: install a newer plugin",
+            None,
+        ),
         ("x = 1", f"it defines no hook; {HOOK}", None),
         ("def tfkit_register(register): ...", f"it does not mark its hook; {HOOK}", None),
     ],

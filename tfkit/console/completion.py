@@ -6,6 +6,7 @@ Only completions are printed, so an unreadable plugin completes to nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,15 +29,36 @@ def complete(cli: click.Command, instruction: str) -> int:
 
 
 def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Return the named specs, YAML files and folders that begin with `incomplete`; without any, complete files."""
-    from click.shell_completion import CompletionItem
+    """Return the named specs and runs, YAML files and folders that begin with `incomplete`."""
+    from tfkit.run.read_run import shipped_runs
 
     try:
         specs = reader_of(context).present.specs.files
     except Exception:  # the command reports the error
         specs = {}
-    names = [name for name in specs if name.startswith(incomplete)]
-    return [*names, *_files(incomplete)] or [CompletionItem(incomplete, type="file")]
+    return _completed([*specs, *shipped_runs()], incomplete)
+
+
+def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Return the named runs, YAML files and folders that begin with `incomplete`."""
+    from tfkit.run.read_run import shipped_runs
+
+    return _completed(shipped_runs(), incomplete)
+
+
+def complete_sweep(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Return the named sweeps, YAML files and folders that begin with `incomplete`."""
+    from tfkit.run.read_sweep import shipped_sweeps
+
+    return _completed(shipped_sweeps(), incomplete)
+
+
+def _completed(names: Iterable[str], incomplete: str) -> list[Any]:
+    """Return the names, files and folders that begin with `incomplete`; without any, let the shell complete files."""
+    from click.shell_completion import CompletionItem
+
+    matches = [*(name for name in names if name.startswith(incomplete)), *_files(incomplete)]
+    return matches or [CompletionItem(incomplete, type="file")]
 
 
 def _files(incomplete: str) -> list[str]:

@@ -21,6 +21,7 @@ from pydantic import PydanticUserError
 from tfkit.errors import Diagnostic, listing, similar
 from tfkit.plugin import hookspecs
 from tfkit.plugin.discover import DISABLE, Candidate, canonical
+from tfkit.plugin.hookspecs import CONTRACT
 
 T = TypeVar("T")
 MACHINERY = (__file__, pluggy.__file__, importlib.__file__, pydantic.__file__)
@@ -37,8 +38,8 @@ class HookError(Exception):
         self.where = where
 
 
-class NoHookError(Exception):
-    """A module named as a plugin implements no hook; its text says all there is to say."""
+class PluginError(Exception):
+    """A module cannot be a plugin: it implements no hook, or was written for a different contract."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,15 @@ class Hooks:
     def add(self, part: object, candidate: Candidate, expected: str = "tfkit_register(register)") -> list[Diagnostic]:
         """Add an object with hooks, usually a module; returns an error for each hook that is misspelt.
 
-        Raises NoHookError for one without any; `expected` is the hook that it then most likely lacks.
+        Raises PluginError for one without any, of which `expected` is the hook that it most likely lacks; and for one
+        of a different contract.
         """
+        _check_contract(part)
         self._manager.register(part, name=f"{candidate.origin} {candidate.name} {len(self._parts)}")
         callers = self._manager.get_hookcallers(part) or ()
         if not callers:
             what = "does not mark its hook" if any(hasattr(part, hook) for hook in HOOKS) else "defines no hook"
-            raise NoHookError(f"it {what}; write `@tfkit.hookimpl def {expected}`")
+            raise PluginError(f"it {what}; write `@tfkit.hookimpl def {expected}`")
         self._parts.append((part, candidate))
         return [
             _misspelt(candidate, caller.name, impl)
@@ -178,6 +181,13 @@ def _fault(candidate: Candidate, error: HookError) -> Diagnostic:
         notes=(error.where,) if error.where else (),
         help=f"this hook is skipped; to switch the plugin off: {DISABLE}={canonical(candidate.name)}",
     )
+
+
+def _check_contract(part: object) -> None:
+    contract = getattr(part, "TFKIT_CONTRACT", CONTRACT)
+    if contract != CONTRACT:
+        older = "plugin" if isinstance(contract, int) and contract < CONTRACT else "tfkit"
+        raise PluginError(f"its TFKIT_CONTRACT must be {CONTRACT}; got {contract!r}: install a newer {older}")
 
 
 def _misspelt(candidate: Candidate, name: str, impl: pluggy.HookImpl) -> Diagnostic:

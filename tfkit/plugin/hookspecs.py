@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     import tfkit
 
 PROJECT = "tfkit"
+CONTRACT = 1
+"""The version of the contract with plugins: the hooks, and the base classes of components. It is raised when a plugin
+that follows the contract must change; stability.md says when."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -22,7 +22,7 @@ from tfkit.arguments import AnyPath, checked
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, PluginWarning, SpecError
 from tfkit.plugin.discover import BUILT_IN, DISABLE, Candidate, canonical, own_version, wanted
-from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, stdout_to_stderr, where
+from tfkit.plugin.hooks import HookError, Hooks, PluginError, in_words, stdout_to_stderr, where
 from tfkit.plugin.known_specs import KnownSpecs, SpecPath, declared, known_specs, spec_folders
 from tfkit.plugin.registry import Registered, Registry, check_config
 
@@ -198,7 +198,7 @@ def _built_in() -> Candidate:
 
 
 def _broken(candidate: Candidate, error: BaseException) -> BrokenPlugin:
-    cause = str(error) if isinstance(error, NoHookError | HookError) else in_words(error)
+    cause = str(error) if isinstance(error, PluginError | HookError) else in_words(error)
     place = error.where if isinstance(error, HookError) else where(error)
     noted = error.__cause__ if isinstance(error, HookError) else error
     advice = [*getattr(noted, "__notes__", ()), f"to switch it off: {DISABLE}={canonical(candidate.name)}"]

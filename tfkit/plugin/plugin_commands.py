@@ -70,7 +70,7 @@ def _summary(candidate: Candidate, point: EntryPoint) -> str:
 
 
 def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
-    from tfkit.plugin.hooks import HookError, Hooks, NoHookError, in_words, stdout_to_stderr, where
+    from tfkit.plugin.hooks import HookError, Hooks, PluginError, in_words, stdout_to_stderr, where
     from tfkit.plugin.import_code import load_points
 
     hooks = Hooks()
@@ -84,7 +84,7 @@ def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
     except (SpecError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        cause = str(error) if isinstance(error, HookError | NoHookError) else in_words(error)
+        cause = str(error) if isinstance(error, HookError | PluginError) else in_words(error)
         place = error.where if isinstance(error, HookError) else where(error)
         raise SpecError(_broken(candidate, point, cause, place)) from error
     if not returned:

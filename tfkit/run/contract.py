@@ -575,7 +575,9 @@ class TrackerConfig(Component):
     """Slot `tracker`: a place that numbers are shown in."""
 
     slot = "tracker"
+    extra: ClassVar[str | None] = None
+    """The extra of tfkit that installs the package of the service, for the error if it is missing."""
 
     @abstractmethod
     def build(self, run: TrackedRun) -> Tracker:
-        """Build the tracker of a run."""
+        """Build the tracker of a run. A `ModuleNotFoundError` is reported with the extra that installs the package."""

@@ -19,7 +19,7 @@ html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
 html_extra_path = [str(HERE.parents[1] / "out" / "docs" / "extra")]
 html_copy_source = False
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 extensions = ["myst_parser"]
 myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 4

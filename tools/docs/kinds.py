@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,24 @@ def _formula(doc: ComponentDoc) -> Iterator[str]:
     bound = function.keywords if isinstance(function, partial) else {}
     plain = function.func if isinstance(function, partial) else function
     yield f"What it computes, in NumPy, for one sequence: {link('the meaning of a spec', 'docs/reference')}."
-    yield code(textwrap.dedent(inspect.getsource(plain)), "python")
     values = [f"`{name}` is `{getattr(value, '__name__', value)}`" for name, value in bound.items()]
     yield f"Here {' and '.join(values)}." if values else ""
-    for value in bound.values():
-        if inspect.isfunction(value):
-            yield code(textwrap.dedent(inspect.getsource(value)), "python")
+    functions = [plain, *filter(inspect.isfunction, bound.values())]
+    yield code("\n\n".join(textwrap.dedent(inspect.getsource(part)) for part in _with_helpers(functions)), "python")
+
+
+def _with_helpers(functions: Iterable[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """Return functions, followed by the functions of the same module that they call."""
+    pending, result = list(functions), []
+    while pending:
+        function = pending.pop(0)
+        if function not in result:
+            result.append(function)
+            names = (function.__globals__.get(name) for name in function.__code__.co_names)
+            pending += [
+                value for value in names if inspect.isfunction(value) and value.__module__ == function.__module__
+            ]
+    return result
 
 
 def formulas() -> dict[str, dict[str, Callable[..., Any]]]:

@@ -112,7 +112,7 @@ def _escaped(text: str) -> str:
 
 def _plain(text: str) -> str:
     text = re.sub(r"([*_\[\]<>|$])", r"\\\1", text)
-    return re.sub(r"(https://[^\s,;)]*[^\s,;).])", lambda match: f"<{match[1].replace(chr(92), '')}>", text)
+    return re.sub(r"(https://[^\s,;)]*[^\s,;:).])", lambda match: f"<{match[1].replace(chr(92), '')}>", text)
 
 
 def prose(text: str) -> str:

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tfkit.tools.profile.page import report
-from tfkit.tools.profile.result import KernelTime
+from tfkit.tools.profile.result import KernelTime, undecided
 
 from .report_page import SECTIONS, Page, having, made_up, words
 
@@ -96,3 +96,18 @@ def test_a_page_that_asks_for_something_is_seen(browser, tmp_path):
     path.write_text(report([made_up()]).replace("</main>", '<img src="https://localhost/x.png"></main>'))
     _, console = opened(browser, path, tmp_path / "browser")
     assert any("Content Security Policy" in line for line in console)
+
+
+def test_measurements_that_disagree_show_no_difference() -> None:
+    """Slower without the profiler and faster with it, or within the deviations."""
+    first = made_up("first")
+    reversed_ = made_up("reversed", plain_steps=(70e-3, 70e-3, 70e-3), steps=(60e-3, 62e-3))
+    noisy = made_up("noisy", plain_steps=(40e-3, 52e-3, 64e-3), steps=(80e-3, 80e-3))
+    slower = made_up("slower", plain_steps=(70e-3, 70e-3, 70e-3), steps=(90e-3, 90e-3))
+    assert list(undecided([first, slower])) == []
+    assert list(undecided([first, reversed_])) == [
+        "reversed and first: no difference shown; "
+        "the ratio of their steps is 1.40× ± 0.00, and 0.87× under the profiler"
+    ]
+    assert [text.partition(":")[0] for text in undecided([first, noisy, slower])] == ["noisy and first"]
+    assert "no difference shown" in report([first, noisy])

@@ -35,6 +35,20 @@ def test_the_first_steps_do_not_decide_the_axis() -> None:
     assert third == (WIDTH - RIGHT, HEIGHT - BOTTOM)
 
 
+def test_two_evaluations_stay_inside_the_chart() -> None:
+    chart = curves([Line(0, [(0, [4.0]), (100, [1.0])])])
+    assert lines(chart, "polyline") == [[(LEFT, 8), (WIDTH - RIGHT, HEIGHT - BOTTOM)]]
+
+
+def test_the_pointer_shows_the_values_of_a_step() -> None:
+    chart = curves([Line(0, [(0, [4.0]), (100, [1.0, 2.0])], "relu"), Line(1, [(100, [3.25])], "gelu")])
+    tips = chart.findall("svg/rect[@class='tip']")
+    assert [tip.findtext("title") for tip in tips] == ["step 0\nrelu 4", "step 100\nrelu 1.5\ngelu 3.25"]
+    assert float(tips[0].attrib["x"]) + float(tips[0].attrib["width"]) == float(tips[1].attrib["x"])
+    many = curves([Line(0, [(step, [1.0]) for step in range(1000)])])
+    assert len(many.findall("svg/rect[@class='tip']")) == 200
+
+
 def test_gaps_are_those_of_pairs() -> None:
     """A seed without a pair, and a step that one side was not evaluated at, are left out."""
     relu = [Curve(seed, "", STEPS, values, None) for seed, values in enumerate(RELU)]

@@ -172,6 +172,9 @@ def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
 ) -> None:
     assert sweep("--plan") == 0
     assert capsys.readouterr().out.endswith("\n3 seeds, but a verdict needs at least 6\n")
+    write(SWEEP.replace("[0, 1, 2]", "[0, 1, 2, 3, 4, 5]"))
+    assert sweep("--plan") == 0
+    assert "a verdict needs" not in capsys.readouterr().out
     write(SWEEP.replace("[0, 1, 2]", "[0]"))
     assert sweep() == 0
     out, err = capsys.readouterr()

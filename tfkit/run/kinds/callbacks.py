@@ -415,13 +415,10 @@ class TensorBoardConfig(TrackerConfig):
     """TensorBoard, in the folder `tb` of the run."""
 
     kind: Literal["tensorboard"] = "tensorboard"
+    extra = "profile"
 
     def build(self, run: TrackedRun) -> Tracker:
-        try:
-            return TensorBoard(run.folder / "tb", run.step)
-        except ModuleNotFoundError as error:
-            message = f"`tensorboard` needs the package {error.name}"
-            raise Invalid("", message, help='pip install "tfkit[profile]", or remove it from `track`') from error
+        return TensorBoard(run.folder / "tb", run.step)
 
 
 class TensorBoard:

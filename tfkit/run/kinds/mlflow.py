@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tfkit.errors import Invalid
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
 
 PARAMETERS, METRICS = 100, 1000
@@ -22,18 +21,14 @@ class MlflowConfig(TrackerConfig):
     """MLflow (`pip install "tfkit[mlflow]"`)."""
 
     kind: Literal["mlflow"] = "mlflow"
+    extra = "mlflow"
     uri: str | None = None
     """The server or store, such as `http://localhost:5000` or `sqlite:///runs.db`; by default MLFLOW_TRACKING_URI."""
     experiment: str = "tfkit"
     """The experiment, which is created if it is missing."""
 
     def build(self, run: TrackedRun) -> Tracker:
-        try:
-            mlflow = importlib.import_module("mlflow")
-        except ModuleNotFoundError as error:
-            help = 'pip install "tfkit[mlflow]", or remove it from `track`'
-            raise Invalid("", f"`mlflow` needs the package {error.name}", help=help) from error
-        return Mlflow(mlflow, self, run)
+        return Mlflow(importlib.import_module("mlflow"), self, run)
 
 
 class Mlflow:

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tfkit.errors import Invalid
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
 
 
@@ -14,6 +13,7 @@ class WandbConfig(TrackerConfig):
     """Weights & Biases (`pip install "tfkit[wandb]"`)."""
 
     kind: Literal["wandb"] = "wandb"
+    extra = "wandb"
     project: str | None = None
     """The project; by default the value of WANDB_PROJECT."""
     entity: str | None = None
@@ -22,12 +22,7 @@ class WandbConfig(TrackerConfig):
     """`offline` writes to the folder of the run, for `wandb sync`; by default the value of WANDB_MODE, or `online`."""
 
     def build(self, run: TrackedRun) -> Tracker:
-        try:
-            wandb = importlib.import_module("wandb")
-        except ModuleNotFoundError as error:
-            help = 'pip install "tfkit[wandb]", or remove it from `track`'
-            raise Invalid("", f"`wandb` needs the package {error.name}", help=help) from error
-        return Wandb(wandb, self, run)
+        return Wandb(importlib.import_module("wandb"), self, run)
 
 
 class Wandb:

@@ -6,9 +6,10 @@ Tables for notebooks have no colours, so they follow the theme of the notebook.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from statistics import fmean
 from typing import TypeAlias
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -141,10 +142,13 @@ WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860.0, 330.0, 60.0, 10.0, 26.0
 TICKS = 5
 EARLY = 0.1
 """The fraction of the steps in which a loss falls fastest: an axis that shows all of it shows little else."""
+MOST_TIPS = 200
+"""The maximum number of steps that show their values to the pointer."""
 CHART_STYLE = """
 .chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
 .mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .spread { fill: var(--c); fill-opacity: 0.16; }
+.tip { fill: transparent; } .tip:hover { fill: var(--line); fill-opacity: 0.6; }
 .picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
 """
 """The style of a page with charts and pictures, in addition to `page.css`."""
@@ -187,15 +191,19 @@ class Line:
 
     index: int
     points: Sequence[tuple[int, Sequence[float]]]
+    name: str = ""
 
 
 def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
     """Draw lines over one axis of steps; `words` describe them for screen readers.
 
-    The range of values ignores the first tenth of the steps, so a line may begin outside the chart.
+    The range of values ignores the first tenth of the steps, so a line may begin outside the chart, unless only one
+    step remains. The browser shows the values of the step under the pointer.
     """
-    x = ChartAxis(0, max(step for line in lines for step, _ in line.points), LEFT, WIDTH - RIGHT)
-    late = [value for line in lines for step, values in line.points if step >= EARLY * x.high for value in values]
+    steps = sorted({step for line in lines for step, _ in line.points})
+    x = ChartAxis(0, steps[-1], LEFT, WIDTH - RIGHT)
+    first = EARLY * x.high if sum(step >= EARLY * x.high for step in steps) > 1 else 0
+    late = [value for line in lines for step, values in line.points if step >= first for value in values]
     y = ChartAxis(min(late), max(late), height - BOTTOM, 8.0)
     chart = canvas(height, words)
     wide, tall = WIDTH - LEFT, height - BOTTOM + 4
@@ -212,8 +220,20 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
         if any(len(values) > 1 for _, values in line.points):
             inside.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
         inside.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
+    inside.extend(_tips(lines, steps, x, tall))
     chart.append(inside)
     return chart
+
+
+def _tips(lines: Sequence[Line], steps: Sequence[int], x: ChartAxis, height: float) -> Iterator[Element]:
+    """Yield a column around each step, whose title has the values of the lines."""
+    steps = steps[:: -(-len(steps) // MOST_TIPS)]
+    middles = [(x(left) + x(right)) / 2 for left, right in pairwise(steps)]
+    values = [{step: fmean(values) for step, values in line.points} for line in lines]
+    for step, left, right in zip(steps, [LEFT, *middles], [*middles, WIDTH], strict=True):
+        texts = [f"{line.name} {of[step]:.4g}".strip() for line, of in zip(lines, values, strict=True) if step in of]
+        title = tag("title", "\n".join([f"step {step:,}", *texts]))
+        yield tag("rect", title, x=left, y=0, width=right - left, height=height, class_="tip")
 
 
 def levels(chart: Element, y: ChartAxis) -> None:

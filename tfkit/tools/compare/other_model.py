@@ -131,7 +131,7 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         import transformers
     except ImportError:
         message = "transformers must be installed to run one of its models"
-        raise SpecError(Diagnostic(message, help="pip install transformers")) from None
+        raise SpecError(Diagnostic(message, help='pip install "tfkit[transformers]"')) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     names = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [family.architecture]

@@ -300,7 +300,7 @@ def _placement(config: Config, layers: Sequence[Layer]) -> str:
 # therefore explained like a built-in component, in its author's words.
 
 
-_LINK = re.compile(r"(?:([\w-]+(?:,?(?: |\n(?!\s))[\w-]+)*):\s+)?(https?://[^\s,;)]*[^\s,;).])")
+_LINK = re.compile(r"(?:([\w-]+(?:,?(?: |\n(?!\s))[\w-]+)*):\s+)?(https?://[^\s,;)]*[^\s,;:).])")
 _END = re.compile(r"(?<=\w[.)])\s|\n\s*\n")
 
 

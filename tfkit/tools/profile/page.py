@@ -26,7 +26,7 @@ from tfkit.tools.profile.bars import (
     time_text,
 )
 from tfkit.tools.profile.pictures import REST, UPDATE, floors, layer_strips, roofline, time_bars
-from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows
+from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows, undecided
 
 
 def report(profiles: Sequence[Profile]) -> str:
@@ -79,7 +79,7 @@ def summary(profiles: Sequence[Profile]) -> list[Child]:
         (line[0].name, [(tag("span", figure.text, tag("small", figure.note)), figure.value) for figure in line])
         for line in lines
     )
-    return [side_by_side("", profiles, cells)]
+    return [side_by_side("", profiles, cells), *map(remark, undecided(profiles))]
 
 
 def _figures(profile: Profile) -> tuple[Figure, ...]:

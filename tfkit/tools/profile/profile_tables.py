@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tfkit.console.output import percent, show, table
 from tfkit.tools.common.ownership import By
 from tfkit.tools.common.units import bytes_text, short
-from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile, labels_of, rows
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile, labels_of, rows, undecided
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,6 +25,8 @@ def show_profiles(profiles: Sequence[Profile], by: By) -> None:
         _show_one(profiles[0], by)
     else:
         _show_side_by_side(profiles, by)
+        if notes := list(undecided(profiles)):
+            show("", *notes)
 
 
 def _show_one(profile: Profile, by: By) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 from typing import Any
 
 from tfkit.console.output import merged
@@ -183,6 +183,20 @@ def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, st
         for name in merged([list(labels) for labels in labels_by_profile])
     }
     return {name: labels.pop() if len(labels) == 1 else name for name, labels in names.items()}
+
+
+def undecided(profiles: Sequence[Profile]) -> Iterator[str]:
+    """Yield a sentence for each profile whose step is not shown to differ from the first profile's step.
+
+    Its deviations overlap, or the profiler reverses the direction of the difference.
+    """
+    first = profiles[0]
+    for profile in profiles[1:]:
+        plain, profiled = profile.plain_step / first.plain_step, profile.step / first.step
+        spread = pstdev(profile.plain_steps) + pstdev(first.plain_steps)
+        if (plain - 1) * (profiled - 1) < 0 or abs(profile.plain_step - first.plain_step) <= spread:
+            ratios = f"{plain:.2f}× ± {spread / first.plain_step:.2f}, and {profiled:.2f}× under the profiler"
+            yield f"{profile.name} and {first.name}: no difference shown; the ratio of their steps is {ratios}"
 
 
 _SUMMED = ("calls", "forward", "backward", "device", "allocated", "at_peak")

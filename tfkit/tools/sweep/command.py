@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tfkit.console.commands import Reader, command
+from tfkit.console.completion import complete_sweep
 from tfkit.console.options import count_option, forms_option, json_option, number_option, shown_number
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     tfkit sweep my_sweep.yaml --so-far --on val.accuracy --better higher
     """,
 )
-@click.argument("sweep")
+@click.argument("sweep", shell_complete=complete_sweep)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The folder.  [default: sweeps/NAME]"
 )
@@ -168,5 +169,5 @@ def _show_outline(outline: Outline) -> None:
     total = ["all", "", str(runs), str(there), f"{steps:,}", flops_text(flops), "", time]
     show(table(head, [*rows, total], right=head[1:], footer=1))
     click.echo(f"\n{outline.different} different runs, {outline.missing} to make; memory of a step is predicted")
-    if outline.needed is not None:
+    if outline.needed is not None and outline.seeds < outline.needed:
         click.echo(seeds_text(outline.seeds))

@@ -196,7 +196,7 @@ NAMES, ROW, GAPS = 200.0, 30.0, 220.0
 
 def seeds(arms: Sequence[ArmResult]) -> Element:
     """Draw the mean of each arm over the steps, in a band from its lowest to its highest seed."""
-    return curves([Line(index, _points(arm)) for index, arm in enumerate(arms) if arm.curves])
+    return curves([Line(index, _points(arm), arm.name) for index, arm in enumerate(arms) if arm.curves])
 
 
 def gaps(arms: Sequence[ArmResult]) -> Element | None:
@@ -204,7 +204,7 @@ def gaps(arms: Sequence[ArmResult]) -> Element | None:
 
     None if no arm has two steps at which all its pairs were evaluated: runs may differ in length.
     """
-    indexed = [(arm.base, Line(index, _gaps(curve_pairs))) for index, arm, curve_pairs in _compared(arms)]
+    indexed = [(arm.base, Line(index, _gaps(curve_pairs), arm.name)) for index, arm, curve_pairs in _compared(arms)]
     lines = [(base, line) for base, line in indexed if len(line.points) > 1]
     if not lines:
         return None

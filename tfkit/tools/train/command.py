@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import Reader, command, warn
+from tfkit.console.completion import complete_run
 from tfkit.console.options import json_option
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     tfkit train my_run.yaml --set model.decoder.ffn.kind=swiglu
     """,
 )
-@click.argument("run")
+@click.argument("run", shell_complete=complete_run)
 @click.option(
     "-o",
     "--output",

@@ -28,7 +28,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import TrackedRun, Tracker
+from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
@@ -127,7 +127,7 @@ class RunFolder:
         tracked = TrackedRun(run.config.name, self.folder, step, run.meaning.values, run.graph)
         for number, config in enumerate(run.config.track):
             with self._run.guarded(config, "`build`", "track", str(number)):
-                self._trackers.append(config.build(tracked))
+                self._trackers.append(_built(config, tracked))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
@@ -345,3 +345,13 @@ def _commit(folder: Path) -> str | None:
 def _git(folder: Path, *words: str) -> str:
     done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
+
+
+def _built(config: TrackerConfig, run: TrackedRun) -> Tracker:
+    """Build the tracker of a run; raise Invalid, with the extra that installs it, if its package is missing."""
+    try:
+        return config.build(run)
+    except ModuleNotFoundError as error:
+        package = error.name if config.extra is None else f'"tfkit[{config.extra}]"'
+        help = f"pip install {package}, or remove it from `track`"
+        raise Invalid("", f"`{config.kind_name()}` needs the package {error.name}", help=help) from error

@@ -52,7 +52,7 @@ def _numbers(recorded: History) -> Iterator[Child]:
     by_kind = {kind: list(names) for kind, names in groupby(sorted(shown, key=_kind), _kind)}
     for kind in order:
         names = by_kind.get(kind, [])
-        lines = [Line(index, _binned(recorded.curves[name])) for index, name in enumerate(names)]
+        lines = [Line(index, _binned(recorded.curves[name]), name) for index, name in enumerate(names)]
         if any(len(line.points) > 1 for line in lines):
             yield tag("h3", kind)
             yield curves(lines, words=f"{kind} over the steps", height=pages.HEIGHT if kind == "loss" else 180.0)

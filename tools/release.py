@@ -1,0 +1,140 @@
+"""Prepare a release: build and check the distributions, install them in an empty environment, follow the README there.
+
+`python tools/release.py`, or `make release`. The files are in dist/; nothing is published: the workflow `release.yml`
+does that. With `--offline`, the new environment takes the dependencies from the environment of this Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import tomllib
+import venv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+NEEDED = (
+    "Makefile",
+    "constraints.txt",
+    "CONTRIBUTING.md",
+    "docs/pictures/gpt2.svg",
+    "docs/examples/gpt2.py",
+    "tests/texts.py",
+)
+"""Files that the tests of an sdist read, as a sample."""
+FOLLOW = """
+import sys, subprocess, shlex
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import page
+
+def printed(command):
+    program, *arguments = shlex.split(command)
+    done = subprocess.run([sys.executable, "-m", program, *arguments], capture_output=True, text=True)
+    return done.stderr + done.stdout
+
+page.follow(Path(sys.argv[2]), Path.cwd(), printed)
+"""
+"""Follows a page with the functions of tests/docs/page.py; each command is a process."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the steps of a release and return 1 if one fails."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "dist", help="the folder of the distributions")
+    parser.add_argument("--offline", action="store_true", help="take the dependencies from this environment")
+    options = parser.parse_args(arguments)
+    if faults := list(versions()):
+        print("\n".join(f"error: {fault}" for fault in faults), file=sys.stderr)
+        return 1
+    try:
+        build(options.output)
+        check_sdist(next(options.output.glob("tfkit-*.tar.gz")))
+        with tempfile.TemporaryDirectory() as folder:
+            python = environment(Path(folder) / "environment", options.output, offline=options.offline)
+            follow_readme(python, Path(folder))
+    except (subprocess.CalledProcessError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(path.name for path in sorted(options.output.iterdir())))
+    return 0
+
+
+def versions() -> Iterator[str]:
+    """Yield a message for each file whose version is not the version of tfkit."""
+    version = project(ROOT)["version"]
+    for folder in PROJECTS[1:]:
+        if (other := project(folder)["version"]) != version:
+            yield f"the version of {folder.name} must be {version}, as of tfkit; got {other}"
+    if f"\nversion: {version}\n" not in (ROOT / "CITATION.cff").read_text(encoding="utf-8"):
+        yield f"the version in CITATION.cff must be {version}"
+    if not re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE):
+        yield f"CHANGELOG.md must have a section `## {version}`"
+
+
+def project(folder: Path) -> dict[str, str]:
+    """Return the table `project` of a folder's pyproject.toml."""
+    table: dict[str, str] = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return table
+
+
+def build(output: Path) -> None:
+    """Build the wheel and the sdist of each project."""
+    shutil.rmtree(output, ignore_errors=True)
+    for folder in PROJECTS:
+        run([sys.executable, "-m", "hatchling", "build", "-d", str(output)], folder)
+
+
+def check_sdist(sdist: Path) -> None:
+    """Raise ValueError unless the sdist has the files that its tests read."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    if missing := [name for name in NEEDED if name not in names]:
+        raise ValueError(f"{sdist.name} is missing {', '.join(missing)}")
+
+
+def environment(folder: Path, wheels: Path, *, offline: bool) -> Path:
+    """Create an environment with the wheels, and return its Python."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    files = [str(path) for path in sorted(wheels.glob("*.whl"))]
+    pip = [str(python), "-m", "pip"]
+    if offline:
+        (site,) = folder.glob("lib/*/site-packages")
+        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+        run([*pip, "install", "--quiet", "--no-index", "--no-deps", *files], folder)
+    else:
+        run([*pip, "install", "--quiet", *files], folder)
+        run([*pip, "check"], folder)
+    return python
+
+
+def follow_readme(python: Path, folder: Path) -> None:
+    """Run the README in an environment and an empty folder. Plugins are not loaded, as its tables lack them."""
+    reader = folder / "reader"
+    reader.mkdir()
+    plugins = ",".join(path.name for path in PROJECTS[1:])
+    arguments = [str(python), "-c", FOLLOW, str(ROOT / "tests" / "docs"), str(ROOT / "README.md")]
+    run(arguments, reader, COLUMNS="80", NO_COLOR="1", TFKIT_DISABLE=plugins)
+    for command in ("list", "plugins"):
+        run([str(python), "-m", "tfkit", command], reader)
+
+
+def run(command: Sequence[str], folder: Path, **variables: str) -> None:
+    """Run a command in a folder; raise CalledProcessError if it fails."""
+    hidden = {"PYTHONPATH", "TFKIT_DISABLE", "TFKIT_PLUGIN_DIR"}
+    outer = {name: value for name, value in os.environ.items() if name not in hidden}
+    subprocess.run(command, cwd=folder, env={**outer, **variables}, check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
