@@ -95,7 +95,7 @@ def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, A
     grouped = ["decoder.attention.n_kv_heads=2", "decoder.ffn.d_ff=64"]
     model = tfkit.build(name, sets=[*SMALL, *grouped] if rehearse else [], device=device, dtype=torch.bfloat16).eval()
     length = 64 if rehearse else 1024
-    cached = tfkit.CachedModel(model, length=length, compile="max-autotune" if device == "cuda" else True)
+    cached = tfkit.CachedModel(model, length=length, compile="reduce-overhead" if device == "cuda" else True)
     tokens = torch.randint(128, (batch, length // 2), device=device)
     size = cache_size(model.meta["graph"])
     assert size is not None
