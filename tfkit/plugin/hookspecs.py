@@ -153,8 +153,9 @@ def tfkit_reference() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type
     """Return functions in NumPy that define what kinds of the plugin compute, by slot and kind.
 
     `help(tfkit.reference)` lists the arguments of each slot. The property `meaning` of `tfkit check` compares every
-    model with them. Called when a model is checked, so the module of the functions is imported inside the function. If
-    it fails, or returns anything else, `meaning` fails with the reason.
+    model with them, and the properties `schedule`, `optimizer` and `loss` every run (`help(tfkit.reference.training)`).
+    Called when a model is checked, so the module of the functions is imported inside the function. If it fails, or
+    returns anything else, `meaning` fails with the reason.
 
     Example:
         @tfkit.hookimpl

@@ -61,7 +61,7 @@ def sums(subject: RunUnderTest) -> Iterator[Deviation]:
         cut = train(
             subject.changed({**IN_ORDER, ("machine", "micro_batch"): size}, graph=graph, change=_ragged), until=1
         )
-        yield from _equal_steps(full, cut.notes.lines[0][1]["loss"], cut.gradients[0], f"micro-batches of {size}")
+        yield from _equal_steps(full, cut.numbers("loss")[0], cut.gradients[0], f"micro-batches of {size}")
     batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
     counts = [int((targets != IGNORED).sum()) for targets in batch.targets_of(config.loss.terms).values()]
     halves = [train(run, until=1, processes=Half(rank, counts)) for rank in range(Half.count)]
