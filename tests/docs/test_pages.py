@@ -44,6 +44,7 @@ LONG = {
     "inspect",
     "outputs",
     "training",
+    "cluster",
     "sweeps",
     "transformers",
     "weights",

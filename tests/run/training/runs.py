@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, fx
@@ -93,6 +95,14 @@ class Memory:
         tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
         rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
         self.saved = Restored(checkpoint.step, weights, optimizer, *rest)
+
+    def saving(self) -> Callable[[Checkpoint], None]:
+        return self.save
+
+    @contextmanager
+    def shards(self) -> Iterator[Path]:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
 
     def save_model(self, name: str, model: fx.GraphModule) -> None:
         self.models[name] = {key: tensor.clone() for key, tensor in model.state_dict().items()}

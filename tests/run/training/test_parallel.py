@@ -231,6 +231,7 @@ def test_one_process_does_not_import_what_several_need() -> None:
         if (text := path.read_text(encoding="utf-8")).count("torch.distributed") or "training.parallel" in text
     }
     assert found.pop("parallel.py")
+    assert found.pop("saving.py")  # which it imports
     assert found.pop("command.py") == [" " * 8]  # inside of a branch
     assert found.pop("spread.py") == [" " * 4]  # for types
     assert not any(found.values())

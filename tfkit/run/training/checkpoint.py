@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +76,12 @@ class Record(Protocol):
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, completely or not at all."""
 
+    def saving(self) -> Callable[[Checkpoint], None]:
+        """Return the function that writes a checkpoint of this step, in any thread and also after more steps."""
+
+    def shards(self) -> AbstractContextManager[Path]:
+        """Yield an empty folder for the parts of a checkpoint, which exists as long as the context."""
+
     def save_model(self, name: str, model: fx.GraphModule) -> None:
         """Write a model to the folder `name` in the folder of the run, completely or not at all."""
 
@@ -83,6 +91,8 @@ class Record(Protocol):
 
 def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the state tensors of an optimizer by the names of the parameters."""
+    # After a forward, a sharded model may have complete weights in place of its parameters; this puts the parts back.
+    model.state_dict()
     return {
         f"{name}{SEPARATOR}{key}": value
         for name, parameter in model.named_parameters()

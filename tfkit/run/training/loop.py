@@ -153,6 +153,7 @@ class Trainer:
         except _AskedToEndError:
             pass
         self._save()
+        self._processes.finish_saving()
         self._tell("on_end")
         return self.ended or INTERRUPTED
 
@@ -288,18 +289,15 @@ class Trainer:
         if cause := self._processes.agreed(broken_weight(self.model)):
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
             raise self._diverged(message, "the last checkpoint stays")
-        model = self._processes.whole_model(self.model)
-        state = self._processes.gathered(optimizer_tensors(self.model, self.optimizer))
         states = tuple(map(self._state, range(len(self._callbacks))))
         tensors: Mapping[str, Tensor] = {
             f"{number}{SEPARATOR}{name}": tensor
             for number, (_, named) in enumerate(states)
             for name, tensor in named.items()
         }
-        tensors = self._processes.gathered(tensors) if tensors else {}
-        if model is not None:
-            data = tuple(data for data, _ in states)
-            self.record.save(Checkpoint(self.step, model, state, data, self.ended, self.skipped, tensors))
+        data, state = tuple(data for data, _ in states), optimizer_tensors(self.model, self.optimizer)
+        checkpoint = Checkpoint(self.step, self.model, state, data, self.ended, self.skipped, tensors)
+        self._processes.save(checkpoint, self.record)
 
     def _state(self, number: int) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         callback = self._callbacks[number]

@@ -32,8 +32,10 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
+from tfkit.run.training.checkpoint import Checkpoint, Record
 from tfkit.run.training.layers import layers_of
 from tfkit.run.training.processes import Processes
+from tfkit.run.training.saving import Saving
 
 T = TypeVar("T")
 _BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -46,6 +48,7 @@ class Together(Processes):
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self._saving: Saving | None = None
 
     def device(self, name: str) -> torch.device:
         kind = device_of(name).type
@@ -103,15 +106,24 @@ class Together(Processes):
     def total(self, sums: Sequence[Any]) -> list[Any]:
         return [reduce(operator.add, parts) for parts in zip(*self._from_all(sums), strict=True)]
 
+    def save(self, checkpoint: Checkpoint, record: Record) -> None:
+        if self._saving is None:
+            self._saving = Saving.of(checkpoint.model, self._from_all, writes=self.rank == 0)
+        self._saving.begin(checkpoint, record, self._gathered)
+
+    def finish_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.finish()
+
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
-        state = self.gathered(model.state_dict())
+        state = self._gathered(model.state_dict())
         if self.rank:
             return None
         copy = build(graph_of(model), device="meta")
         copy.load_state_dict(state, assign=True)
         return copy
 
-    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         copies = {}
         for name, tensor in tensors.items():
             gathered = whole(tensor)  # all processes take part in it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
+from tfkit.run.training.checkpoint import Checkpoint, Record
 
 
 class Processes:
@@ -59,9 +60,12 @@ class Processes:
         """Return the model with all values of its parameters; None in processes that do not write."""
         return model
 
-    def gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return all values of the tensors; none in processes that do not write."""
-        return tensors
+    def save(self, checkpoint: Checkpoint, record: Record) -> None:
+        """Write a checkpoint of this step; several processes go on while it is written."""
+        record.save(checkpoint)
+
+    def finish_saving(self) -> None:
+        """Return when the last checkpoint is written. Raise SpecError if it could not be written."""
 
 
 def check_count(run: Run, count: int) -> None:

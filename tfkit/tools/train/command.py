@@ -50,16 +50,32 @@ if TYPE_CHECKING:
     help="The run's folder.  [default: runs/NAME-HASH]",
 )
 @click.option("--plan", is_flag=True, help="Print its length and costs; train nothing.")
+@click.option("--processes", type=click.IntRange(2), metavar="N", help="Plan for each of N processes; with --plan.")
+@click.option("--device", metavar="NAME", help="Say what would make a process fit this device; with --processes.")
 @click.option("--stop-after", type=click.IntRange(1), metavar="N", help="End this process after step N.")
 @click.option("--allow-change", is_flag=True, help="Continue although the code of its kinds has changed.")
 @json_option
 def train(
-    reader: Reader, run: str, output: Path | None, plan: bool, stop_after: int | None, allow_change: bool, json: bool
+    reader: Reader,
+    run: str,
+    output: Path | None,
+    plan: bool,
+    processes: int | None,
+    device: str | None,
+    stop_after: int | None,
+    allow_change: bool,
+    json: bool,
 ) -> None:
+    if (processes and not plan) or (device and not processes):
+        raise click.UsageError("--processes needs --plan, and --device needs --processes")
     if plan and (output is not None or stop_after is not None or allow_change):
         raise click.UsageError("--plan cannot be combined with -o, --stop-after or --allow-change")
     if plan:
-        _plan(_loaded(reader, run), reader.plugins, json=json)
+        loaded = _loaded(reader, run)
+        if processes is None:
+            _plan(loaded, reader.plugins, json=json)
+        else:
+            _plan_processes(loaded, processes, device, reader.plugins, json=json)
         return
 
     from tfkit.run.training.processes import launched
@@ -67,8 +83,8 @@ def train(
     if launched() > 1:
         from tfkit.run.training.parallel import together
 
-        with together() as processes:
-            _train(reader, run, output, stop_after, processes, allow_change=allow_change, json=json)
+        with together() as connected:
+            _train(reader, run, output, stop_after, connected, allow_change=allow_change, json=json)
     else:
         _train(reader, run, output, stop_after, None, allow_change=allow_change, json=json)
 
@@ -91,6 +107,30 @@ def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
 
     planned, least = plan(run), floors(run, plugins)
     print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
+
+
+def _plan_processes(run: Run, count: int, device: str | None, plugins: Plugins, *, json: bool) -> None:
+    """Print what each of several processes needs, and the first change that makes it fit a device."""
+    from tfkit.console.output import print_json, show, table
+    from tfkit.tools.common.units import bytes_text
+    from tfkit.tools.cost.devices import find_device
+    from tfkit.tools.train.per_process import changes, per_process
+    from tfkit.tools.train.plan import states_of
+
+    needs = per_process(run, count, states_of(run))
+    limit = None if device is None else find_device(device, plugins=plugins).memory
+    if json:
+        print_json({**vars(needs), "total": needs.total, "fits": None if limit is None else needs.total <= limit})
+        return
+    rows = [(name, bytes_text(size)) for name, size in needs.parts.items() if size]
+    rows += [("total", bytes_text(needs.total)), ("sent in a step", bytes_text(needs.sent))]
+    show(table([f"each of {count:,} processes", "predicted"], rows, right=["predicted"]))
+    if limit is not None and needs.total > limit:
+        fits = (text for text, other in changes(run) if per_process(run, count, states_of(run), other).total <= limit)
+        change = next(fits, None)
+        click.echo(
+            f"it does not fit {device}, {bytes_text(limit)}: {change or 'use more processes or shorter examples'}"
+        )
 
 
 def _train(

@@ -63,7 +63,7 @@ def plan(run: Run, device: Device | None = None) -> Plan:
     config = run.config
     micro = config.micro_batch
     parts = config.batch.sequences / micro
-    costs = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=_states(run))
+    costs = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=states_of(run))
     total = costs.total
     windows = run.data.examples("train", "sequential")
     return Plan(
@@ -100,7 +100,7 @@ def _evaluated(run: Run) -> int:
     return times * sum(examples)
 
 
-def _states(run: Run) -> Optimizer:
+def states_of(run: Run) -> Optimizer:
     """Return the optimizer's states as `cost` names them; AdamW's states for an unknown optimizer."""
     optimizer = run.config.optimizer
     if optimizer.kind_name() != "sgd":
@@ -114,7 +114,7 @@ def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> floa
         return None
     precision, micro = run.config.precision, run.config.micro_batch
     if precision != "float32":
-        costs = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=_states(run))
+        costs = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=states_of(run))
     return run.steps * parts * costs.floor(device).seconds
 
 

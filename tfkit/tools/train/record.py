@@ -14,8 +14,9 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -34,12 +35,12 @@ from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
-from tfkit.tools.common.atomic_files import held, sweep, write_file, writing, written_folder
+from tfkit.tools.common.atomic_files import NEW, held, sweep, workshop, write_file, writing, written_folder
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
 from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
 
-METRICS, LOCK = "metrics.jsonl", "lock"
+METRICS, LOCK, SHARDS = "metrics.jsonl", "lock", "shards"
 CHUNK = 2**20
 
 
@@ -150,11 +151,21 @@ class RunFolder:
         self._digest.update(line)
 
     def save(self, checkpoint: Checkpoint) -> None:
+        self.saving()(checkpoint)
+
+    def saving(self) -> Callable[[Checkpoint], None]:
         assert self._metrics is not None
         with writing(self.folder / METRICS):
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
-        position, digest = self._metrics.tell(), self._digest.hexdigest()
+        return partial(self._save, self._metrics.tell(), self._digest.hexdigest())
+
+    @contextmanager
+    def shards(self) -> Iterator[Path]:
+        with writing(self.folder), workshop(self.folder / SHARDS) as folder:
+            yield folder / NEW
+
+    def _save(self, position: int, digest: str, checkpoint: Checkpoint) -> None:
         place = self.folder / f"step-{checkpoint.step}"
         with written_folder(place, SafetensorError) as target:
             write_checkpoint(target, checkpoint, self._run, position=position, metrics=digest)
@@ -207,6 +218,12 @@ class Follower:
     def text(self, step: int, name: str, text: str) -> None: ...
 
     def save(self, checkpoint: Checkpoint) -> None: ...
+
+    def saving(self) -> Callable[[Checkpoint], None]:
+        return self.save
+
+    def shards(self) -> AbstractContextManager[Path]:
+        return nullcontext(self._folder)
 
     def save_model(self, name: str, model: fx.GraphModule) -> None: ...
 

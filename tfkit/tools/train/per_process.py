@@ -1,0 +1,134 @@
+"""The memory that each of several processes needs for a run, by what it is for, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tfkit.run.checked_run import Run
+from tfkit.run.run_spec import MachineConfig
+from tfkit.run.training.chunked_loss import count_pieces
+from tfkit.run.training.processes import check_count
+from tfkit.tools.common.modes import Optimizer
+from tfkit.tools.cost.cost import Cost, cost
+
+NUMBER = 4
+"""Bytes of a number in float32, the type of weights, gradients and states."""
+
+
+@dataclass(frozen=True)
+class PerProcess:
+    """Predicted bytes of one process of several, in a step with several micro-batches.
+
+    Attributes:
+        processes: their number.
+        shard: processes that share one copy of the weights.
+        weights: the part of the weights.
+        gradients: the part of the gradients.
+        states: the part of the optimizer's states.
+        gathered: complete weights and gradients: of everything that is in no layer, and of a layer; and the weights
+            of the next layer.
+        activations: activations that are kept for the backward, with `machine.recompute`.
+        casts: weights in bfloat16 that are kept for the backward, because they were gathered in float32.
+        logits: logits of a chunk of the loss, with their gradients; an evaluation needs less.
+        sent: bytes that the process receives and sends in a step.
+    """
+
+    processes: int
+    shard: int
+    weights: int
+    gradients: int
+    states: int
+    gathered: int
+    activations: int
+    casts: int
+    logits: int
+    sent: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes by their purpose."""
+        names = ("weights", "gradients", "states", "gathered", "activations", "casts", "logits")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(self.parts.values())
+
+
+def per_process(run: Run, processes: int, optimizer: Optimizer, machine: MachineConfig | None = None) -> PerProcess:
+    """Return the memory of each of `processes` processes, with the run's machine by default.
+
+    Raises SpecError if that many cannot train the run.
+    """
+    check_count(run, processes)
+    machine = machine or run.config.machine
+    sequences = run.config.batch.sequences // processes
+    size = machine.micro_batch
+    micro, shard = min(size if isinstance(size, int) else sequences, sequences), machine.shard or processes
+    bfloat16 = run.config.precision == "bfloat16"
+    costs = cost(run.graph, batch=micro, length=run.data.length, dtype=run.config.precision, optimizer=optimizer)
+    layers, single = _sizes(run, costs)
+    largest, total = max(layers, default=0), costs.total.parameters
+    sent = NUMBER if machine.gather == "float32" else 2
+    rows = micro * run.data.length
+    vocabulary = max((node.output.width or 0 for node in run.graph.nodes if node.output.type == "logits"), default=0)
+    states = NUMBER * total * costs.memory.optimizer // max(costs.memory.weights, 1)
+    steps = -(-sequences // micro)
+    gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * total)
+    copies = processes // shard
+    return PerProcess(
+        processes=processes,
+        shard=shard,
+        weights=-(-NUMBER * total // shard),
+        gradients=-(-NUMBER * total // shard),
+        states=-(-states // shard),
+        gathered=2 * NUMBER * single + 3 * sent * largest,
+        activations=_activations(run, costs, rows, machine, bfloat16=bfloat16),
+        casts=2 * total if bfloat16 and sent == NUMBER and machine.recompute in ("none", "selective") else 0,
+        logits=3 * NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0,
+        sent=round(steps * (gathers + 2 * (copies - 1) / copies * NUMBER * total / shard)),
+    )
+
+
+def _sizes(run: Run, costs: Cost) -> tuple[list[int], int]:
+    """Return the weights of each layer that is gathered alone, and the number of all other weights."""
+    alone = {
+        f"{node.name}.layers.{number}"
+        for node in run.graph.nodes
+        if node.stack is not None and node.stack.repeats == 1
+        for number in range(len(node.stack.layers))
+    }
+    layers: dict[str, int] = {}
+    for part in costs.parts:
+        if part.layer in alone:
+            layers[part.layer] = layers.get(part.layer, 0) + part.parameters
+    return list(layers.values()), costs.total.parameters - sum(layers.values())
+
+
+def _activations(run: Run, costs: Cost, rows: int, machine: MachineConfig, *, bfloat16: bool) -> int:
+    """Return the bytes that are kept for the backward. Under autocast, the inputs of norms stay float32."""
+    stacks = [node.stack for node in run.graph.nodes if node.stack is not None]
+    normed = sum(len(layer.steps) for stack in stacks for layer in stack.layers)
+    width = max((node.output.width or 0 for node in run.graph.nodes if node.stack is not None), default=0)
+    full = costs.memory.activations + (2 * rows * width * normed if bfloat16 else 0)
+    recompute, n_layers = machine.recompute, sum(len(stack.layers) for stack in stacks)
+    if recompute == "none" or not n_layers:
+        return full
+    again = costs.memory.activations_recomputed + (2 * rows * width * n_layers if bfloat16 else 0)
+    # `selective` keeps the results of matrix products and of attention: about half of what a layer keeps.
+    share = 0.5 if recompute == "selective" else 1 / recompute if isinstance(recompute, int) else 1.0
+    return round(full - share * (full - again))
+
+
+def changes(run: Run) -> Iterator[tuple[str, MachineConfig]]:
+    """Yield machines that need less memory and change no number, the cheapest first; each includes the ones before."""
+    values: dict[str, Any] = {}
+    rounded = {"gather": "bfloat16"} if run.config.precision == "bfloat16" else {}
+    for name, value in {**rounded, "micro_batch": 1, "recompute": "full", "shard": None}.items():
+        if getattr(run.config.machine, name) != value:
+            values[name] = value
+            text = ", ".join(f"{key}: {'null' if item is None else item}" for key, item in values.items())
+            yield f"machine: {{{text}}}", run.config.machine.model_copy(update=values)
