@@ -43,6 +43,7 @@ LONG = {
     "families",
     "inspect",
     "outputs",
+    "recipes",
     "training",
     "cluster",
     "sweeps",

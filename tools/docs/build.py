@@ -29,7 +29,8 @@ def main() -> int:
     write_pictures(OUT / "extra" / models.PICTURES)
     from sphinx.cmd.build import main as sphinx
 
-    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(OUT / "doctrees"), "-c", str(HOME.parent)]
+    # All pages are written: a new page changes the sidebars of pages that have not changed.
+    options = ["-a", "-W", "--keep-going", "-q", "-b", "html", "-d", str(OUT / "doctrees"), "-c", str(HOME.parent)]
     return int(sphinx([*options, str(source), str(site)]))
 
 
