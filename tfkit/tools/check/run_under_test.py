@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -272,6 +273,12 @@ class Notes:
         rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
         self.checkpoints.append(Restored(checkpoint.step, weights, optimizer, *rest))
         self.positions.append(len(self.lines))
+
+    def saving(self) -> Callable[[Checkpoint], None]:
+        return self.save
+
+    def shards(self) -> AbstractContextManager[Path]:
+        raise AssertionError("a single process saves no shards")
 
     def save_model(self, name: str, model: fx.GraphModule) -> None: ...
 
