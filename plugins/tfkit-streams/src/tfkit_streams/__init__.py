@@ -1,8 +1,8 @@
 """Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and a norm.
 
 `manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
-changes, `layer_features.py` has the features of each layer of Gemma 4, `fields.py` fields of its config.json, and
-`precision.py` the type of sums.
+changes, `layer_features.py` has the features of each layer of Gemma 4, `altup.py` the layer of Gemma 3n, `fields.py`
+fields of their config.json, and `precision.py` the type of sums.
 """
 
 from __future__ import annotations
@@ -11,8 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import tfkit
+from tfkit_streams.altup import AltUpConfig, LaurelConfig, SparseGLUConfig
 from tfkit_streams.depth import DepthConfig
-from tfkit_streams.fields import DoubledConfig, FeatureWidthConfig, LayerSizesConfig, SharedLayersConfig
+from tfkit_streams.fields import (
+    DoubledConfig,
+    EqualConfig,
+    FeatureWidthConfig,
+    LayerSizesConfig,
+    SharedLayersConfig,
+    SparsityConfig,
+)
 from tfkit_streams.gated import GatedConfig
 from tfkit_streams.layer_features import FeatureGateConfig, LayerInputsConfig, ScaledSumConfig
 from tfkit_streams.manifold import ManifoldConfig
@@ -20,13 +28,16 @@ from tfkit_streams.modulated import AdaptiveNormConfig, ModulatedConfig
 
 __all__ = [
     "AdaptiveNormConfig",
+    "AltUpConfig",
     "DepthConfig",
     "FeatureGateConfig",
     "GatedConfig",
+    "LaurelConfig",
     "LayerInputsConfig",
     "ManifoldConfig",
     "ModulatedConfig",
     "ScaledSumConfig",
+    "SparseGLUConfig",
 ]
 
 
@@ -42,7 +53,12 @@ def tfkit_register(register: tfkit.Register) -> None:
         LayerInputsConfig,
         FeatureGateConfig,
         ScaledSumConfig,
+        AltUpConfig,
+        LaurelConfig,
+        SparseGLUConfig,
         SharedLayersConfig,
+        EqualConfig,
+        SparsityConfig,
         DoubledConfig,
         LayerSizesConfig,
         FeatureWidthConfig,
