@@ -42,7 +42,44 @@ def softer(model: Any) -> None:
             buffer.add_(1.0)
 
 
+GEMMA3N = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 4,
+    "layer_types": [SLIDING, FULL] * 3,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 61,
+    "hidden_size_per_layer_input": 6,
+    "laurel_rank": 5,
+    "max_position_embeddings": 32,
+}
 STREAMS: dict[str, Case] = {
+    "gemma3n_text": Case(
+        "gemma3n_text",
+        {
+            **GEMMA3N,
+            "altup_num_inputs": 3,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.7, 0.0, 0.6, 0.0],
+            "final_logit_softcapping": 5.0,
+            "rms_norm_eps": 1e-4,
+            "hidden_activation": "relu",
+            "attention_bias": True,
+            "rope_parameters": {SLIDING: ROPE, FULL: {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+        },
+        std=0.15,
+        prepare=softer,
+    ),
+    "gemma3n_text_plain": Case(
+        "gemma3n_text",
+        {**GEMMA3N, "num_kv_shared_layers": 0, "tie_word_embeddings": False},
+        std=0.15,
+        prepare=softer,
+    ),
     "gemma4_text": Case(
         "gemma4_text",
         {

@@ -227,13 +227,22 @@ class Layer:
     """The name of its variant; layers with equal names are identical."""
     input_norm: NormConfig | None = None
     """Norm of the layer's input for the steps that read it; its module is `input_norm`."""
+    around: StreamConfig | None = None
+    """Residual around all steps; its modules are `residual_read` and `residual_write`."""
     placement: str | None = None
     """The word for the places of its norms in the spec; None if the spec spells them out."""
     context: str | None = None
     """The module of the block with the weights of its positions, such as `shared.base`; layers may share it."""
 
+    @property
+    def residuals(self) -> tuple[StreamConfig, ...]:
+        """The residuals that read and write the stream that layers pass on."""
+        return tuple(step.residual for step in self.steps) if self.around is None else (self.around,)
+
     def modules(self) -> Iterator[str]:
-        """Yield the names of the modules of its steps and norms."""
+        """Yield the names of the modules of its steps, norms and residual."""
+        if self.around is not None:
+            yield from ("residual_read", "residual_write")
         if self.input_norm is not None:
             yield "input_norm"
         for step in self.steps:
@@ -303,7 +312,7 @@ class Layers:
     @property
     def streams(self) -> StreamConfig | None:
         """The residual whose modules `enter` and `leave` surround the layers; None for a stream [b, t, d_model]."""
-        residuals = (step.residual for layer in self.layers for step in layer.steps)
+        residuals = (residual for layer in self.layers for residual in layer.residuals)
         return next((residual for residual in residuals if residual.enters), None)
 
     @property

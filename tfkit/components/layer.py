@@ -102,6 +102,8 @@ class LayerConfig(Config):
     """Dropout on the output of each sublayer, before it is added to the residual stream."""
     residual: StreamConfig | None = optional_slot("add")
     """Addition of all sublayers to the residual stream, unless they have their own."""
+    around: StreamConfig | None = None
+    """Residual around all sublayers together: it computes their input from the stream, and writes back their result."""
     input_norm: NormConfig | bool | None = None
     """Norm of the layer's input for the sublayers that read it; the only norm of `placement: parallel`."""
     sublayers: tuple[StepConfig, ...] | None = None
@@ -166,10 +168,15 @@ class LayerConfig(Config):
 
     def _check_residuals(self, steps: list[Step]) -> None:
         """Refuse additions to normalized values without a norm, and residuals that would lose what came before."""
+        if isinstance(self.around, ResidualConfig):
+            raise Invalid("around", "`around` must be a residual that reads and writes a stream; got `add`")
         bare: dict[str, bool] = {}
         for index, step in enumerate(steps):
             explicit = self.sublayers is not None and self.sublayers[index].residual is not None
             place = f"sublayers.{index}.residual" if explicit else "residual"
+            if self.around is not None and step.residual.enters:
+                message = f"residual `{step.residual.kind_name()}` of a sublayer cannot have streams inside of `around`"
+                raise Invalid(place, message)
             if step.read is not None and step.reads_input:
                 message = f"residual `{step.residual.kind_name()}` cannot be combined with `{step.role}` that reads the"
                 raise Invalid(place, f"{message} layer's input", help="write `reads: previous`, or `placement: pre`")
@@ -246,6 +253,7 @@ class LayerConfig(Config):
             steps=steps,
             name=name,
             input_norm=norm if any(step.reads_input for step in steps) else None,
+            around=self.around,
             placement=None if self.sublayers else self.placement,
         )
 
@@ -263,10 +271,17 @@ def build_layer(
     if d_memory is not None:
         contexts.append(program.input("cross_context", Context))
     writer = _StepWriter(program, make, d_model, d_memory, causal, contexts)
+    stream, kept = x, None
+    if layer.around is not None:
+        read = program.call("residual_read", make(layer.around, "read", d_model), stream, contexts[0])
+        x, kept = program.unpack(read, "inner", "kept")
+        layer_input = x
     if layer.input_norm is not None:
         layer_input = writer.norm(Call("input_norm", layer.input_norm), x)
     for step in layer.steps:
         x = writer.write(step, x, layer_input)
+    if layer.around is not None:
+        x = program.call("residual_write", make(layer.around, "write", d_model), stream, x, kept)
     if not wired:
         return program.build(x, "Layer")
     wires = program.apply("wires", wires_of, writer.contexts[0])

@@ -106,13 +106,13 @@ class StackConfig(LayerConfig, BlockConfig):
 
     def _check_streams(self) -> None:
         """Raise `Invalid` unless all sublayers of the stack share a residual whose stream is not [b, t, d_model]."""
-        memory, streams = self.memory is not None, None
-        for path, layer in self.distinct():
-            for step in layer.steps(memory=memory):
-                streams = streams or step.residual
-                if step.residual != streams and (step.residual.enters or streams.enters):
-                    name = (streams if streams.enters else step.residual).kind_name()
-                    raise Invalid(f"{path}residual", f"all sublayers of a stack must share its residual `{name}`")
+        layers, streams = {layer.name: layer for layer in self.stack().layers}, None
+        for path, name in zip([path for path, _ in self.distinct()], dict(self.plan()), strict=True):
+            for residual in layers[name].residuals:
+                streams = streams or residual
+                if residual != streams and (residual.enters or streams.enters):
+                    kind = (streams if streams.enters else residual).kind_name()
+                    raise Invalid(f"{path}residual", f"all sublayers of a stack must share its residual `{kind}`")
 
     def _check_wires(self) -> None:
         """Raise `Invalid` for a wire without a giver, a giver that does not fit, and a wire that no sublayer takes."""

@@ -9,7 +9,8 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
     activation, norm, ffn    x; of a norm that takes it, the condition [width]      -> its shape
     attention                x [t, d_model], a Scope                                -> [t, d_model]
     residual                 "enter", x [t, d_model]                                -> the stream, [t, ...]
-                             "read", stream, condition [width] or None              -> [t, d_model], arrays for "write"
+                             "read", stream, condition [width] or None; of a
+                             residual that takes them, features [t, width]          -> [t, d_model], arrays for "write"
                              "write", stream, y [t, d_model], these arrays          -> the stream
                              "leave", stream                                        -> [t, d_model]
     mixer                    x [t, d_model], only tokens                            -> [t, d_model]

@@ -149,6 +149,9 @@ def _scopes(
 def _layer(part: Part, x: Array, scopes: Scopes, row: Row) -> Array:
     """Apply sublayers one after the other; further ones of a kind are numbered."""
     config, times = part.config, Counter[str]()
+    stream, around, kept = x, config.around, None
+    if around is not None:
+        x, kept = _read(part.at("residual_read", around), stream, row)
     start = _normed(part, "input_norm", config.input_norm, x, row)
     for step in [{"sublayer": kind} for kind in scopes] if config.sublayers is None else map(dict, config.sublayers):
         kind = step["sublayer"]
@@ -156,6 +159,8 @@ def _layer(part: Part, x: Array, scopes: Scopes, row: Row) -> Array:
         name = kind if times[kind] == 1 else f"{kind}_{times[kind]}"
         reads = step.get("reads") or ("input" if config.placement.startswith("parallel") else "previous")
         x = _step(part, name, step, x, start if reads == "input" else x, row, *scopes[kind])
+    if around is not None:
+        x = part.at("residual_write", around)("write", stream, x, kept)
     return part.record(x)
 
 
@@ -169,7 +174,7 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
     residual = step.get("residual") or config.residual or ResidualConfig()
     added, kept = isinstance(residual, ResidualConfig), None
     if not added:
-        read, kept = part.at(f"{name}_residual_read", residual)("read", x, row.condition)
+        read, kept = _read(part.at(f"{name}_residual_read", residual), x, row)
     inside = _normed(part, "norm_in", step.get("norm_in"), read, row, name)
     sublayer = part.at(name, component)
     y = _of_tokens(sublayer, inside, row) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
@@ -184,6 +189,12 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
         onto = onto * part.weight(f"{name}_residual_scale_onto.weight")
     x = residual.scale_onto * onto + residual.scale * y
     return _normed(part, "norm_after", step.get("norm_after"), x, row, name)
+
+
+def _read(residual: Part, x: Array, row: Row) -> Any:
+    """Return what a residual reads from the stream, and the values for its `write`."""
+    features = [row.features] if residual.config.takes_features else []
+    return residual("read", x, row.condition, *features)
 
 
 def _of_tokens(mixer: Part, x: Array, row: Row) -> Array:

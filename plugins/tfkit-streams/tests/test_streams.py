@@ -140,10 +140,20 @@ def test_modulated_and_adaptive_are_adaln_zero() -> None:
             equal(layer.get_submodule(f"{name}_residual_write")(stream, y, kept), x + factor[:, None] * y)
 
 
-SMALL: dict[str, dict[str, Any]] = {"manifold": {"streams": 3, "iterations": 4}, "gated": {"streams": 3, "rank": 4}}
+SMALL: dict[str, dict[str, Any]] = {
+    "manifold": {"streams": 3, "iterations": 4},
+    "gated": {"streams": 3, "rank": 4},
+    "altup": {"streams": 3, "norm": "rmsnorm"},
+    "laurel": {"rank": 4, "norm": "rmsnorm"},
+    "sparse_glu": {"d_ff": 24, "sparsity": [0.8]},
+}
+IN_LAYERS = [(slot, kind) for slot, kinds in KINDS.items() if slot != "block" for kind in kinds]
+TOGETHER = {"altup", "laurel", "sparse_glu"}
+"""Kinds that `test_gemma3n.py` compares in one model."""
+QUICK = [pytest.param(slot, kind, marks=[pytest.mark.slow] * (kind in TOGETHER)) for slot, kind in IN_LAYERS]
 
 
-@pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, kinds in KINDS.items() for kind in kinds])
+@pytest.mark.parametrize(("slot", "kind"), QUICK)
 def test_a_kind_is_its_formula(slot: str, kind: str) -> None:
     options: dict[str, Any] = {"fields": SMALL.get(kind), "plugins": PLUGINS}
     check_component(kind, slot=slot, within=["decoder"], only=["meaning", "cached"], **options)
@@ -151,7 +161,7 @@ def test_a_kind_is_its_formula(slot: str, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, kinds in KINDS.items() for kind in kinds])
+@pytest.mark.parametrize(("slot", "kind"), IN_LAYERS)
 def test_a_kind_has_every_property(slot: str, kind: str) -> None:
     options: dict[str, Any] = {"fields": SMALL.get(kind), "plugins": PLUGINS}
     check_component(kind, slot=slot, within=["decoder"], level="full", **options)

@@ -22,6 +22,7 @@ from tfkit.component import (
     Config,
     ContentScoreConfig,
     FFNConfig,
+    Layers,
     MaskConfig,
     MaskRuleConfig,
     MixerConfig,
@@ -131,6 +132,10 @@ class _Shrink:
         self.shortening = self._shortening()
         self.keeps = False
         self.hidden: dict[int, int] = {}
+        for node in graph.nodes:
+            if node.stack is not None and "layer_features" in node.wires:  # which have a part for each layer
+                width = node.signals["layer_features"].width
+                self.widths[width] = _n_layers(node.stack) * self._hidden(width // node.stack.depth)
 
     def model(self) -> ModelSpec:
         """Return the small model, unchecked."""
@@ -194,17 +199,15 @@ class _Shrink:
         self.lengths = {signal.length for signal in _signals(node) if signal.length is not None}
         self.keeps = bool(self.lengths) and node.stack is None
         config = self._config(node.config)
-        if node.stack is None or "layer_features" in node.wires:  # which have a part for each layer
+        if node.stack is None:
             return config
-        names = list(node.stack.variants)
-        period, pattern = node.stack.period, node.stack.pattern
-        if pattern is not None and (period is None or max(period, node.stack.least) > PATTERN):
+        n_layers = _n_layers(node.stack)
+        if _is_long(node.stack):
             layers = {**dict(config)}["layers"]
-            config = config.model_copy(update={"layers": layers.model_copy(update={"pattern": tuple(names)})})
-            return config.model_copy(update={"n_layers": max(2, len(names))})
-        alike = len(node.stack.layers) if node.stack.repeats > 1 else 1
-        layers = 2 * alike if alike > 1 or node.stack.repeats > 1 else max(2, node.stack.least)
-        return config.model_copy(update={"n_layers": min(layers, node.stack.depth)})
+            config = config.model_copy(
+                update={"layers": layers.model_copy(update={"pattern": (*node.stack.variants,)})}
+            )
+        return config.model_copy(update={"n_layers": n_layers})
 
     def _config(self, config: Config, attention: _Around = None) -> Any:
         """Shrink a config and the configs inside it."""
@@ -296,6 +299,19 @@ class _Shrink:
 def _is_fixed(config: Config | None) -> bool:
     """Return True for positions that fix the length, and with it the size of an image."""
     return isinstance(config, AttentionPositionConfig) and config.only_length is not None
+
+
+def _is_long(stack: Layers) -> bool:
+    """Return True if the pattern of a stack has too many layers for a reduced model, which gets one of each variant."""
+    return stack.pattern is not None and (stack.period is None or max(stack.period, stack.least) > PATTERN)
+
+
+def _n_layers(stack: Layers) -> int:
+    """Return the small number of layers."""
+    if _is_long(stack):
+        return max(2, len(stack.variants))
+    alike = len(stack.layers) if stack.repeats > 1 else 1
+    return min(2 * alike if alike > 1 or stack.repeats > 1 else max(2, stack.least), stack.depth)
 
 
 def _with_divisors(mixer: MixerConfig) -> MixerConfig:

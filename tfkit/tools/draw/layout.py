@@ -243,6 +243,10 @@ class LayerPlacer:
     def _segment(self, segment: Segment, bottom: float, entrance: float) -> float:
         """Place a segment above `bottom`; the layer's input is available at the height `entrance`."""
         canvas, cx = self.canvas, self.cx
+        if segment.before is not None:
+            bottom = place_above(canvas, segment.before, cx, bottom)
+        if not segment.branches and segment.after is not None:
+            return place_above(canvas, segment.after, cx, bottom)
         fork = bottom - STEP
         canvas.way((cx, bottom), (cx, fork))
         y = fork - (GAP if segment.reads_input else 0)

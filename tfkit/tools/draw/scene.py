@@ -88,15 +88,17 @@ class Segment:
 
     Attributes:
         branches: the boxes of each of them, bottom to top.
+        before: the module of a residual around the layer that computes the stream of the sublayers.
         stem: the norm before all of them.
         reads_input: True if they read the layer's input, and not the sum so far.
         onto: the value that they are added to: the stream before the segment, or the output of the first box.
         factor: a learned factor of that value.
         write: the module that puts the output into the stream; None if it is added.
-        after: the norm after the sum.
+        after: the norm after the sum, or the module that writes the result of a layer to the stream.
     """
 
     branches: tuple[tuple[Box | Mark, ...], ...]
+    before: Box | None = None
     stem: Box | None = None
     reads_input: bool = False
     onto: Literal["stream", "normed"] = "stream"
@@ -105,7 +107,7 @@ class Segment:
     after: Box | None = None
 
     def boxes(self) -> Iterator[Box]:
-        yield from (box for box in (self.stem, self.factor, self.after) if box is not None)
+        yield from (box for box in (self.before, self.stem, self.factor, self.after) if box is not None)
         yield from (item for branch in self.branches for item in branch if isinstance(item, Box))
         if self.write is not None:  # a wire to the layer leads to the first box
             yield self.write

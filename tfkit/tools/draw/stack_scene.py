@@ -269,10 +269,16 @@ class _Layers:
                 groups[-1].append(step)
             else:
                 groups.append([step])
+        around = self.layer.around
         fresh = True  # the norm of the layer's input has one set of weights, however many segments read it
         for number_, group in enumerate(groups):
-            yield self._segment(group, first=number_ == 0, fresh=fresh)
+            segment = self._segment(group, first=number_ == 0, fresh=fresh)
             fresh = fresh and not any(step.reads_input for step in group)
+            if around is not None and number_ == 0:
+                segment = replace(segment, before=self._residual(Call("residual_read", around)))
+            yield segment
+        if around is not None:
+            yield Segment(branches=(), after=self._residual(Call("residual_write", around)))
 
     def _segment(self, group: list[Step], *, first: bool, fresh: bool) -> Segment:
         together = all(step.reads_input for step in group)
@@ -289,13 +295,13 @@ class _Layers:
             reads_input=together and not first,
             onto="stream" if last.addition.onto == "previous" else "normed",
             factor=self._onto(last),
-            write=self._residual(last.write, last) if last.write else None,
+            write=self._residual(last.write) if last.write else None,
             after=self._norm(last.norm_after, f"{last.name}_norm_after") if last.norm_after else None,
         )
 
     def _branch(self, step: Step) -> Iterator[Box | Mark]:
         if step.read is not None:
-            yield self._residual(step.read, step)
+            yield self._residual(step.read)
         for part in step.branch():
             if isinstance(part, Call):
                 yield self._sublayer(step) if part.name == step.name else self._norm(part.config, part.name)
@@ -310,10 +316,11 @@ class _Layers:
         box = norm_box(norm, f"{self.key}/{name}", label, count, len(self.indices))
         return box if fresh else replace(box, tied=True)
 
-    def _residual(self, part: Call, step: Step) -> Box:
-        title = f"{step.residual.kind_name()}, {part.name.rpartition('_')[2]}"
-        notes = notes_of(step.residual) if part == step.read else ()
-        key, times, tip = f"{self.key}/{part.name}", len(self.indices), tip_of(step.residual)
+    def _residual(self, part: Call) -> Box:
+        place = part.name.rpartition("_")[2]
+        notes = notes_of(part.config) if place == "read" else ()
+        title = f"{part.config.kind_name()}, {place}"
+        key, times, tip = f"{self.key}/{part.name}", len(self.indices), tip_of(part.config)
         return Box(key, "step", title, tuple(notes), parameters=self._count(part.name), times=times, tip=tip)
 
     def _learned(self, factor: Learned) -> Box:

@@ -266,7 +266,7 @@ def _around(stack: Layers) -> Iterator[Explanation]:
     for layer in _firsts(stack):
         for step in layer.steps:
             residual = None if step.read is None else step.residual
-            for part in (residual, step.norm_in, step.norm_out, step.norm_after, layer.input_norm):
+            for part in (layer.around, residual, step.norm_in, step.norm_out, step.norm_after, layer.input_norm):
                 if part is not None:
                     components.setdefault((part.slot, part.kind_name()), part)
     if stack.final_norm is not None:

@@ -39,7 +39,11 @@ def _programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
 
 
 def as_code(layer: Layer) -> Iterator[str]:
-    """Yield a line of code for each sublayer, preceded by the norm of the layer's input if a sublayer reads it."""
+    """Yield a line of code for each sublayer, between a residual around them, and after a norm of the layer's input."""
+    around = layer.around
+    streams = "streams" if around is not None and around.enters else "x"
+    if around is not None:
+        yield f"x = {around.kind_name()}({streams})"
     if any(step.reads_input for step in layer.steps):
         yield f"input = {_normed(layer.input_norm, 'x')}"
     for step in layer.steps:
@@ -55,6 +59,8 @@ def as_code(layer: Layer) -> Iterator[str]:
         onto = onto if step.onto is None else _code(step.onto, onto, step)
         onto = onto if step.addition.scale_onto == 1 else _code(Scale(step.addition.scale_onto), onto, step)
         yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}{_gives(step)}"
+    if around is not None:
+        yield f"{streams} = {around.kind_name()}({streams}, x)"
 
 
 def _gives(step: Step) -> str:
@@ -79,7 +85,9 @@ def _normed(norm: NormConfig | None, y: str) -> str:
 
 
 def as_sentences(layer: Layer) -> Iterator[str]:
-    """Yield a sentence for each sublayer, preceded by the norm of the layer's input if there is one."""
+    """Yield a sentence for each sublayer, between a residual around them, and after a norm of the layer's input."""
+    if layer.around is not None:
+        yield f"read the stream{'s' * layer.around.enters} by the residual {layer.around.kind_name()}"
     if layer.input_norm is not None:
         yield f"normalize the layer's input ({layer.input_norm.kind_name()})"
     for step in layer.steps:
@@ -96,6 +104,8 @@ def as_sentences(layer: Layer) -> Iterator[str]:
         words.append(added if step.write is None else f"write it back by {residual}")
         words += [f"normalize ({step.norm_after.kind_name()})"] if step.norm_after is not None else []
         yield ", ".join(words)
+    if layer.around is not None:
+        yield f"write the result back by the residual {layer.around.kind_name()}"
 
 
 def _words(part: Call | Dropout, step: Step, layer: Layer) -> str:

@@ -103,6 +103,10 @@ def contributions(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None)
         layers = () if node.stack is None else node.stack.layers
         for number, layer in enumerate(layers):
             path = f"{node.name}.layers.{number}"
+            if layer.around is not None:
+                raise ValueError(
+                    f"`{path}` must add to the residual stream; got the residual `{layer.around.kind_name()}`"
+                )
             hooks += [Hook(Point(f"{path}.stream.in", "", path, 0))] * (number == 0)
             for step in layer.steps:
                 hooks.append(Hook(_addition(path, step)))

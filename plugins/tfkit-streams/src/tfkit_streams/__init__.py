@@ -1,9 +1,9 @@
 """Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and further kinds.
 
 `manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
-changes, `layer_features.py` has the features of each layer of Gemma 4, `value_residual.py` an attention that mixes the
-values of the first layer with its values, `fields.py` fields of Gemma 4's config.json, and `precision.py` the type of
-sums.
+changes, `layer_features.py` has the features of each layer of Gemma 4, `altup.py` the layer of Gemma 3n,
+`value_residual.py` an attention that mixes the values of the first layer with its values, `fields.py` fields of
+config.json, and `precision.py` the type of sums.
 """
 
 from __future__ import annotations
@@ -12,8 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 import tfkit
+from tfkit_streams.altup import AltUpConfig, LaurelConfig, SparseGLUConfig
 from tfkit_streams.depth import DepthConfig
-from tfkit_streams.fields import DoubledConfig, FeatureWidthConfig, LayerSizesConfig, SharedLayersConfig
+from tfkit_streams.fields import (
+    DoubledConfig,
+    EqualConfig,
+    FeatureWidthConfig,
+    LayerSizesConfig,
+    SharedLayersConfig,
+    SparsityConfig,
+)
 from tfkit_streams.gated import GatedConfig
 from tfkit_streams.layer_features import FeatureGateConfig, LayerInputsConfig, ScaledSumConfig
 from tfkit_streams.manifold import ManifoldConfig
@@ -22,13 +30,16 @@ from tfkit_streams.value_residual import ValueResidualConfig
 
 __all__ = [
     "AdaptiveNormConfig",
+    "AltUpConfig",
     "DepthConfig",
     "FeatureGateConfig",
     "GatedConfig",
+    "LaurelConfig",
     "LayerInputsConfig",
     "ManifoldConfig",
     "ModulatedConfig",
     "ScaledSumConfig",
+    "SparseGLUConfig",
     "ValueResidualConfig",
 ]
 
@@ -45,7 +56,12 @@ def tfkit_register(register: tfkit.Register) -> None:
         LayerInputsConfig,
         FeatureGateConfig,
         ScaledSumConfig,
+        AltUpConfig,
+        LaurelConfig,
+        SparseGLUConfig,
         SharedLayersConfig,
+        EqualConfig,
+        SparsityConfig,
         DoubledConfig,
         LayerSizesConfig,
         FeatureWidthConfig,

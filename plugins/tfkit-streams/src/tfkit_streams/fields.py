@@ -14,7 +14,7 @@ class SharedLayersConfig(FieldConfig):
     kind: Literal["shared_layers"] = "shared_layers"
     shared_layers: dict[str, str]
     """Their variant by the one that an earlier field gave them, which has a `kv_name` as long as layers take it."""
-    last: str
+    last: str | None = None
     """The variant of the last layer before this field, whatever type a file gives it."""
     at: str
     """The path of the stack."""
@@ -27,7 +27,7 @@ class SharedLayersConfig(FieldConfig):
         if not 0 < first <= len(layers):
             message = f"`{name}` must be an integer from 0 to {len(layers) - 1}; got {number}"
             raise tfkit.Invalid("", message)
-        names = [*layers[:-1], self.last]
+        names = [*layers[:-1], self.last or layers[-1]]
         if missing := set(names[first:]) - set(names[:first]):
             message = f"the last {number} layers take keys of earlier layers of their type"
             raise tfkit.Invalid("", f"{message}, but no layer before them is of variant `{min(missing)}`")
@@ -126,3 +126,50 @@ class FeatureWidthConfig(FieldConfig):
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, file.value("d_features"))
+
+
+class EqualConfig(FieldConfig):
+    """A number, or a list of one number for each layer, all equal: `{equal: decoder.ffn.d_ff}`."""
+
+    kind: Literal["equal"] = "equal"
+    equal: str
+    """The path of the number."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.equal,)
+
+    def read(self, name: str, file: Reading) -> None:
+        value = file.value(name)
+        numbers = value if isinstance(value, list) else [value]
+        if any(type(number) is not int for number in numbers) or len(set(numbers)) != 1:
+            raise tfkit.Invalid("", f"`{name}` must be an integer, or equal integers; got {value}")
+        file.put(self.equal, numbers[0])
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.value(self.equal))
+
+
+class SparsityConfig(FieldConfig):
+    """A list with a fraction for each layer: `{sparsity: decoder.ffn.sparsity, at: decoder}`."""
+
+    kind: Literal["sparsity"] = "sparsity"
+    sparsity: str
+    """The path of the fractions of the first layers."""
+    at: str
+    """The path of the stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        layers, fractions = file.layers(self.at), file.value(name)
+        if layers is None:
+            return
+        if fractions is None:
+            fractions = [0.95] * 10 if len(layers) > 10 else []
+        elif not isinstance(fractions, list) or len(fractions) != len(layers):
+            raise tfkit.Invalid("", f"`{name}` must be a list with a fraction for each of the {len(layers)} layers")
+        n_sparse = max((i + 1 for i, fraction in enumerate(fractions) if fraction), default=0)
+        file.put(self.sparsity, fractions[:n_sparse])
+
+    def write(self, name: str, file: Writing) -> None:
+        n_layers, fractions = len(file.layers(self.at)), list(file.value(self.sparsity))
+        file.put(name, (fractions + [0.0] * n_layers)[:n_layers])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,15 @@ def scaled_sum(part: Part, place: str, stream: Any, *further: Any) -> Any:
     return (stream, []) if place == "read" else (stream + further[0]) * part.weight("scale")
 
 
+def layer_inputs(part: Part, *, inputs: Any) -> Any:
+    """Compute the features of all layers from two sequences."""
+    x, table = inputs
+    projected = part.at("project").linear(x.x, bias=False) * x.x.shape[-1] ** -0.5
+    parts = projected.reshape(len(projected), -1, part.config.d_features)
+    normed = part.at("norm", part.config.norm)(parts).reshape(projected.shape)
+    return table._replace(x=(normed + table.x) / np.sqrt(2))
+
+
 def feature_gate(part: Part, x: Any, features: Any) -> Any:
     """Gate the features of a layer, [t, c], by x, [t, m]."""
     gate = part.at("activation", part.config.activation)(part.at("gate").linear(x, bias=False))
@@ -134,6 +144,55 @@ def value_residual(part: Part, x: Any, scope: Scope) -> Any:
     return part.at("output").linear(np.concatenate(y, axis=1), config.bias)
 
 
+def altup(part: Part, place: str, stream: Any, *further: Any) -> Any:
+    """Compute a module of the streams, [t, n, m]: predictions before a layer, and their correction after it."""
+    config = part.config
+    if place in ("enter", "leave"):
+        first = stream if place == "enter" else stream[:, 0]
+        projections = [part.at(f"projections.{i}") for i in range(config.streams - 1)]
+        inputs = [stream if place == "enter" else stream[:, i + 1] for i in range(len(projections))]
+        size = np.sqrt((first**2).mean(axis=-1, keepdims=True))
+        projected = [matrix.linear(x, bias=False) for matrix, x in zip(projections, inputs, strict=True)]
+        scaled = [y * size / np.sqrt(np.maximum((y**2).mean(axis=-1, keepdims=True), 1e-5)) for y in projected]
+        return np.stack([first, *scaled], axis=1) if place == "enter" else np.mean([first, *scaled], axis=0)
+    if place == "read":
+        _, features = further
+        scale, router = part.weight("scale"), part.weight("router.weight")
+        logits = np.tanh(rms(stream[:, 0], config.eps) * scale / stream.shape[-1] @ router.T)
+        matrix = (logits @ part.weight("predict.weight").T).reshape(-1, config.streams, config.streams)
+        predictions = np.einsum("tkl,tlm->tkm", matrix, stream) + stream
+        return predictions[:, 0], (predictions, features, scale, router)
+    y, (predictions, features, scale, router) = further
+    logits = np.tanh(rms(y, config.eps) * scale / y.shape[-1] @ router.T)
+    factors = 1 + logits @ part.weight("correct.weight").T
+    corrected = predictions + factors[..., None] * (y - predictions[:, 0])[:, None]
+    gate = part.at("gate").linear(corrected[:, 0] * part.weight("scale"), bias=False)
+    gated = part.at("activation", config.activation)(gate) * features
+    corrected[:, 1:] += part.at("norm", config.norm)(part.at("up").linear(gated, bias=False))[:, None]
+    return corrected
+
+
+def laurel(part: Part, place: str, stream: Any, *further: Any) -> Any:
+    """Compute a module of the stream, [t, m]."""
+    if place == "write":
+        y, (added,) = further
+        return (stream + y + added) / np.sqrt(2)
+    normed = part.at("norm_in", part.config.norm)(stream)
+    low = part.at("right").linear(part.at("left").linear(normed, bias=False), bias=False)
+    return normed, (normed + part.at("norm_out", part.config.norm)(low),)
+
+
+def sparse_glu(part: Part, x: Any) -> Any:
+    """Compute an FFN; in sparse layers, gates lose all but their excess over a quantile."""
+    config, layer = part.config, int(part.path.partition("layers.")[2].partition(".")[0])
+    gate, up = np.split(part.at("gate_up").linear(x, config.bias), 2, axis=-1)
+    sparsity = config.sparsity[layer] if layer < len(config.sparsity) else 0
+    if sparsity:
+        cutoff = gate.mean(axis=-1, keepdims=True) + NormalDist().inv_cdf(sparsity) * gate.std(axis=-1, keepdims=True)
+        gate = np.maximum(gate - cutoff, 0)
+    return part.at("down").linear(part.at("activation", config.activation)(gate) * up, config.bias)
+
+
 KINDS = {
     "residual": {
         "manifold": manifold,
@@ -141,8 +200,12 @@ KINDS = {
         "depth": depth,
         "modulated": modulated,
         "scaled_sum": scaled_sum,
+        "altup": altup,
+        "laurel": laurel,
     },
     "norm": {"adaptive": adaptive},
+    "block": {"layer_inputs": layer_inputs},
+    "ffn": {"sparse_glu": sparse_glu},
     "mixer": {"feature_gate": feature_gate},
     "attention": {"value_residual": value_residual},
 }

@@ -185,9 +185,10 @@ def head_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     model, inputs, applied = copy.deepcopy(subject.model), subject.inputs(), False
     for attending in subject.attentions:
         by_head = isinstance(attending.config.position, ScoreBiasConfig) or attending.config.n_heads < 2
+        wired = attending.config.gives or attending.config.takes  # the heads of other layers have the same order
         attention = model.get_submodule(attending.path)
         modules = {name.rpartition(".")[0] for name in places(attention)}
-        if by_head or not modules <= HEADS_ALONG.keys():
+        if by_head or wired or not modules <= HEADS_ALONG.keys():
             continue
         applied = True
         _reverse_heads(attention, attending.config)

@@ -80,7 +80,11 @@ def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     observed = sum(size for address, size in storages.items() if address not in weights)
     del outputs
     limit = EXPERTS if any(isinstance(module, StackedLinear) for module in model.modules()) else 0.0
-    limit = STREAMS if any(step.read for layer in subject.layers.values() for step in layer.steps) else limit
+    limit = (
+        STREAMS
+        if any(layer.around or any(step.read for step in layer.steps) for layer in subject.layers.values())
+        else limit
+    )
     error = abs(observed - counted) / max(1, observed)
     detail = f"{counted:,} bytes are counted as saved for the backward, but {observed:,} observed"
     yield Deviation(error, detail, limit)

@@ -141,7 +141,8 @@ def _adds(stack: Layers) -> bool:
     steps = [step for layer in stack.layers for step in layer.steps]
     norms = [stack.final_norm, *(norm for step in steps for norm in (step.norm_in, step.norm_out, step.norm_after))]
     norms += [layer.input_norm for layer in stack.layers]
-    return not any(step.read for step in steps) and not any(norm is not None and norm.takes_condition for norm in norms)
+    reads = [*(step.read for step in steps), *(layer.around for layer in stack.layers)]
+    return not any(reads) and not any(norm is not None and norm.takes_condition for norm in norms)
 
 
 def _silent_stack(model: fx.GraphModule, node: Node, x: Tensor, outputs: Mapping[str, Tensor]) -> Iterator[Deviation]:
