@@ -1,8 +1,8 @@
 """Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and further kinds.
 
-`manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
-changes, `layer_features.py` has the features of each layer of Gemma 4, `value_residual.py` an attention that mixes the
-values of the first layer with its values, and `precision.py` the type of sums.
+`manifold.py`, `independent.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm
+that a condition changes, `layer_features.py` has the features of each layer of Gemma 4, `value_residual.py` an
+attention that mixes the values of the first layer with its values, and `precision.py` the type of sums.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import tfkit
 from tfkit_streams.depth import DepthConfig
 from tfkit_streams.gated import GatedConfig
+from tfkit_streams.independent import IndependentConfig
 from tfkit_streams.layer_features import FeatureGateConfig, LayerInputsConfig, ScaledSumConfig
 from tfkit_streams.manifold import ManifoldConfig
 from tfkit_streams.modulated import AdaptiveNormConfig, ModulatedConfig
@@ -23,6 +24,7 @@ __all__ = [
     "DepthConfig",
     "FeatureGateConfig",
     "GatedConfig",
+    "IndependentConfig",
     "LayerInputsConfig",
     "ManifoldConfig",
     "ModulatedConfig",
@@ -36,7 +38,7 @@ def tfkit_register(register: tfkit.Register) -> None:
     """Hand the configs to tfkit."""
     for config in (ManifoldConfig, GatedConfig, DepthConfig, ModulatedConfig, AdaptiveNormConfig):
         register(config)
-    for config in (LayerInputsConfig, FeatureGateConfig, ScaledSumConfig, ValueResidualConfig):
+    for config in (LayerInputsConfig, FeatureGateConfig, ScaledSumConfig, ValueResidualConfig, IndependentConfig):
         register(config)
 
 
