@@ -13,6 +13,8 @@ from tfkit_streams.reference import KINDS
 from torch import Tensor, nn
 from transformers.models.deepseek_v4 import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek
+from transformers.models.hy_v4 import HYV4Config
+from transformers.models.hy_v4 import modeling_hy_v4 as hunyuan
 from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen
 from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
 
@@ -38,6 +40,7 @@ graph:
 """
 FIELDS = {
     "manifold": {"residual": {"kind": "manifold", "streams": 3, "iterations": 4}},
+    "independent": {"residual": {"kind": "independent", "streams": 3}},
     "gated": {"residual": {"kind": "gated", "streams": 3, "rank": 4}},
     "depth": {"residual": "depth"},
     "modulated": {"condition": "time", "norm": "adaptive", "residual": "modulated"},
@@ -101,6 +104,22 @@ def test_manifold_is_the_hyper_connection_of_deepseek_v4() -> None:
         equal(leave(streams), head(streams))
 
 
+def test_independent_is_the_hyper_connection_of_hy_v4() -> None:
+    config = HYV4Config(hidden_size=WIDTH, hc_mult=3, hc_magnitude=1.5, hc_eps=1e-3, rms_norm_eps=1e-4)
+    theirs, head = redrawn(hunyuan.HYV4HyperConnection(config)), redrawn(hunyuan.HYV4HyperHead(config))
+    fields = FIELDS["independent"]["residual"] | {"magnitude": 1.5, "eps": 1e-3, "norm_eps": 1e-4}
+    read, write, leave = modules(tfkit.build(graph_of({"residual": fields})))
+    copied(read, project__weight=theirs.fn, base=theirs.base, scale=theirs.scale)
+    copied(leave, project__weight=head.hc_fn, base=head.hc_base, scale=head.hc_scale)
+    streams, y = torch.randn(2, 5, 3, WIDTH), torch.randn(2, 5, WIDTH)
+    with torch.no_grad():
+        post, collapsed = theirs(streams)
+        x, kept = read(streams, context())
+        equal(x, collapsed)
+        equal(write(streams, y, kept), post[..., None] * y[:, :, None] + streams)
+        equal(leave(streams), head(streams))
+
+
 def test_gated_is_the_gated_residual_of_qwen4() -> None:
     config = Qwen4ExpTextConfig(hidden_size=WIDTH, hc_count=3, hc_lowrank=4, rms_norm_eps=1e-4)
     theirs = redrawn(qwen.Qwen4ExpTextGatedResidual(config))
@@ -142,12 +161,14 @@ def test_modulated_and_adaptive_are_adaln_zero() -> None:
 
 SMALL: dict[str, dict[str, Any]] = {
     "manifold": {"streams": 3, "iterations": 4},
+    "independent": {"streams": 3, "magnitude": 1.5},
     "gated": {"streams": 3, "rank": 4},
     "altup": {"streams": 3, "norm": "rmsnorm"},
     "laurel": {"rank": 4, "norm": "rmsnorm"},
     "sparse_glu": {"d_ff": 24, "sparsity": [0.8]},
 }
-IN_LAYERS = [(slot, kind) for slot, kinds in KINDS.items() if slot != "block" for kind in kinds]
+IN_LAYERS = [(slot, kind) for slot, kinds in KINDS.items() if slot not in ("block", "attention") for kind in kinds]
+"""The kinds, without blocks, and without an attention that takes a wire: one component cannot also give it."""
 TOGETHER = {"altup", "laurel", "sparse_glu"}
 """Kinds that `test_gemma3n.py` compares in one model."""
 QUICK = [pytest.param(slot, kind, marks=[pytest.mark.slow] * (kind in TOGETHER)) for slot, kind in IN_LAYERS]

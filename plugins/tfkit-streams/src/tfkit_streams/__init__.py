@@ -1,8 +1,8 @@
 """Residual streams: the kinds `manifold`, `gated`, `depth` and `modulated` of the slot `residual`, and further kinds.
 
-`manifold.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm that a condition
-changes, `layer_features.py` has the features of each layer of Gemma 4, `altup.py` the layer of Gemma 3n,
-`value_residual.py` an attention that mixes the values of the first layer with its values, `fields.py` fields of
+`manifold.py`, `independent.py`, `gated.py` and `depth.py` have one kind each, `modulated.py` has a residual and a norm
+that a condition changes, `layer_features.py` has the features of each layer of Gemma 4, `altup.py` the layer of Gemma
+3n, `value_residual.py` an attention that mixes the values of the first layer with its values, `fields.py` fields of
 config.json, and `precision.py` the type of sums.
 """
 
@@ -23,6 +23,7 @@ from tfkit_streams.fields import (
     SparsityConfig,
 )
 from tfkit_streams.gated import GatedConfig
+from tfkit_streams.independent import IndependentConfig
 from tfkit_streams.layer_features import FeatureGateConfig, LayerInputsConfig, ScaledSumConfig
 from tfkit_streams.manifold import ManifoldConfig
 from tfkit_streams.modulated import AdaptiveNormConfig, ModulatedConfig
@@ -34,6 +35,7 @@ __all__ = [
     "DepthConfig",
     "FeatureGateConfig",
     "GatedConfig",
+    "IndependentConfig",
     "LaurelConfig",
     "LayerInputsConfig",
     "ManifoldConfig",
@@ -49,6 +51,7 @@ def tfkit_register(register: tfkit.Register) -> None:
     """Hand the configs to tfkit."""
     for config in (
         ManifoldConfig,
+        IndependentConfig,
         GatedConfig,
         DepthConfig,
         ModulatedConfig,

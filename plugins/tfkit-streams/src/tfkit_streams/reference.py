@@ -59,6 +59,20 @@ def manifold(part: Part, place: str, stream: Any, *further: Any) -> Any:
     return x, (2 * sigmoid(post), comb)
 
 
+def independent(part: Part, place: str, stream: Any, *further: Any) -> Any:
+    """Compute a module of the streams, [t, n, m]."""
+    config = part.config
+    if place == "enter":
+        return np.stack([stream] * config.streams, axis=1)
+    if place == "write":
+        y, post = further
+        return stream + np.einsum("tn,tm->tnm", post, y)
+    logits = rms(stream.reshape(len(stream), -1), config.norm_eps) @ part.weight("project.weight").T
+    weights = sigmoid(logits * np.repeat(part.weight("scale"), config.streams) + part.weight("base"))
+    x = np.einsum("tn,tnm->tm", weights[:, : config.streams] + config.eps, stream)
+    return x if place == "leave" else (x, config.magnitude * weights[:, config.streams :] + config.eps)
+
+
 def gated(part: Part, place: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the streams, [t, n, m]."""
     config = part.config
@@ -196,6 +210,7 @@ def sparse_glu(part: Part, x: Any) -> Any:
 KINDS = {
     "residual": {
         "manifold": manifold,
+        "independent": independent,
         "gated": gated,
         "depth": depth,
         "modulated": modulated,
