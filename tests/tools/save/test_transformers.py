@@ -135,7 +135,7 @@ def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_length_of_the_code() -> None:
     code = code_of(tfkit.load("gpt2"))
-    assert len(code.modeling.splitlines()) <= 530
+    assert len(code.modeling.splitlines()) <= 540
     assert code.fields["n_layers"] == 12
 
 
