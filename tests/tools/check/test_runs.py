@@ -205,12 +205,7 @@ BUGS = [
 ]
 
 
-QUICK = (
-    "only the first weights are clipped",
-    "passes are equal",
-    "the decay begins a step late",
-    "betas are exchanged",
-)
+QUICK = ("only the first weights are clipped", "the decay begins a step late")
 
 
 @pytest.mark.parametrize("bug", chosen(BUGS, [bug for bug in BUGS if bug.words in QUICK]), ids=lambda bug: bug.words)
