@@ -5,11 +5,11 @@
     python tools/mutants.py --again REPORT       the survivors of a report, after a change of the tests
     python tools/mutants.py --only rope          places whose file contains `rope`
 
-`tools/mutants.yaml` names the files, the operators of cosmic-ray and the tests. Each mutant runs tests that call the
-mutated function: first the tests of the mirrored folder, then the fastest. It stops at the first failure. The functions
-that each test calls are measured once and stored in out/mutants; later runs measure only changed files of tests.
-`tests/mutants.yaml` lists the mutants that compute the same as the code; they are not run. The working tree itself is
-never changed. Needs `pip install -e ".[test,mutants]"`, and no network.
+`tools/mutants.yaml` names the files, the operators of cosmic-ray and the tests. Each mutant runs tests that run the
+mutated statement: first the tests of the mirrored folder, then the fastest. It stops at the first failure.
+The statements that each test runs are measured once and stored in out/mutants; later runs measure only changed files of
+tests. `tests/mutants.yaml` lists the mutants that compute the same as the code; they are not run. The working tree
+itself is never changed. Needs `pip install -e ".[test,mutants]"`, and no network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import parso
@@ -46,8 +46,8 @@ from planted import ARGUMENTS, ROOT, TIMED_OUT, copy_of, failure_in, run_pytest,
 CONFIG = ROOT / "tools" / "mutants.yaml"
 LISTED = ROOT / "tests" / "mutants.yaml"
 OUT = ROOT / "out" / "mutants"
-MODULE = "<module>"
 Key = tuple[str, str, str]
+Location = str
 MEMORY = 12 << 30
 """Bytes that the tests of a mutant may allocate: a mutant can ask for any amount."""
 
@@ -58,7 +58,7 @@ class Mutant:
 
     file: str
     line: int
-    function: str
+    location: Location
     operator: str
     before: str
     after: str
@@ -159,23 +159,33 @@ def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | N
     except SyntaxError:
         return None
     before, after = next(pair for pair in zip(text.split("\n"), changed.split("\n"), strict=False) if len({*pair}) > 1)
-    function = function_at(ast.parse(text), place.start[0])
+    location = locations(place.file).get(place.start[0], "")
     name = operator.removeprefix("core/")
-    return Mutant(place.file, place.start[0], function, name, before.strip(), after.strip()), changed
+    return Mutant(place.file, place.start[0], location, name, before.strip(), after.strip()), changed
 
 
-def function_at(tree: ast.Module, line: int) -> str:
-    """Return the qualified name of the outermost function whose body has a line; `<module>` if there is none."""
+@cache
+def locations(file: str) -> Mapping[int, Location]:
+    """Return the location of each line that is in a function: its qualified name, and the statement's place in it.
 
-    def search(body: Sequence[ast.stmt], prefix: str) -> str:
-        for node in body:
-            if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0):
-                return search(node.body, f"{prefix}{node.name}.")
-            if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0):
-                return prefix + node.name
-        return MODULE
+    A location survives changes of the file outside of the function. Of nested functions, it is in the outermost.
+    """
+    table: dict[int, Location] = {}
 
-    return search(tree.body, "")
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.FunctionDef):
+                for statement in ast.walk(child):
+                    if isinstance(statement, ast.stmt) and statement is not child:
+                        body = getattr(statement, "body", None)
+                        last = body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
+                        for line in range(statement.lineno, max(last, statement.lineno) + 1):
+                            table[line] = f"{prefix}{child.name}:{statement.lineno - child.lineno}"
+
+    visit(ast.parse((ROOT / file).read_text(encoding="utf-8")), "")
+    return table
 
 
 def sample(places: Sequence[Place], count: int, seed: int, listed: set[Key]) -> list[tuple[Mutant, str]]:
@@ -195,10 +205,11 @@ def survivors_of(path: Path, places: Iterable[Place]) -> list[tuple[Mutant, str]
     """Return the survivors that a report lists, in the code of today."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))["survivors"]
     keys = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
-    files = {file for file, _, _ in keys}
+    lines = {(file, before) for file, before, _ in keys}
     mutants = {}
     for place in places:
-        for change in place.changes if place.file in files else ():
+        line = (ROOT / place.file).read_text(encoding="utf-8").split("\n")[place.start[0] - 1].strip()
+        for change in place.changes if (place.file, line) in lines else ():
             result = mutant_at(place, *change)
             if result is not None and result[0].key in keys:
                 mutants[result[0].key] = result
@@ -207,25 +218,29 @@ def survivors_of(path: Path, places: Iterable[Place]) -> list[tuple[Mutant, str]
     return list(mutants.values())
 
 
-# ---- the functions that each test calls ----
+# ---- the locations that each test runs ----
 
 
 class Recorder:
-    """A plugin of pytest that records the functions of tfkit that each passed test calls, and its seconds."""
+    """A plugin of pytest that records the locations that each passed test runs, and its seconds."""
 
     def __init__(self, tree: Path, path: Path) -> None:
-        self.root = str(tree) + "/"
+        self.files = {str(tree / file): file for file in target_files()}
         self.path = path
         self.tests: dict[str, Any] = {}
         self.failed: set[str] = set()
-        self.codes: dict[int, CodeType] = {}
+        self.lines: set[tuple[str, int]] = set()
 
-    def _on_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        self.codes[id(frame.f_code)] = frame.f_code
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._on_line if frame.f_code.co_filename in self.files else None
+
+    def _on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._on_line
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.codes.clear()
+        self.lines.clear()
         start = time.perf_counter()
         sys.settrace(self._on_call)
         threading.settrace(self._on_call)
@@ -233,13 +248,13 @@ class Recorder:
         sys.settrace(None)
         threading.settrace(None)
         seconds = time.perf_counter() - start
-        functions = {
-            (code.co_filename.removeprefix(self.root), code.co_qualname.partition(".<locals>")[0])
-            for code in self.codes.values()
-            if code.co_filename.startswith(self.root + "tfkit/") and code.co_qualname != MODULE
-        }
+        reached: dict[str, set[str]] = defaultdict(set)
+        for path, line in self.lines:
+            if line in locations(self.files[path]):
+                reached[self.files[path]].add(locations(self.files[path])[line])
         if item.nodeid not in self.failed:
-            self.tests[item.nodeid] = {"seconds": round(seconds, 4), "functions": sorted(functions)}
+            files = {file: sorted(names) for file, names in reached.items()}
+            self.tests[item.nodeid] = {"seconds": round(seconds, 4), "files": files}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
@@ -250,7 +265,7 @@ class Recorder:
 
 
 def measure(file: str) -> tuple[str, dict[str, Any]]:
-    """Run the tests of a file; return the functions that each of them calls."""
+    """Run the tests of a file; return the locations that each of them runs."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         path = Path(folder) / "tests.json"
         arguments = [argument for argument in ARGUMENTS if argument != "-x"]
@@ -258,24 +273,26 @@ def measure(file: str) -> tuple[str, dict[str, Any]]:
         return file, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-class Calls:
-    """The tests that call each function, with their seconds."""
+class Reached:
+    """The tests that run each location, with their seconds."""
 
     def __init__(self, tests: Mapping[str, Any]) -> None:
         self.seconds = {test: values["seconds"] for test, values in tests.items()}
-        self.by_function: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.by_location: dict[tuple[str, str], set[str]] = defaultdict(set)
         self.by_file: dict[str, set[str]] = defaultdict(set)
-        targets = {*target_files()}
         for test, values in tests.items():
-            for file, function in values["functions"]:
-                if file in targets:
-                    self.by_function[file, function].add(test)
-                    self.by_file[file].add(test)
+            for file, names in values["files"].items():
+                self.by_file[file].add(test)
+                for name in names:
+                    self.by_location[file, name].add(test)
 
     def task(self, mutant: Mutant, text: str, limit: float) -> Task:
-        """Choose the tests of a mutant: first those that call its function, then others of its file."""
+        """Choose the tests of a mutant: first the tests that run its location, then other tests of its file.
+
+        Scripted functions run no line, and what a process stores is computed in one test only.
+        """
         mirrored = Path("tests", *Path(mutant.file).parts[1:-1]).as_posix() + "/"
-        direct = self.by_function[mutant.file, mutant.function]
+        direct = self.by_location[mutant.file, mutant.location]
 
         def order(test: str) -> tuple[bool, bool, float]:
             return test not in direct, not test.startswith(mirrored), self.seconds[test]
@@ -289,9 +306,9 @@ class Calls:
         return Task(mutant, text, tuple(tests), len(direct), 60 + 4 * total)
 
 
-def read_calls(pool: Any, *, anew: bool) -> Calls:
-    """Return the calls of all tests; measure files of tests that are new or have changed, or all of them."""
-    path = OUT / "calls.json"
+def read_reached(pool: Any, *, anew: bool) -> Reached:
+    """Return the locations of all tests; measure files of tests that are new or have changed, or all of them."""
+    path = OUT / "reached.json"
     stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not anew else {}
     files = [file for name in config()["tests"] for file in [ROOT / name, *sorted((ROOT / name).rglob("test_*.py"))]]
     digests = {
@@ -307,7 +324,7 @@ def read_calls(pool: Any, *, anew: bool) -> Calls:
             print(f"measured {number} of {len(missing)}: {file}, {len(tests)} tests", flush=True)
     finally:
         write_out(path, json.dumps(stored))
-    return Calls({test: values for entry in stored.values() for test, values in entry["tests"].items()})
+    return Reached({test: values for entry in stored.values() for test, values in entry["tests"].items()})
 
 
 def write_out(path: Path, text: str) -> None:
@@ -389,7 +406,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after this time")
     parser.add_argument("--only", metavar="WORD", default="", help="only places whose file contains it")
     parser.add_argument("--again", type=Path, metavar="REPORT", help="the survivors of a report")
-    parser.add_argument("--remeasure", action="store_true", help="measure the calls of all tests again")
+    parser.add_argument("--remeasure", action="store_true", help="measure the locations of all tests again")
     parser.add_argument("--report", type=Path, default=OUT / "report.yaml")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
@@ -399,7 +416,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="mutants-") as folder,
         context.Pool(options.workers, start_worker, (folder,)) as pool,
     ):
-        calls = read_calls(pool, anew=options.remeasure)
+        reached = read_reached(pool, anew=options.remeasure)
         places = [place for file in target_files() if options.only in file for place in places_of(file)]
         entries = yaml.safe_load(LISTED.read_text(encoding="utf-8"))["equivalent"]
         listed = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
@@ -407,7 +424,7 @@ def main() -> int:
             mutants = survivors_of(options.again, places)
         else:
             mutants = sample(places, options.sample, options.seed, listed)
-        tasks = [calls.task(mutant, text, options.seconds) for mutant, text in mutants]
+        tasks = [reached.task(mutant, text, options.seconds) for mutant, text in mutants]
         command = shlex.join(["python", "tools/mutants.py", *sys.argv[1:]])
         for verdict in pool.imap_unordered(partial(run_task, deadline), tasks):
             if verdict is None:

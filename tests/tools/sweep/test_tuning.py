@@ -1,0 +1,52 @@
+"""Positions of values in the range that a search draws from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tfkit.run.sweep_spec import Range
+from tfkit.tools.sweep.tuning import Tuning, _number, share_of
+
+LINEAR, LOG = Range("linear", 0.0, 10.0), Range("log", 1e-4, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("range", "value", "share"),
+    [
+        (LINEAR, 0.0, 0.0),
+        (LINEAR, 2.5, 0.25),
+        (LINEAR, 10.0, 1.0),
+        (LOG, 1e-4, 0.0),
+        (LOG, 1e-3, 0.25),
+        (LOG, 1.0, 1.0),
+    ],
+)
+def test_a_position_is_linear_on_the_scale(range: Range, value: float, share: float) -> None:
+    assert share_of(range, value) == pytest.approx(share, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "edge"), [(0.0, True), (0.19, True), (0.21, False), (5.0, False), (9.79, False), (9.81, True)]
+)
+def test_values_within_two_percent_of_an_end_are_at_the_edge(value: float, edge: bool) -> None:
+    tune = SimpleNamespace(ranges={"optimizer.lr": LINEAR}, over={"optimizer.lr": LINEAR})
+    tuning = cast(Any, SimpleNamespace(arms=SimpleNamespace(config=SimpleNamespace(tune=tune))))
+    assert Tuning._at_edge(tuning, "optimizer.lr", value) is edge
+
+
+class Suggestion:
+    """Suggests the middle of a range, on its scale."""
+
+    def suggest_float(self, path: str, low: float, high: float, *, log: bool) -> float:
+        return float((low * high) ** 0.5 if log else (low + high) / 2)
+
+    def suggest_int(self, path: str, low: int, high: int) -> int:
+        return (low + high) // 2
+
+
+def test_numbers_are_suggested_on_the_scale_of_their_range() -> None:
+    ranges = LINEAR, LOG, Range("whole", 2, 9)
+    assert [_number(Suggestion(), "optimizer.lr", range) for range in ranges] == [5.0, 0.01, 5]
