@@ -28,6 +28,8 @@ ELSEWHERE = {"callback", "data", "field", "loss", "metric", "optimizer", "schedu
 NOT_SHOWN = {
     "kv_name": "a wire needs a layer at each end: tests/components/test_wires.py",
     "kv_from": "a wire, as `kv_name`",
+    "index_name": "a wire, as `kv_name`",
+    "index_from": "a wire, as `kv_name`",
     "d_model": "a part keeps the width of its model, which every layer shows",
     "vocab_size": "the model's, as `d_model`",
     "max_len": "no module has it: the model refuses longer sequences when it is called",
@@ -50,7 +52,7 @@ OTHER_MODELS = ("tfkit_media", "tfkit_streams")
 INDEX: Part = {"n_heads": 2, "d_head": 6, "keep": 4}
 SMALL: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "n_classes": 3}
 SMALL |= {"original_max_len": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-SMALL |= {"q_rank": 6, "index": INDEX}
+SMALL |= {"q_rank": 6}
 SMALL |= {"kv_rank": 6, "d_nope": 4, "d_rope": 4, "d_v": 4, "n_experts": 4, "n_experts_per_token": 2}
 SMALL_OF: dict[str, Part] = {
     "learned": {"max_len": 32},
@@ -58,6 +60,7 @@ SMALL_OF: dict[str, Part] = {
     "proportional": {"width": 2},
     "chunk": {"size": 4},
     "expression": {"where": "q - k < 2"},
+    "mla_indexed": {"index": INDEX},
 }
 """Fields that a kind requires, by their names, or by kind."""
 
@@ -78,6 +81,7 @@ OTHERS: dict[str, list[Any]] = {
     "mha.bias": BIASES,
     "lm_head.bias": [True],
     "mla.bias": [True],
+    "mla_indexed.bias": [True],
     "clip": [0.5, 2.0],
     "qk_norm_full": NORMS,
     "scale": [0.25, 1.0],
@@ -166,6 +170,7 @@ OTHERS: dict[str, list[Any]] = {
     "along": ["width"],
     "q_rank": [6, 4],
     "kv_rank": [4],
+    "mla_indexed.position": ["rope", {"kind": "rope", "theta": 500.0}],
     "mla_indexed.q_rank": [4],
     "index": [{**INDEX, "n_heads": 3}, {**INDEX, "keep": 3}, {**INDEX, "d_head": 8}],
     "d_nope": [6],

@@ -163,13 +163,17 @@ class WeightMap:
         }
         return {name: why for name, why in matches.items() if why is not None and name not in read}
 
+    def places_of(self, link: Link) -> list[TensorPlace]:
+        """Return the places of the model's tensors of a link."""
+        return [self.places[name] for name in link.model]
+
     def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the model's tensors of a link."""
-        return [self.places[name].view(state)[link.index] for name in link.model]
+        return [place.view(state)[link.index] for place in self.places_of(link)]
 
     def _state_of(self, link: Link, state: Mapping[str, Tensor]) -> Tensor:
         """Return the parameter of a link's first tensor."""
-        return state[self.places[link.model[0]].parameter]
+        return state[self.places_of(link)[0].parameter]
 
     def check_values(self, checkpoint: TensorFiles, state: Mapping[str, Tensor]) -> None:
         """Raise SpecError if a file has values that the model cannot take.
@@ -196,8 +200,8 @@ class WeightMap:
             if link.pattern is not None:
                 shapes = [tuple(view.shape) for view in self.views(link, outline)]
                 tensors = link.pattern.apply(tensors, link.sizes, shapes)
-            for name, tensor in zip(link.model, tensors, strict=True):
-                self.places[name].fill(state, tensor, link.index)
+            for place, tensor in zip(self.places_of(link), tensors, strict=True):
+                place.fill(state, tensor, link.index)
         if not checked:
             self._check_others(checkpoint)
 

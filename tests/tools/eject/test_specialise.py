@@ -288,6 +288,28 @@ def test_of_a_named_tuple_only_what_is_not_constant_is_left() -> None:
     assert "table" not in "\n".join(map(ast.unparse, body))
 
 
+class Alone(Settings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Reads(), Reads()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.first(x, of_mask(mask))
+        return self.second(x, State(mask, x, 3))
+
+
+def of_mask(mask: Tensor) -> State:
+    return State(mask, None, 3)
+
+
+def test_a_named_tuple_that_is_written_as_its_only_field_stays_a_named_tuple() -> None:
+    module = Alone()
+    specialiser = specialised(module)
+    assert specialiser.records.left(State) == ["mask", "table"]
+    body = specialiser.functions[module.first, "forward"].body
+    assert "\n".join(map(ast.unparse, body)) == "return x + state.mask"
+
+
 class Alike(Settings):
     def __init__(self) -> None:
         super().__init__()

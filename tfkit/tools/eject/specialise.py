@@ -431,7 +431,9 @@ class Function(Expressions):
         arguments = self._bound([*first.code.parameters], node)
         value = self.whole.call(keys, {name: argument for name, (argument, _) in arguments.items()})
         if (returned := first.returns) in arguments and all(function.returns == returned for function in functions):
-            return arguments[returned]
+            argument, text = arguments[returned]
+            # A `NamedTuple` with a single field left is written as this field, which may be an argument.
+            return value if _record_type(value) not in (None, _record_type(argument)) else argument, text
         if value == NONE and not any(function.body for function in functions):
             return value, ast.Constant(None)
         if first.module is not None and first.name == "forward":
@@ -467,6 +469,12 @@ def _library_result(function: Any, values: list[Value]) -> Value:
     if function in (list, tuple, reversed):
         return Items(item_of(value))
     return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME
+
+
+def _record_type(value: Value) -> type | None:
+    """Return the type of a `NamedTuple`; None for any other value."""
+    record = present(value)
+    return record.type if isinstance(record, Record) else None
 
 
 def _check_no_star(node: ast.Call) -> None:

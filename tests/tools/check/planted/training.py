@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit.building.initialize
-from tfkit.checkpoint.weight_map import Link, WeightMap
+from tfkit.checkpoint.weight_map import Link, TensorPlace, WeightMap
 from tfkit.components import feedforward, head, rope_scaling, stack
 from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.tools.cost import shape_rules
@@ -53,7 +52,7 @@ def in_one_order(one: Tensor, dtype: Any = None) -> Tensor:
 
 
 make = head.TiedOutput.__init__
-views = WeightMap.views
+places_of = WeightMap.places_of
 
 
 @plant("a tie is lost on the meta device", "Modalities/modalities#357", "gpt2", "copies", head.TiedOutput, "__init__")
@@ -68,21 +67,21 @@ def emptied(model: nn.Module, file: str, metadata: Any) -> None:
     save_file(state, Path(file), metadata)
 
 
-@plant("a converter exchanges gate and up", "two names of one shape", "trained", "places", WeightMap, "views")
-def exchanged(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
+@plant("a converter exchanges gate and up", "two names of one shape", "trained", "places", WeightMap, "places_of")
+def exchanged(self: Any, link: Link) -> list[TensorPlace]:
     gate, up = (f"decoder.layers.1.ffn.{name}.weight" for name in ("gate", "up"))
     other = {gate: up, up: gate}
-    return views(self, replace(link, model=tuple(other.get(name, name) for name in link.model)), state)
+    return places_of(self, replace(link, model=tuple(other.get(name, name) for name in link.model)))
 
 
-@plant("a family exchanges gate and up", "read and written in one way", "llama", "transformers", WeightMap, "views")
-def gate_for_up(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
-    return views(self, renamed(link, "ffn.gate.", "ffn.up."), state)
+@plant("a family exchanges gate and up", "read and written in one way", "llama", "transformers", WeightMap, "places_of")
+def gate_for_up(self: Any, link: Link) -> list[TensorPlace]:
+    return places_of(self, renamed(link, "ffn.gate.", "ffn.up."))
 
 
-@plant("a family exchanges two norms", "read and written in one way", "llama", "transformers", WeightMap, "views")
-def one_norm_for_the_other(self: Any, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
-    return views(self, renamed(link, "attention_norm_in.", "ffn_norm_in."), state)
+@plant("a family exchanges two norms", "read and written in one way", "llama", "transformers", WeightMap, "places_of")
+def one_norm_for_the_other(self: Any, link: Link) -> list[TensorPlace]:
+    return places_of(self, renamed(link, "attention_norm_in.", "ffn_norm_in."))
 
 
 def renamed(link: Link, first: str, second: str) -> Link:
