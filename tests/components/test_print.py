@@ -147,6 +147,7 @@ OTHERS: dict[str, list[Any]] = {
         {"learned_onto": "scalar"},
         {"learned_onto": "vector"},
     ],
+    "around": [{"kind": "manifold", "streams": streams} for streams in (2, 3)],
     "sublayers": [["ffn", "attention"], ["attention", "ffn", "ffn"]],
     "n_layers": [6],
     "layers": [

@@ -198,3 +198,11 @@ def test_the_numbers_of_layers_that_a_pattern_fits(layers: str, period: int | No
     stack = tfkit.load("gpt2", sets=["decoder.n_layers=6", f"decoder.layers={layers}"]).node("decoder").stack
     assert stack is not None
     assert (stack.period, stack.least) == (period, least)
+
+
+def test_a_residual_around_the_sublayers_is_shown() -> None:
+    plugins = tfkit.load_plugins(plugin_dirs=[ROOT / "plugins" / "tfkit-streams"], entry_points=False)
+    layer, *_, last = programs_of(tfkit.load("gemma3n_e4b", plugins=plugins))
+    assert layer.lines[0] == "x = altup(streams)"
+    assert layer.lines[-1] == "streams = altup(streams, x)"
+    assert last.lines == ("x = rmsnorm(altup(streams))",)
