@@ -110,7 +110,16 @@ def children(started: subprocess.Popen[str]) -> list[int]:
 
 
 if __name__ == "__main__":
-    import tfkit.run.training.loop  # what every fork needs, once
-    import tfkit.run.training.parallel  # noqa: F401
+    # Everything that every fork needs is imported once.
+    import torch._dynamo  # noqa: F401
+
+    import tfkit.console.training_progress
+    import tfkit.decoding.generate
+    import tfkit.run.training.parallel
+    import tfkit.tools.cost.cost
+    import tfkit.tools.train.command
+    import tfkit.tools.train.train
+
+    tfkit.load_plugins(entry_points=False)
 
     sys.exit(fork(int(sys.argv[1]), lambda: main(sys.argv[2:])))

@@ -82,6 +82,7 @@ def test_machine_keys_that_cannot_have_an_effect(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_equal_layers_are_compiled_once(recompute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend

@@ -20,7 +20,8 @@ import tfkit
 from tfkit.building.model import is_sharded
 from tfkit.cli import main
 from tfkit.errors import SpecError
-from tfkit.nn.spread import rows_of
+from tfkit.nn.spread import rows_of, whole
+from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
 from tfkit.run.training.processes import Processes, launched
@@ -161,6 +162,19 @@ def test_weights_of_layers_are_gathered_in_the_type_of_the_run(tmp_path: Path) -
     assert types["decoder.layers.1.ffn_norm_in"] == (torch.float32, torch.float32)
     assert types["linear"] == torch.bfloat16
     assert types["layer"] == torch.float32
+
+
+@pytest.mark.usefixtures("_alone")
+def test_states_that_torch_cannot_put_together_are_gathered(tmp_path: Path) -> None:
+    """An optimizer may have a sharded tensor without an axis, or of integers."""
+    processes, record = Together(), Memory()
+    model = processes.build(small_run(tmp_path, *TIED), torch.device("cpu"))
+    weight = model.state_dict()["decoder.layers.0.ffn.up.weight"]
+    states = {"norm": weight.norm(), "counts": (100 * weight).round().to(torch.int64), "mean": weight / 3}
+    processes.save(Checkpoint(1, model, states, ()), record)
+    processes.finish_saving()
+    assert record.saved is not None
+    assert same({name: whole(state) for name, state in states.items()}, record.saved.optimizer)
 
 
 MODELS = {
