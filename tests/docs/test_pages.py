@@ -131,13 +131,14 @@ def test_commands_in_the_text_can_be_called(page: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(click.Path, "convert", lambda kind, value, *_: kind.coerce_path_result(value))  # none exists
     monkeypatch.setattr(Reader, "load", stop)
     monkeypatch.setattr(Reader, "plugins", property(stop))
+    root = click.Context(cli, **cli.context_settings)  # click keeps the names of a command's first help option
     for words in re.findall(r"`(tfkit [a-z][^`]*)`", prose(page)):
         name, *arguments = shlex.split(words)[1:]
-        command = cli.get_command(click.Context(cli), name)
+        command = cli.get_command(root, name)
         assert command is not None, words
         if arguments not in ([], ["--help"]):
             try:
-                with suppress(SpecError, click.exceptions.Exit), command.make_context(name, arguments) as context:
+                with suppress(SpecError, click.exceptions.Exit), command.make_context(name, arguments, root) as context:
                     command.invoke(context)
             except click.UsageError as error:
                 pytest.fail(f"{words}: {error.format_message()}")

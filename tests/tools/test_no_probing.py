@@ -25,13 +25,17 @@ OF_OTHERS = {
     "tools/common/atomic_files.py": "error, os, library",
     "tools/compare/other_model.py": "transformers, result, theirs.config",
     "tools/check/measure.py": "error",
+    "tools/check/run_under_test.py": "data",
     "tools/components/component_docs.py": "item",
     "tools/draw/svg.py": "shape",
     "tools/export/export.py": "os, error",
     "tools/generate/command.py": "sys.stdout",
     "tools/save/save.py": "error",
 }
-"""The objects that a file asks for a name they may lack: of the system, torch, another library; none is a config."""
+"""The objects that a file asks for a name they may lack: of the system, torch, another library; none is a config.
+
+The data of a run lack `n_classes` unless their targets are classes.
+"""
 SYNTAX = PACKAGE / "tools" / "eject"
 """Reads the nodes of Python's syntax trees, live modules and functions."""
 

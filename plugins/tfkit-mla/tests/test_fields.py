@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import tfkit
-from tfkit.tools.import_.importing import import_config
 
 CONFIG = {
     **{"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"], "num_hidden_layers": 6},
@@ -20,7 +19,7 @@ CONFIG = {
 def takers(folder: Path, **fields: Any) -> list[int]:
     """Import a config.json, and return the numbers of the layers that take a choice."""
     (folder / "config.json").write_text(json.dumps(CONFIG | fields))
-    stack = import_config(folder).graph.node("decoder").config.stack()
+    stack = tfkit.import_config(folder).graph.node("decoder").config.stack()
     return [number for number, layer in enumerate(stack.layers) if layer.steps[0].takes]
 
 

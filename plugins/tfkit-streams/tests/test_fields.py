@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import tfkit
-from tfkit.tools.import_.importing import import_config
 
 PUBLISHED = json.loads((Path(__file__).parents[3] / "tests/published/gemma4_e2b.json").read_text(encoding="utf-8"))
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -19,7 +18,7 @@ def decoder(folder: Path, **changes: Any) -> Any:
     """Import a config.json with six layers, and return its decoder."""
     fields = {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": [SLIDING, FULL] * 3} | changes
     (folder / "config.json").write_text(json.dumps(PUBLISHED | fields), encoding="utf-8")
-    return import_config(folder).graph.spec.model.graph["decoder"]
+    return tfkit.import_config(folder).graph.spec.model.graph["decoder"]
 
 
 def layers(folder: Path, **changes: Any) -> list[str]:

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import name_of
 from tfkit.building.builder import build, inputs_of
+from tfkit.checkpoint.weight_map import places
 from tfkit.component import Layer, Layers, Learned, RopeScalingConfig, RotaryConfig, Scale
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, Node
@@ -62,7 +63,7 @@ def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
     """
     model = _converted(subject, torch.float64)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    fused = {path: parts for path, layer in model.named_modules() if (parts := getattr(layer, "parts", None))}
+    fused = _parts(model)
     for values, limit in _batches(subject):
         inputs = {name: x for name, x in cast(values, torch.float64).items() if name in inputs_of(model)}
         arrays = {name: x.numpy() for name, x in inputs.items()}
@@ -74,6 +75,15 @@ def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
             error = _distance_of_tokens(output, array, expected.real[name])
             detail = f"`{name}` differs from the reference of the spec by {error:.1e}"
             yield Deviation(error, detail, limit, where=partial(_where, model, inputs, expected))
+
+
+def _parts(model: nn.Module) -> Mapping[str, Mapping[str, int]]:
+    """Return the names and lengths of the parts of each module that is fused, by its path."""
+    fused = defaultdict[str, dict[str, int]](dict)
+    for name, place in places(model).items():
+        if place.length is not None:
+            fused[place.parameter.rpartition(".")[0]][name.split(".")[-2]] = place.length
+    return fused
 
 
 def _batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]]:
