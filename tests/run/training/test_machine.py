@@ -75,6 +75,8 @@ def test_attention_of_a_run_is_the_backend(tmp_path: Path) -> None:
 def test_machine_keys_that_cannot_have_an_effect(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"`gather: bfloat16` must not change the numbers of a run in float32"):
         small_run(tmp_path, "machine.gather=bfloat16")
+    with pytest.raises(SpecError, match=r"`gather` has no effect in a single process(.|\n)*start several processes"):
+        Trainer(small_run(tmp_path, "precision=bfloat16", "machine.gather=bfloat16"), Memory())
     bag = "model.graph={embedding: embedding, head: lm_head}"
     for key in ("recompute=full", "compile=layers"):
         with pytest.raises(SpecError, match=r"has no effect: the model has no layers"):

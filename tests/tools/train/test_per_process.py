@@ -17,7 +17,7 @@ from tfkit.cli import main
 from tfkit.nn.spread import rows_of
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.training.layers import layers_of
-from tfkit.tools.train.per_process import per_process
+from tfkit.tools.train.per_process import fitting, per_process
 
 BIG = """\
 tfkit: 1
@@ -82,7 +82,33 @@ def test_machine_keys_lower_their_parts(tmp_path: Path) -> None:
     assert copies.weights == pytest.approx(2 * plain.weights, abs=1)
 
 
-def test_the_first_change_that_fits_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_needs_no_activations_of_other_layers(tmp_path: Path) -> None:
+    sets = ("batch.sequences=8", "model.decoder.n_layers=4")
+    assert per_process(small_run(tmp_path, *sets), 4, "adamw").evaluation == 0
+    needs = per_process(small_run(tmp_path, *sets, "eval={every: 4, splits: {train: {batches: 2}}}"), 4, "adamw")
+    others = needs.weights + needs.gradients + needs.states + needs.gathered + needs.logits
+    assert others < needs.evaluation + needs.gathered // 2 + needs.logits // 2 < others + needs.activations // 2
+
+
+def test_the_cheapest_change_that_fits_is_named(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "batch.sequences=8", "precision=bfloat16", "model.decoder.n_layers=4")
+
+    def total(**values: object) -> int:
+        return per_process(run, 4, "adamw", run.config.machine.model_copy(update=values)).total
+
+    limits = {
+        "gather: bfloat16": total(gather="bfloat16"),
+        "gather: bfloat16, micro_batch: 1": total(gather="bfloat16", micro_batch=1),
+        "gather: bfloat16, recompute: full": total(gather="bfloat16", recompute="full"),
+    }
+    assert [*limits.values()] == sorted(limits.values(), reverse=True)
+    assert total(recompute="full") > limits["gather: bfloat16, micro_batch: 1"]
+    for text, limit in limits.items():
+        assert fitting(run, 4, "adamw", limit) == f"machine: {{{text}}}"
+    assert fitting(run, 4, "adamw", 10) is None
+
+
+def test_a_plan_names_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_run(tmp_path)
     limits = "{title: Small, flops: {float32: 1e12}, bandwidth: 1e9, memory: 1.6e5}"
     (tmp_path / "small_device.yaml").write_text(limits)
@@ -91,5 +117,10 @@ def test_the_first_change_that_fits_is_named(tmp_path: Path, capsys: pytest.Capt
     assert main([*words, *sets, "--device", str(tmp_path / "small_device.yaml")]) == 0
     out = capsys.readouterr().out
     assert "each of 2 processes" in out
-    assert "machine: {micro_batch: 1}" in out.splitlines()[-1]
+    assert out.splitlines()[-1].endswith("; the largest part is activations: machine: {micro_batch: 1}")
     assert main(["train", str(tmp_path / "small.yaml"), "--no-plugins", "--processes", "2"]) == 2
+    capsys.readouterr()
+    assert main([*words, "--device", "nope"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: invalid value for --device: there are no figures for `nope`; known: "
+    )

@@ -33,8 +33,11 @@ class Processes:
     def build(self, run: Run, device: torch.device) -> fx.GraphModule:
         """Build the model of a run with its initial weights, of which each process has its part.
 
-        Raises SpecError if the values of several processes differ.
+        Raises SpecError if the values of several processes differ, or if one process has `machine.gather`.
         """
+        if run.config.machine.gather != "float32":
+            message, help = "`gather` has no effect in a single process", "remove it, or start several processes"
+            raise run.error(message, "machine", "gather", help=help)
         return build(run.graph, device=device, seed=run.config.seed, attention_backend=run.config.machine.attention)
 
     def rows(self, indices: Ids) -> Ids:

@@ -75,7 +75,7 @@ def cost(
     json: bool,
     **sizes: Any,
 ) -> None:
-    limits = None if device is None else _limits(reader, device)
+    limits = None if device is None else limits_of(reader, device)
     for name, value in (("recompute", recompute), ("optimizer", optimizer)):
         if value and mode != "train":
             raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
@@ -106,8 +106,8 @@ def cost(
         _show(costs, by, limits)
 
 
-def _limits(reader: Reader, device: str) -> Device:
-    """Return the device with this name, or the device that this file describes."""
+def limits_of(reader: Reader, device: str) -> Device:
+    """Return the device of an option `--device`: a name, or a file that describes it."""
     from tfkit.tools.cost.devices import find_device
 
     try:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 )
 @click.option("--plan", is_flag=True, help="Print its length and costs; train nothing.")
 @click.option("--processes", type=click.IntRange(2), metavar="N", help="Plan for each of N processes; with --plan.")
-@click.option("--device", metavar="NAME", help="Say what would make a process fit this device; with --processes.")
+@click.option("--device", metavar="NAME", help="Name what makes a process fit this device; with --processes.")
 @click.option("--stop-after", type=click.IntRange(1), metavar="N", help="End this process after step N.")
 @click.option("--allow-change", is_flag=True, help="Continue although the code of its kinds has changed.")
 @json_option
@@ -75,7 +75,7 @@ def train(
         if processes is None:
             _plan(loaded, reader.plugins, json=json)
         else:
-            _plan_processes(loaded, processes, device, reader.plugins, json=json)
+            _plan_processes(reader, loaded, processes, device, json=json)
         return
 
     from tfkit.run.training.processes import launched
@@ -109,28 +109,31 @@ def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
     print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
 
 
-def _plan_processes(run: Run, count: int, device: str | None, plugins: Plugins, *, json: bool) -> None:
-    """Print what each of several processes needs, and the first change that makes it fit a device."""
+def _plan_processes(reader: Reader, run: Run, count: int, device: str | None, *, json: bool) -> None:
+    """Print what each of several processes needs, and the cheapest change that makes it fit a device."""
     from tfkit.console.output import print_json, show, table
     from tfkit.tools.common.units import bytes_text
-    from tfkit.tools.cost.devices import find_device
-    from tfkit.tools.train.per_process import changes, per_process
+    from tfkit.tools.cost.command import limits_of
+    from tfkit.tools.train.per_process import fitting, per_process
     from tfkit.tools.train.plan import states_of
 
+    limit = None if device is None else limits_of(reader, device).memory
     needs = per_process(run, count, states_of(run))
-    limit = None if device is None else find_device(device, plugins=plugins).memory
+    fits = limit is None or needs.total <= limit
+    change = None if limit is None or fits else fitting(run, count, states_of(run), limit)
     if json:
-        print_json({**vars(needs), "total": needs.total, "fits": None if limit is None else needs.total <= limit})
+        sums = {"total": needs.total, "fits": None if limit is None else fits, "change": change}
+        print_json({**vars(needs), **sums})
         return
     rows = [(name, bytes_text(size)) for name, size in needs.parts.items() if size]
-    rows += [("total", bytes_text(needs.total)), ("sent in a step", bytes_text(needs.sent))]
+    rows += [("total", bytes_text(needs.total))]
+    rows += [("total in an evaluation", bytes_text(needs.evaluation))] if needs.evaluation else []
+    rows += [("sent in a step", bytes_text(needs.sent))]
     show(table([f"each of {count:,} processes", "predicted"], rows, right=["predicted"]))
-    if limit is not None and needs.total > limit:
-        fits = (text for text, other in changes(run) if per_process(run, count, states_of(run), other).total <= limit)
-        change = next(fits, None)
-        click.echo(
-            f"it does not fit {device}, {bytes_text(limit)}: {change or 'use more processes or shorter examples'}"
-        )
+    if limit is not None and not fits:
+        largest = max(needs.parts, key=needs.parts.__getitem__)
+        lack = f"{bytes_text(needs.total - limit)} do not fit {device}; the largest part is {largest}"
+        click.echo(f"{lack}: {change or 'use more processes or shorter examples'}")
 
 
 def _train(

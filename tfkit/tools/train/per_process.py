@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tfkit.component.stack import Layers
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import MachineConfig
 from tfkit.run.training.chunked_loss import count_pieces
@@ -31,7 +31,8 @@ class PerProcess:
             of the next layer.
         activations: activations that are kept for the backward, with `machine.recompute`.
         casts: weights in bfloat16 that are kept for the backward, because they were gathered in float32.
-        logits: logits of a chunk of the loss, with their gradients; an evaluation needs less.
+        logits: logits of a chunk of the loss, with their gradients.
+        evaluation: all that is in memory in an evaluation, which runs layer by layer between two steps; 0 without one.
         sent: bytes that the process receives and sends in a step.
     """
 
@@ -44,6 +45,7 @@ class PerProcess:
     activations: int
     casts: int
     logits: int
+    evaluation: int
     sent: int
 
     @property
@@ -58,8 +60,16 @@ class PerProcess:
         return sum(self.parts.values())
 
 
-def per_process(run: Run, processes: int, optimizer: Optimizer, machine: MachineConfig | None = None) -> PerProcess:
+def per_process(
+    run: Run,
+    processes: int,
+    optimizer: Optimizer,
+    machine: MachineConfig | None = None,
+    counted: dict[int, Cost] | None = None,
+) -> PerProcess:
     """Return the memory of each of `processes` processes, with the run's machine by default.
+
+    `counted` has the costs of micro-batches by their size; the costs that are missing are added.
 
     Raises SpecError if that many cannot train the run.
     """
@@ -69,7 +79,11 @@ def per_process(run: Run, processes: int, optimizer: Optimizer, machine: Machine
     size = machine.micro_batch
     micro, shard = min(size if isinstance(size, int) else sequences, sequences), machine.shard or processes
     bfloat16 = run.config.precision == "bfloat16"
-    costs = cost(run.graph, batch=micro, length=run.data.length, dtype=run.config.precision, optimizer=optimizer)
+    counted = {} if counted is None else counted
+    if micro not in counted:
+        precision = run.config.precision
+        counted[micro] = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=optimizer)
+    costs = counted[micro]
     layers, single = _sizes(run, costs)
     largest, total = max(layers, default=0), costs.total.parameters
     sent = NUMBER if machine.gather == "float32" else 2
@@ -79,16 +93,21 @@ def per_process(run: Run, processes: int, optimizer: Optimizer, machine: Machine
     steps = -(-sequences // micro)
     gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * total)
     copies = processes // shard
+    weights, states = -(-NUMBER * total // shard), -(-states // shard)
+    logits = NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0
+    layer = costs.memory.activations // max(sum(len(stack.layers) for stack in _stacks(run)), 1)
+    evaluated = 2 * weights + states + NUMBER * single + 2 * sent * largest + layer + 2 * logits
     return PerProcess(
         processes=processes,
         shard=shard,
-        weights=-(-NUMBER * total // shard),
-        gradients=-(-NUMBER * total // shard),
-        states=-(-states // shard),
+        weights=weights,
+        gradients=weights,
+        states=states,
         gathered=2 * NUMBER * single + 3 * sent * largest,
         activations=_activations(run, costs, rows, machine, bfloat16=bfloat16),
         casts=2 * total if bfloat16 and sent == NUMBER and machine.recompute in ("none", "selective") else 0,
-        logits=3 * NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0,
+        logits=3 * logits,
+        evaluation=evaluated if run.config.eval is not None else 0,
         sent=round(steps * (gathers + 2 * (copies - 1) / copies * NUMBER * total / shard)),
     )
 
@@ -110,7 +129,7 @@ def _sizes(run: Run, costs: Cost) -> tuple[list[int], int]:
 
 def _activations(run: Run, costs: Cost, rows: int, machine: MachineConfig, *, bfloat16: bool) -> int:
     """Return the bytes that are kept for the backward. Under autocast, the inputs of norms stay float32."""
-    stacks = [node.stack for node in run.graph.nodes if node.stack is not None]
+    stacks = _stacks(run)
     normed = sum(len(layer.steps) for stack in stacks for layer in stack.layers)
     width = max((node.output.width or 0 for node in run.graph.nodes if node.stack is not None), default=0)
     full = costs.memory.activations + (2 * rows * width * normed if bfloat16 else 0)
@@ -123,12 +142,24 @@ def _activations(run: Run, costs: Cost, rows: int, machine: MachineConfig, *, bf
     return round(full - share * (full - again))
 
 
-def changes(run: Run) -> Iterator[tuple[str, MachineConfig]]:
-    """Yield machines that need less memory and change no number, the cheapest first; each includes the ones before."""
-    values: dict[str, Any] = {}
+def _stacks(run: Run) -> list[Layers]:
+    return [node.stack for node in run.graph.nodes if node.stack is not None]
+
+
+def fitting(run: Run, processes: int, optimizer: Optimizer, limit: int) -> str | None:
+    """Return the cheapest changes of `machine` with which a process fits a number of bytes; None if none suffices.
+
+    They change no number beyond rounding.
+    """
     rounded = {"gather": "bfloat16"} if run.config.precision == "bfloat16" else {}
-    for name, value in {**rounded, "micro_batch": 1, "recompute": "full", "shard": None}.items():
-        if getattr(run.config.machine, name) != value:
-            values[name] = value
-            text = ", ".join(f"{key}: {'null' if item is None else item}" for key, item in values.items())
-            yield f"machine: {{{text}}}", run.config.machine.model_copy(update=values)
+    values: dict[str, Any] = {**rounded, "micro_batch": 1, "recompute": "full", "shard": None}
+    values = {name: value for name, value in values.items() if getattr(run.config.machine, name) != value}
+    counted: dict[int, Cost] = {}
+    # Each costs more than all before it together: the bits of a number that counts up are the cheapest sets, in order.
+    for bits in range(1, 2 ** len(values)):
+        chosen = {name: value for place, (name, value) in enumerate(values.items()) if bits >> place & 1}
+        machine = run.config.machine.model_copy(update=chosen)
+        if per_process(run, processes, optimizer, machine, counted).total <= limit:
+            text = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in chosen.items())
+            return f"machine: {{{text}}}"
+    return None
