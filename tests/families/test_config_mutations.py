@@ -29,6 +29,10 @@ EXCEPT = {
     "phi3_longrope original_max_position_embeddings=* is written as 4096": "what their class believes",
     "* use_sliding_window=* is passed over": "`layer_types` is beside it, and no layer there has a window",
     "hunyuan* rope_parameters.[bfm]*": "`alpha` is beside it, and their class reads that alone",
+    "hunyuan* rope_parameters={'rope_type': 'dynamic', 'rope_theta': 1000.0, 'alpha': 50.0*": "as `factor` alone",
+    "mistral4_bare rope_parameters.mscale=* is passed over": "their class reads it with `mscale_all_dim` alone",
+    "flint mlp_only_layers=[[]1, 0] is passed over": "the same layers in another order",
+    "granitemoehybrid* time_step_limit=[Nn]o* is passed over": "null stands for the limits of the file, 0 and infinity",
     "* rope_parameters.*factor=* is passed over": "the ratio of two lengths, as without it",
 }
 """Findings, with `*`, that are right; each with the reason."""
