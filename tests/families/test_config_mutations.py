@@ -134,6 +134,7 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
         ("modernbert_decoder", "rope_parameters", {"rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
         ("deepseek_v3", "intermediate_size", "18432", r"got `18432`(.|\n)*write the number without quotes"),
         ("deepseek_v3", "num_key_value_heads", 64, "`num_key_value_heads` gives `64`, but `num_attention_heads` gives"),
+        ("falcon_h1_0_5b", "mamba_rms_norm", "no", "`mamba_rms_norm` must be true or false; got `no`"),
         ("bert_base", "architectures", "BertForTokenClassification", "`architectures` must be a list"),
     ],
 )
