@@ -35,6 +35,7 @@ ODD += [[], {}, [1, "a"], {"a": 1}, [0] * 40, [[1]] * 40, ["full_attention"], [[
 ODD += [{"rope_type": "yarn"}, {"type": "dynamic", "factor": "two"}]
 UNKNOWN = ["n_experts", "hidden_sizes", "attention", "rope.theta", "é"]
 ROPE = ["rope_parameters", "rope_scaling"]
+ROPE_DEFAULTS: dict[str, Any] = {"rope_type": "default", "partial_rotary_factor": 1.0}
 ROPE_TYPES = ["default", "linear", "dynamic", "yarn", "longrope", "llama3", "su", "ntk", "mrope"]
 ROPE_KEYS = """
     rope_theta rope_type type factor alpha original_max_position_embeddings low_freq_factor high_freq_factor beta_fast
@@ -203,15 +204,20 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
         return all(meaningless(one, before, after, graph) for one in inner)
     name, leaf = ".".join(change.place), change.place[-1]
     known = {one: family.fields[one] for one in (name, change.place[0]) if one in family.fields}
+    if change.place[0] == "rope_scaling" and _is_off("rope_parameters", after, family):  # two names of one field
+        return True
     if not known:
         return leaf in SILENT or change.value in (None, [], {}, ABSENT) or change.value == USUAL.get(leaf)
     return (
         any(_is_unread(rule, after, graph, family) for rule in known.values())
-        or any(
-            said(after, (key,), family) != wanted for one in known for key, wanted in family.when.get(one, {}).items()
-        )
+        or any(_is_off(one, after, family) for one in known)
         or alike(said(before, change.place, family), said(after, change.place, family))
     )
+
+
+def _is_off(name: str, after: Mapping[str, Any], family: FamilyConfig) -> bool:
+    """True if a field has a meaning only with other values of other fields."""
+    return any(said(after, (key,), family) != value for key, value in family.when.get(name, {}).items())
 
 
 def _is_unread(rule: FieldConfig, after: Mapping[str, Any], graph: tfkit.Graph, family: FamilyConfig) -> bool:
@@ -236,7 +242,8 @@ def said(config: Mapping[str, Any], place: tuple[str, ...], family: FamilyConfig
     value = at(config, place)
     usual = family.defaults.get(place[0])
     if place[0] == "rope_parameters" and isinstance(usual, Mapping) and "rope_theta" in usual:
-        usual = {"rope_type": "default", "partial_rotary_factor": 1.0, **usual}
+        usual = ROPE_DEFAULTS | usual
+        value = ROPE_DEFAULTS | value if isinstance(value, dict) and value and len(place) == 1 else value
     for key in place[1:]:
         usual = usual.get(key) if isinstance(usual, Mapping) else None
     return usual if value in (None, {}) else value

@@ -29,6 +29,10 @@ EXCEPT = {
     "phi3_longrope original_max_position_embeddings=* is written as 4096": "what their class believes",
     "* use_sliding_window=* is passed over": "`layer_types` is beside it, and no layer there has a window",
     "hunyuan* rope_parameters.[bfm]*": "`alpha` is beside it, and their class reads that alone",
+    "hunyuan* rope_parameters={'rope_type': 'dynamic', 'rope_theta': 1000.0, 'alpha': 50.0*": "as `factor` alone",
+    "mistral4_bare rope_parameters.mscale=* is passed over": "their class reads it with `mscale_all_dim` alone",
+    "flint mlp_only_layers=[[]1, 0] is passed over": "the same layers in another order",
+    "granitemoehybrid* time_step_limit=[Nn]o* is passed over": "null stands for the limits of the file, 0 and infinity",
     "* rope_parameters.*factor=* is passed over": "the ratio of two lengths, as without it",
 }
 """Findings, with `*`, that are right; each with the reason."""
@@ -130,6 +134,7 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
         ("modernbert_decoder", "rope_parameters", {"rope_theta": 5.0}, "`rope_theta` is not a type of layer"),
         ("deepseek_v3", "intermediate_size", "18432", r"got `18432`(.|\n)*write the number without quotes"),
         ("deepseek_v3", "num_key_value_heads", 64, "`num_key_value_heads` gives `64`, but `num_attention_heads` gives"),
+        ("falcon_h1_0_5b", "mamba_rms_norm", "no", "`mamba_rms_norm` must be true or false; got `no`"),
         ("bert_base", "architectures", "BertForTokenClassification", "`architectures` must be a list"),
     ],
 )

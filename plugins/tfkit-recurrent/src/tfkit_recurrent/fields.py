@@ -283,8 +283,10 @@ class HasNormConfig(FieldConfig):
     """The path of the norm."""
 
     def read(self, name: str, file: Reading) -> None:
-        norm = {"kind": "rmsnorm", "eps": file.value("rms_norm_eps")} if file.value(name) else None
-        file.put(self.has_norm, norm)
+        value = file.value(name)
+        if not isinstance(value, bool | None):
+            raise tfkit.Invalid("", f"`{name}` must be true or false; got `{value}`")
+        file.put(self.has_norm, {"kind": "rmsnorm", "eps": file.value("rms_norm_eps")} if value else None)
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, file.value(self.has_norm) is not None)
