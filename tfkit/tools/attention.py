@@ -80,7 +80,7 @@ def attention(
     text_tokenizer = tokenizer_of(tokenizer, path, numbers=tokens is not None)
     check_vocabulary(text_tokenizer, graph, name)
     if path is None:
-        click.echo("warning: without --weights the model is random, and so are its weights", err=True)
+        click.echo("warning: without --weights the model is random, and so is its attention", err=True)
     try:
         ids = text_tokenizer.encode(tokens or prompt or "")
         if not ids:

@@ -14,7 +14,7 @@ from tfkit.building.model import BuiltModel, unwrapped
 from tfkit.tools.common.heat_map import HeatMap, picture
 from tfkit.tools.show.points import Point
 from tfkit.tools.trace.interventions import Inputs, matching_points, run, values_of
-from tfkit.tools.trace.trace import trace
+from tfkit.tools.trace.trace import Hook, hooked, trace
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def attribution(
             effects[point.name] = _by_position(point, changes * gradients[point.name]).sum(1)
         else:
             differs = _by_position(point, changes != 0).any(1).tolist()
-            effects[point.name] = _effects(built, point.name, new, differs, inputs, metric)
+            effects[point.name] = _effects(built, point, new, differs, inputs, metric)
     return Attribution(effects, float(before), float(after))
 
 
@@ -114,16 +114,16 @@ def _by_position(point: Point, value: Tensor) -> Tensor:
 
 
 def _effects(
-    model: fx.GraphModule, name: str, new: Tensor, differs: list[bool], inputs: Inputs, metric: Callable[..., Any]
+    model: fx.GraphModule, point: Point, new: Tensor, differs: list[bool], inputs: Inputs, metric: Callable[..., Any]
 ) -> Tensor:
     """Return the change of the metric for each position of one value."""
     with torch.no_grad():
         # The same attention backend as below, so that an effect has no rounding of other code.
-        with trace(model, read=name):
+        with hooked(model, [Hook(point)]):
             before = _number(metric(run(model, inputs)))
         effects = [torch.zeros_like(before) for _ in differs]
         for position in (position for position, change in enumerate(differs) if change):
-            with trace(model, write={name: new}, positions=position):
+            with hooked(model, [Hook(point, new, (position,))]):
                 effects[position] = _number(metric(run(model, inputs))) - before
     return torch.stack(effects)
 
