@@ -10,7 +10,9 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,8 +32,15 @@ steps: {steps}
 optimizer: {{kind: adamw, lr: 1e-4}}
 precision: {precision}
 clip: 1.0
-machine: {{device: {device}, compile: {compile}, micro_batch: {micro_batch}, shard: {shard}}}
+machine: {machine}
 """
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"compile": "layers"},
+    {"recompute": "full"},
+    {"recompute": "selective"},
+    {"gather": "bfloat16"},
+)
+"""Further keys of the machine, measured on the most processes with shared weights."""
 SMALL = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attention: {n_heads: 2}, ffn: {d_ff: 64}}}"
 
 
@@ -42,6 +51,10 @@ def runs(*, rehearse: bool, device: str) -> dict[str, dict[str, Any]]:
     for count in (processes for processes in COUNTS if processes <= most):
         for shard in sorted({1, count}, reverse=True):
             results[f"{count} x {shard}"] = _measured(count, shard, rehearse=rehearse, device=device)
+    for variant in VARIANTS:
+        name = ", ".join(f"{key}: {value}" for key, value in variant.items())
+        count = max(processes for processes in COUNTS if processes <= most)
+        results[name] = _measured(count, count, rehearse=rehearse, device=device, variant=variant) | {"variant": name}
     first = results["1 x 1"]
     for result in results.values():
         pairs = zip(result["losses"], first["losses"], strict=True)
@@ -50,11 +63,15 @@ def runs(*, rehearse: bool, device: str) -> dict[str, dict[str, Any]]:
     return results
 
 
-def _measured(count: int, shard: int, *, rehearse: bool, device: str) -> dict[str, Any]:
+def _measured(
+    count: int, shard: int, *, rehearse: bool, device: str, variant: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Measure a long and a short run: the same batch for all process counts, in micro-batches of one process's size."""
     sequences, length = (8, 16) if rehearse else (256, 1024)
-    sizes = {"sequences": sequences, "length": length, "micro_batch": sequences // 8, "shard": shard}
-    how = {"precision": "float32" if rehearse else "bfloat16", "compile": str(not rehearse).lower(), "device": device}
+    sizes = {"sequences": sequences, "length": length}
+    machine = {"device": device, "compile": not rehearse, "micro_batch": sequences // 8, "shard": shard, **variant}
+    precision = "float32" if rehearse and "gather" not in variant else "bfloat16"
+    how = {"precision": precision, "machine": json.dumps(machine)}
     seconds, losses = {}, []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -91,6 +108,6 @@ def show(results: dict[str, dict[str, Any]]) -> None:
     """Print a line for each number of processes."""
     print("  tfkit train, GPT-2's size, one batch for all:")
     for result in results.values():
-        how = f"processes: {result['processes']}, weights over {result['shard']}"
+        how = result.get("variant") or f"processes: {result['processes']}, weights over {result['shard']}"
         speed = f"{result['tokens_per_second']:,.0f} tokens/s"
         print(f"    {how:28}{speed:>20}  {result['of ideal']:.0%} of ideal, losses to {result['farthest loss']:.0e}")
