@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,7 +22,6 @@ from tfkit.graph.expand import Graph, Node, as_list, expand
 from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
-from tfkit.tools.check.measure import Tested
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast, example_inputs, run
 
 FieldPath = tuple[str, ...]
@@ -73,7 +72,7 @@ class ModelUnderTest:
     weights: Path | None = None
     component: type[Component] | None = None
     kinds: Kinds | None = None
-    of: ClassVar[Tested] = "model"
+    of: ClassVar[Literal["model"]] = "model"
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -34,7 +34,6 @@ from tfkit.run.training.start import freeze
 from tfkit.spec.messages import fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.tools.check.components import required_values
-from tfkit.tools.check.measure import Tested
 from tfkit.tools.check.model_under_test import (
     FieldPath,
     ModelUnderTest,
@@ -71,7 +70,7 @@ class RunUnderTest:
     seed: int = 0
     kinds: Kinds | None = None
     weights: ClassVar[None] = None
-    of: ClassVar[Tested] = "run"
+    of: ClassVar[Literal["run"]] = "run"
     loaded: dict[str, Data] = field(default_factory=dict, repr=False)
     """Data by its config."""
 

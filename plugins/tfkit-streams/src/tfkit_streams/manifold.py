@@ -10,7 +10,7 @@ b batch, t positions, l streams, m d_model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.nn import Context, Linear, Rearrange, named
 from tfkit_streams.precision import widened
-
-if TYPE_CHECKING:
-    from tfkit_streams.independent import IndependentConfig
 
 PREFERRED = 2.0
 """The initial logit of the stream that a layer prefers."""
@@ -65,10 +62,18 @@ class Copies(nn.Module):
         return named(self.streams)
 
 
+class WeightsConfig(Protocol):
+    """The fields of a residual that `Weights` depends on."""
+
+    streams: int
+    eps: float
+    norm_eps: float
+
+
 class Weights(nn.Module):
     """scale * project(rmsnorm(streams)) + base, for each part: [b, t, l, m] -> [b, t, size]."""
 
-    def __init__(self, config: ManifoldConfig | IndependentConfig, width: int, parts: dict[str, int]) -> None:
+    def __init__(self, config: WeightsConfig, width: int, parts: dict[str, int]) -> None:
         super().__init__()
         inputs = config.streams * width
         self.join_streams = Rearrange("b t l m -> b t (l m)")
@@ -134,7 +139,7 @@ class Write(nn.Module):
 class Leave(Weights):
     """The weighted sum of the streams: [b, t, l, m] -> [b, t, m]."""
 
-    def __init__(self, config: ManifoldConfig | IndependentConfig, width: int) -> None:
+    def __init__(self, config: WeightsConfig, width: int) -> None:
         super().__init__(config, width, {"pre": config.streams})
 
     def reset_parameters(self) -> None:
