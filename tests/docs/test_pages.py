@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -155,6 +157,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_index_lists_every_page() -> None:
     listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8")))
     assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["start", "inspect"])
+def test_the_python_of_a_page_has_no_type_errors(page: str, tmp_path: Path) -> None:
+    texts = [block.text for block in blocks(DOCS / f"{page}.md") if block.language == "python" and not block.file]
+    (tmp_path / "page.py").write_text("\n".join(texts), encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={os.devnull}", "page.py"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_each_hook_has_its_section() -> None:

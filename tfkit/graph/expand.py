@@ -33,7 +33,8 @@ class Node:
     """A block and its wires. `wires` has one source for each connected field; a list where the field is a list."""
 
     name: str
-    config: BlockConfig
+    config: Any
+    """The `BlockConfig` of the block. Its fields depend on the block, so type checkers take any attribute."""
     wires: Mapping[str, str | list[str]]
     signals: Mapping[str, Any]
     output: Signal

@@ -19,7 +19,7 @@ from tfkit.errors import printable
     notes="""
     The layout `huggingface` is a config.json and the tensors under the names in
     the spec's `checkpoint`: transformers opens DIR with from_pretrained. The
-    layout `transformers` is for decoders and masked language models: DIR has the
+    layout `transformers` is also for specs without a `checkpoint`: DIR has the
     model's code, plugins included, and opens with trust_remote_code=True. It is
     opened and compared before it is kept. The layout `tfkit` has the tensors
     under the model's names. All have the resolved spec, and the files of the
