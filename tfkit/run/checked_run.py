@@ -255,6 +255,25 @@ def _check_model(run: Run) -> None:
         message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
         path = ("batch", "length") if run.config.data.takes_length else ("data",)
         raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
+    for split in run.config.eval.splits if run.config.eval else ():
+        check_length(run, split, "eval", "splits", split)
+
+
+def check_length(run: Run, split: str, *path: str) -> None:
+    """Raise SpecError if the model takes fewer positions than an evaluated split has.
+
+    Rows of such a split may be longer than `Data.length`, and have no part in the steps.
+    """
+    limit, longest = max_len(run.graph), positions_of(run.data, split)
+    if limit is not None and longest > limit:
+        message = f"the examples of `{split}` have {longest:,} positions, but the model has max_len {limit:,}"
+        raise run.error(message, *path, help=f"set `max_len` of the model, or evaluate splits without `{split}`")
+
+
+def positions_of(data: Data, split: str) -> int:
+    """Return the positions of the targets of a split's first example; 1 for an example with a single target."""
+    targets = data.examples(split, "sequential").batch(np.zeros(1, np.int64)).targets
+    return int(targets[0].size)
 
 
 def _check_loss(run: Run, batch: Batch) -> None:

@@ -122,4 +122,6 @@ def test_errors(tmp_path: Path, golden) -> None:  # type: ignore[no-untyped-def]
     ]
     lengths = (None, 50, None, 50)
     texts = [refused(tmp_path, one, length=length) for one, length in zip(data, lengths, strict=True)]
+    short = "model.graph.embedding.position.max_len=20", "eval={every: 2, splits: {test: 1}}"
+    texts.append(refused(tmp_path, "{kind: calculator, problems: 30, test: 5}", *short, length=20))
     golden("runs/calculator_errors", "\n\n".join(texts))

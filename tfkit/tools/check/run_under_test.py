@@ -23,7 +23,7 @@ from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
 from tfkit.reference.training import OF_RUNS
-from tfkit.run.checked_run import Run, check_run
+from tfkit.run.checked_run import Run, check_run, positions_of
 from tfkit.run.contract import Batch, Callback, CallbackConfig, Data, Examples, Ids, Order, Training
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.run_spec import ENDS, EvalConfig, RunSpec, SavingConfig, SplitConfig
@@ -191,14 +191,13 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     Initial weights are random. Rules and patterns that match nothing in the reduced model are left out.
     """
     config = full.config
-    length = min(config.batch.length, LENGTH) if config.batch.length is not None else None
+    length, data = _small_data(full)
     changes: dict[str, Any] = dict.fromkeys((*ENDS, "weights", "branch")) | {"steps": STEPS}
     changes["batch"] = config.batch.model_copy(update={"sequences": SEQUENCES, "length": length})
     changes["machine"] = type(config.machine)()
     changes["checkpoint"] = SavingConfig(every=1)
     changes["eval"] = _evaluation(config, plugins)
     small = config.model_copy(update=changes)
-    data = full.data if length == config.batch.length else read_data(small)
     graph, words = _graph(full, data, plugins)
     small = small.model_copy(update=_matching(small, build(graph, device="meta")))
     file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES))
@@ -207,6 +206,23 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     subject = RunUnderTest(full, replace(full, file=file, graph=graph), plugins, words.rstrip(", "), seed, kinds)
     subject.loaded[f"{small.data!r} {small.batch.length}"] = data
     return subject
+
+
+def _small_data(full: Run) -> tuple[int | None, Data]:
+    """Return the positions of a sequence in a reduced run, with room for all evaluated rows, and data of that length.
+
+    The length is None if a run does not set it.
+    """
+    config, length = full.config, full.config.batch.length
+    if length is None or length <= LENGTH:
+        return length, full.data
+
+    def data_of(length: int) -> Data:
+        return read_data(config.model_copy(update={"batch": config.batch.model_copy(update={"length": length})}))
+
+    data = data_of(LENGTH)
+    longest = min(length, max(positions_of(data, split) for split in data.splits))
+    return (LENGTH, data) if longest <= LENGTH else (longest, data_of(longest))
 
 
 def _evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:

@@ -133,13 +133,13 @@ def _activations(run: Run, costs: Cost, rows: int, machine: MachineConfig, *, bf
     normed = sum(len(layer.steps) for stack in stacks for layer in stack.layers)
     width = max((node.output.width or 0 for node in run.graph.nodes if node.stack is not None), default=0)
     full = costs.memory.activations + (2 * rows * width * normed if bfloat16 else 0)
-    recompute, n_layers = machine.recompute, sum(len(stack.layers) for stack in stacks)
-    if recompute == "none" or not n_layers:
+    recomputed = [machine.recomputes(number) for stack in stacks for number in range(len(stack.layers))]
+    if not any(recomputed):
         return full
-    again = costs.memory.activations_recomputed + (2 * rows * width * n_layers if bfloat16 else 0)
+    again = costs.memory.activations_recomputed + (2 * rows * width * len(recomputed) if bfloat16 else 0)
     # `selective` keeps the results of matrix products and of attention: about half of what a layer keeps.
-    share = 0.5 if recompute == "selective" else 1 / recompute if isinstance(recompute, int) else 1.0
-    return round(full - share * (full - again))
+    fraction = 0.5 if machine.recompute == "selective" else sum(recomputed) / len(recomputed)
+    return round(full - fraction * (full - again))
 
 
 def _stacks(run: Run) -> list[Layers]:
