@@ -34,15 +34,17 @@ def failures(model: Any, inputs: Inputs, expected: Tensor | None) -> Iterator[st
     for name, ours, theirs in [*tokens, *computed(model, inputs, masks, main)]:
         if not torch.equal(ours, theirs):
             yield name
+    if masks:
+        yield from accepted(model, inputs, masks, main)
     hidden = model(**inputs, output_hidden_states=True)
     hidden = hidden.decoder_hidden_states if main == "decoder_input_ids" else hidden.hidden_states
     if len(hidden) != model.config.num_hidden_layers + 1:
         yield "hidden states"
-    if model._supports_attention_backend:
+    if model._supports_sdpa:
         yield from attention_functions(model, inputs)
     if (difference := gradients(model, inputs, masks, main)) > 1e-6:
         yield f"checkpointing changes a gradient by {difference}"
-    if hasattr(model, "lm_head") and "input_ids" in inputs:
+    if hasattr(model, "lm_head") and "input_ids" in inputs and has_one_table(model.model):
         model.resize_token_embeddings(model.config.vocab_size + 3)
         if model(**inputs).logits.shape[-1] != model.lm_head.weight.shape[0]:
             yield "resize_token_embeddings"
@@ -52,6 +54,12 @@ def failures(model: Any, inputs: Inputs, expected: Tensor | None) -> Iterator[st
     if expected is not None:
         inputs.pop("decoder_input_ids", None)
         model.generate(**inputs, **sources(masks), max_new_tokens=2)
+
+
+def has_one_table(body: Any) -> bool:
+    """Return True if an encoder and a decoder look up tokens in one table, which can be given new rows."""
+    parts = [body.encoder, body.decoder] if body.config.is_encoder_decoder else [body]
+    return len({part.get_input_embeddings().weight for part in parts}) == 1
 
 
 def sources(values: Mapping[str, Tensor]) -> Inputs:
@@ -119,6 +127,26 @@ def computed(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[t
     rest |= {main: torch.cat([inputs[main][:1, :3], inputs[main][:1, 4:]], dim=1)}
     difference = (model(**inputs, **{name: inside}).logits[0, 4:] - model(**rest).logits[0, 3:]).abs().max()
     yield "padding between tokens", difference > 1e-4, torch.tensor(False)
+
+
+def accepted(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[str]:
+    """Yield the arguments that the model must reject, and accepts."""
+    name = main.replace("input_ids", "attention_mask")
+    positions = main.replace("input_ids", "position_ids")
+    rejected: list[tuple[str, Inputs]] = [
+        (positions, {positions: torch.arange(8)[None]}),
+        (name, {name: masks[name][:, :1]}),
+        (name, {name: masks[name][:1]}),
+    ]
+    if hasattr(model, "generate"):
+        rejected.append(("past_key_values", {"past_key_values": transformers.DynamicCache()}))
+    for argument, values in rejected:
+        try:
+            model(**inputs, **values)
+        except ValueError as error:
+            if argument.removeprefix("decoder_") in str(error):
+                continue
+        yield f"accepts {argument}"
 
 
 def attention_functions(model: Any, inputs: Inputs) -> Iterator[str]:

@@ -180,6 +180,8 @@ def test_a_patch_of_keys_is_an_error_where_slots_are_not_positions() -> None:
         (lambda m: tfkit.ablate(m, "decoder.layers.0.atention.heads.1"), "exists: `decoder.layers.*.attention.heads`"),
         (lambda m: tfkit.ablate(m, f"{HEADS}.2"), f"the number after `{HEADS}` must be less than 2; got 2"),
         (lambda m: tfkit.ablate(m, STREAM, mean={}), f"`mean` must contain `{STREAM}`"),
+        (lambda m: tfkit.ablate(m, STREAM, mean={STREAM: []}), "with the sizes [b, t, 16]; got an empty list"),
+        (lambda m: tfkit.ablate(m, STREAM, mean={STREAM: torch.ones(1, 6, 3)}), "sizes [b, t, 16]; got [1, 6, 3]"),
         (lambda m: tfkit.ablate(m, WEIGHTS, mean={WEIGHTS: torch.ones(1, 2, 6, 6)}), f"`{WEIGHTS}` has no mean"),
         (lambda m: tfkit.patch(m, "decoder.layers.0.stream.on", OTHER), "exists: `decoder.layers.*.stream.in`"),
         (lambda m: tfkit.patch(m, STREAM, OTHER[:, :5]), "torch.float32 [2, 6, 16]; got torch.float32 [2, 5, 16]"),

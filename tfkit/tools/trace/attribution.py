@@ -35,8 +35,9 @@ class Attribution:
         """Return a table with a row for each name and a column for each position."""
         width = max(map(len, self.effects))
         columns = range(max(map(len, self.effects.values())))
-        lines = [f"{'':{width}}" + "".join(f"{position:>9}" for position in columns)]
-        lines += [f"{name:{width}}" + "".join(f"{x:>9.3g}" for x in row.tolist()) for name, row in self.effects.items()]
+        rows = {name: "".join(f"{x:>10.3g}" for x in effects.tolist()) for name, effects in self.effects.items()}
+        lines = [f"{'':{width}}" + "".join(f"{position:>10}" for position in columns)]
+        lines += [f"{name:{width}}{row}" for name, row in rows.items()]
         return "\n".join(lines)
 
     def to_svg(self) -> str:

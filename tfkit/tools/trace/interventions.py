@@ -46,7 +46,7 @@ def ablate(
         A context, as of `tfkit.trace`.
 
     Raises:
-        ValueError: a name does not exist, or is missing in `mean`.
+        ValueError: a name does not exist, or `mean` does not contain its values.
     """
     edits: dict[str, Edit] = {}
     for point in matching_points(unwrapped(model), names):
@@ -60,11 +60,22 @@ def _mean(point: Point, values: Mapping[str, Tensor | list[Tensor]]) -> Tensor:
         raise ValueError(f"`mean` must contain `{point.name}`: read the names that are ablated")
     value, axis = values[point.name], point.position_axis
     runs = value if isinstance(value, list) else [value]
+    if not runs or not all(_fits(run, point) for run in runs):
+        got = ", ".join(str([*run.shape]) for run in runs) or "an empty list"
+        raise ValueError(f"`mean` must contain `{point.name}` with the sizes {point.shape}; got {got}")
     if point.sizes.count("t") + point.sizes.count("k") > 1 or not all(run.is_floating_point() for run in runs):
         raise ValueError(f"`{point.name}` has no mean: ablate it to zero, or write it with `tfkit.trace`")
     if axis is None:
         return torch.cat(runs).mean(0, keepdim=True)
     return torch.cat([run.movedim(axis, 1).flatten(0, 1) for run in runs]).mean(0)[None].unsqueeze(axis)
+
+
+def _fits(value: Tensor, point: Point) -> bool:
+    """Return True if a value has the axes of a point, and the sizes that its shape has as numbers."""
+    if "..." in point.sizes:
+        return True
+    pairs = zip(point.sizes, value.shape, strict=False)
+    return value.dim() == len(point.sizes) and all(str(n) == size for size, n in pairs if size.isdecimal())
 
 
 def _expanded(mean: Tensor, value: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
 
 def _eager(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference if the user chooses attention that is written out."""
-    if not model.is_backend_compatible():
+    if not model._supports_sdpa:
         return None
     model.set_attn_implementation("eager")
     result = model(**facts["inputs"])
