@@ -82,6 +82,24 @@ def test_lengths_that_are_refused(name: str, length: int | None, message: str) -
         CachedModel(build(SPECS[name]), length=length)
 
 
+def test_tokens_of_a_memory_have_the_length_of_the_spec() -> None:
+    spec = """\
+tfkit: 1
+name: m
+d_model: 16
+vocab_size: 23
+inputs: {source: {type: tokens, length: 5}, tokens: tokens}
+graph:
+  source_embedding: {block: embedding, input: source}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
+  embedding: {block: embedding, input: tokens}
+  decoder: {block: decoder, memory: encoder, n_layers: 1, attention: {n_heads: 2}}
+  logits: {block: lm_head}
+"""
+    with pytest.raises(ValueError, match="`source` must have 5 positions, which this model always reads; got 4"):
+        CachedModel(build(spec), length=3).start(2, source=ids(2, 4))
+
+
 @pytest.mark.parametrize("part", ["", "decoder.layers.1"])
 def test_train_mode(part: str) -> None:
     model = build(SPECS["decoder"])

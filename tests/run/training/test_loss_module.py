@@ -232,6 +232,15 @@ graph: {{embedding: {{block: embedding, input: tokens}}, decoder: {{block: decod
         assert_same(model, loss(model, inputs, targets_of()), plain(model(**inputs), targets_of()))
 
 
+def test_the_next_token_of_the_second_output_that_has_read_it() -> None:
+    model = loaded(f"""
+outputs: [logits, classes]
+graph: {{embedding: {{block: embedding}}, decoder: {{block: decoder, {STACK}}}, logits: {{block: lm_head}},
+  encoder: {{block: encoder, input: embedding, {STACK}}}, classes: {{block: lm_head}}}}""")
+    with pytest.raises(ValueError, match="targets are missing: the model may have read the next tokens"):
+        loss(model, inputs_of("gpt2"), outputs={"logits": 1.0, "classes": 1.0})
+
+
 def test_targets_of_another_shape() -> None:
     with pytest.raises(
         ValueError, match=re.escape("targets must have the shape (3, 7), one for each position of the head; got (3, 6)")

@@ -1,0 +1,152 @@
+"""Small folders that transformers opens in this process: values and caches are those of the model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+import tfkit
+from tfkit.spec.render import render
+from tfkit.tools.save.remote_code import folder as folder_of_code
+from tfkit.tools.save.remote_code.folder import write_folder
+from tfkit.tools.save.remote_code.proof import Folders
+
+BEGIN = "tfkit: 1\nname: small\nd_model: 16\n"
+LAYERS = "attention: {n_heads: 2}, ffn: {kind: gelu, d_ff: 32}"
+TRANSLATION = f"""{BEGIN}vocab_size: 50
+max_len: 16
+inputs: [source, target]
+graph:
+  embedding: {{block: embedding, input: source, position: learned}}
+  encoder: {{block: encoder, n_layers: 1, {LAYERS}}}
+  target_embedding: {{block: embedding, input: target, position: learned, tie: embedding}}
+  decoder:
+    block: decoder
+    memory: encoder
+    n_layers: 2
+    attention: {{n_heads: 2}}
+    cross_attention: {{n_heads: 2}}
+    ffn: {{kind: gelu, d_ff: 32}}
+    layers: {{pattern: [base, local], variants: {{local: {{attention: {{mask: {{left: 2, right: 0}}}}}}}}}}
+  logits: {{block: lm_head}}
+"""
+CLASSES = f"""{BEGIN}vocab_size: 50
+graph:
+  embedding: {{block: embedding}}
+  encoder: {{block: encoder, n_layers: 1, {LAYERS}}}
+  pooled: {{block: pooler, select: mean}}
+  classes: {{block: classifier, n_classes: 3, labels: [a, b, c]}}
+"""
+FEATURES = f"""{BEGIN}inputs: {{x: {{type: features, width: 10}}}}
+graph:
+  patches: {{block: linear, input: x}}
+  encoder: {{block: encoder, n_layers: 1, {LAYERS}}}
+  pooled: {{block: pooler, select: mean}}
+"""
+Pair = tuple[fx.GraphModule, Any]
+
+
+def opened(spec: str, folder: Path) -> Pair:
+    """Build a model, and open its folder with transformers."""
+    graph, process = tfkit.loads(spec), cast(Folders, None)
+    model = tfkit.build(graph, seed=5).eval()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.normal_(0.3, 0.5, generator=torch.Generator().manual_seed(number))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_of_code, "prove", lambda *_: True)  # which starts a process
+        write_folder(model, folder, render(graph.spec.model), process)
+        patch.syspath_prepend(folder.parent)
+        code = importlib.import_module(f"{folder.name}.modeling_small")
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    return model, getattr(code, architecture).from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return opened(TRANSLATION, tmp_path_factory.mktemp("translation"))
+
+
+def ids(columns: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, 50, (2, columns), generator=torch.Generator().manual_seed(seed))
+
+
+def close(value: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_rows_of_a_cache_change_places_and_tokens_are_taken_back(translation: Pair) -> None:
+    model, written = translation
+    source, target, order = ids(4), ids(6, seed=1), torch.tensor([1, 0])
+    cache = sys.modules[type(written).__module__].SmallCache(written.config)
+    cache.activate_past_recording()  # its windows forget no token
+    written(source, decoder_input_ids=target[:, :5], past_key_values=cache)
+    cache.crop(-1)
+    cache.reorder_cache(order)
+    logits = written(source[order], decoder_input_ids=target[order, 4:], past_key_values=cache).logits
+    close(logits, model(source[order], target[order])[:, 4:])
+
+
+def registered(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scaling: float, is_causal: bool, **_: Any
+) -> tuple[Tensor, None]:
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scaling).transpose(1, 2), None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["registered", "eager"])
+def test_functions_of_attention_get_the_mask_and_the_scale(
+    name: str, translation: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AttentionInterface.register("registered", registered)
+    model, written = translation
+    for body in (written.model.encoder, written.model.decoder):
+        monkeypatch.setattr(body.config, "_attn_implementation", name)
+    close(written(ids(4), decoder_input_ids=ids(6)).logits, model(ids(4), ids(6)))
+
+
+@torch.no_grad()
+def test_labels_and_the_memory_of_each_layer(translation: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, written = translation
+    source, labels = ids(4), ids(5, seed=1)
+    monkeypatch.setattr(written.config, "decoder_start_token_id", 7, raising=False)
+    target = torch.cat((torch.full((2, 1), 7), labels[:, :-1]), dim=1)
+    expected = model(source, target)
+    output = written(source, labels=labels)
+    close(output.logits, expected)
+    close(output.loss, F.cross_entropy(expected.flatten(0, 1), labels.flatten()))
+    cache = written(source, decoder_input_ids=target[:, :3], use_cache=True).past_key_values
+    close(written(source, decoder_input_ids=target[:, 3:], past_key_values=cache).logits, expected[:, 3:])
+
+
+@torch.no_grad()
+def test_padding_between_tokens_is_no_position(translation: Pair) -> None:
+    model, written = translation
+    target, mask = ids(6), torch.tensor([[1, 1, 0, 1, 0, 1]] * 2)
+    logits = written(ids(4), decoder_input_ids=target, decoder_attention_mask=mask).logits
+    close(logits[:, mask[0] == 1], model(ids(4), target[:, mask[0] == 1]))
+
+
+@torch.no_grad()
+def test_classes_of_padded_rows(tmp_path: Path) -> None:
+    model, written = opened(CLASSES, tmp_path)
+    mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    close(written(ids(6), attention_mask=mask.long()).logits, model(ids(6), mask))
+    assert written.config.id2label == {0: "a", 1: "b", 2: "c"}
+
+
+@torch.no_grad()
+def test_the_vector_of_features(tmp_path: Path) -> None:
+    model, written = opened(FEATURES, tmp_path)
+    features = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(3))
+    close(written(features.transpose(1, 2)).pooler_output, model(features))
