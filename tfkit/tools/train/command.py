@@ -130,7 +130,9 @@ def _plan_processes(reader: Reader, run: Run, count: int, device: str | None, *,
     rows += [("total in an evaluation", bytes_text(needs.evaluation))] if needs.evaluation else []
     rows += [("sent in a step", bytes_text(needs.sent))]
     show(table([f"each of {count:,} processes", "predicted"], rows, right=["predicted"]))
-    if limit is not None and not fits:
+    if limit is not None and fits:
+        click.echo(f"each process fits {device}")
+    elif limit is not None:
         largest = max(needs.parts, key=needs.parts.__getitem__)
         lack = f"{bytes_text(needs.total - limit)} do not fit {device}; the largest part is {largest}"
         click.echo(f"{lack}: {change or 'use more processes or shorter examples'}")
