@@ -118,6 +118,8 @@ def test_a_plan_names_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "each of 2 processes" in out
     assert out.splitlines()[-1].endswith("; the largest part is activations: machine: {micro_batch: 1}")
+    assert main([*words, *sets, "--device", "h100"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "each process fits h100"
     assert main(["train", str(tmp_path / "small.yaml"), "--no-plugins", "--processes", "2"]) == 2
     capsys.readouterr()
     assert main([*words, "--device", "nope"]) == 2

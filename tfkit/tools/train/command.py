@@ -119,7 +119,7 @@ def _plan_processes(reader: Reader, run: Run, count: int, device: str | None, *,
 
     limit = None if device is None else limits_of(reader, device).memory
     needs = per_process(run, count, states_of(run))
-    fits = limit is None or needs.total <= limit
+    fits = limit is None or needs.peak <= limit
     change = None if limit is None or fits else fitting(run, count, states_of(run), limit)
     if json:
         sums = {"total": needs.total, "fits": None if limit is None else fits, "change": change}
@@ -130,9 +130,11 @@ def _plan_processes(reader: Reader, run: Run, count: int, device: str | None, *,
     rows += [("total in an evaluation", bytes_text(needs.evaluation))] if needs.evaluation else []
     rows += [("sent in a step", bytes_text(needs.sent))]
     show(table([f"each of {count:,} processes", "predicted"], rows, right=["predicted"]))
-    if limit is not None and not fits:
-        largest = max(needs.parts, key=needs.parts.__getitem__)
-        lack = f"{bytes_text(needs.total - limit)} do not fit {device}; the largest part is {largest}"
+    if limit is not None and fits:
+        click.echo(f"each process fits {device}")
+    elif limit is not None:
+        largest = "evaluation" if needs.evaluation > needs.total else max(needs.parts, key=needs.parts.__getitem__)
+        lack = f"{bytes_text(needs.peak - limit)} do not fit {device}; the largest part is {largest}"
         click.echo(f"{lack}: {change or 'use more processes or shorter examples'}")
 
 

@@ -59,6 +59,11 @@ class PerProcess:
         """The sum of all parts."""
         return sum(self.parts.values())
 
+    @property
+    def peak(self) -> int:
+        """The bytes that must fit: of a step, or of an evaluation."""
+        return max(self.total, self.evaluation)
+
 
 def per_process(
     run: Run,
@@ -159,7 +164,7 @@ def fitting(run: Run, processes: int, optimizer: Optimizer, limit: int) -> str |
     for bits in range(1, 2 ** len(values)):
         chosen = {name: value for place, (name, value) in enumerate(values.items()) if bits >> place & 1}
         machine = run.config.machine.model_copy(update=chosen)
-        if per_process(run, processes, optimizer, machine, counted).total <= limit:
+        if per_process(run, processes, optimizer, machine, counted).peak <= limit:
             text = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in chosen.items())
             return f"machine: {{{text}}}"
     return None

@@ -57,8 +57,8 @@ def examples(subject: RunUnderTest) -> Iterator[Deviation]:
 
 def _equal_rows(row: Batch, other: Batch) -> bool:
     """Return True if rows are equal; of rows that are padded to different lengths, only what counts is compared."""
-    pairs = zip(arrays(row), arrays(other), strict=True)
-    if all(first.shape == second.shape for first, second in zip(arrays(row), arrays(other), strict=True)):
+    pairs = [*zip(arrays(row), arrays(other), strict=True)]
+    if all(first.shape == second.shape for first, second in pairs):
         return all(np.array_equal(first, second) for first, second in pairs)
     return np.array_equal(row.targets[row.targets != IGNORED], other.targets[other.targets != IGNORED])
 
