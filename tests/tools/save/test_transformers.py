@@ -162,6 +162,17 @@ def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pyt
     assert '"num_hidden_layers": "n_layers"' in (tmp_path / "configuration_small.py").read_text()
 
 
+def test_the_token_that_begins_a_text_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)
+    (tmp_path / "config.json").write_text('{"decoder_start_token_id": 7}')
+    model = small_model("t5_small")
+    process: Any = None
+    (tmp_path / "out").mkdir()
+    write_folder(model, tmp_path / "out", render(model.meta["graph"].spec.model), process, weights_from=tmp_path)
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "out" / file).read_text())["decoder_start_token_id"] == 7
+
+
 def test_code_of_another_tool(tmp_path: Path) -> None:
     (tmp_path / "modeling_other.py").touch()
     (tmp_path / "config.json").write_text("{}")

@@ -25,6 +25,7 @@ from tfkit.tools.save.remote_code.proof import Folders, prove
 from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
 
 GENERATION = "generation_config.json"
+START = "decoder_start_token_id"
 
 
 def write_folder(
@@ -53,6 +54,8 @@ def write_folder(
     (target / PICTURE).write_text(picture_of(graph), encoding="utf-8")
     (target / CARD).write_text(model_card(parts, weights_from), encoding="utf-8")
     ids = complete_tokenizer(target, [file.name for file in tokenizer], max_len(graph))
+    if parts.last.memory is not None and weights_from is not None:
+        ids |= _start(weights_from if weights_from.is_dir() else weights_from.parent)
     (target / SPEC).write_text(spec, encoding="utf-8")
     (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
     (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
@@ -82,6 +85,14 @@ def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str,
         **(_labels(parts.head[-1]) if parts.head and parts.head[-1].config.head() is None else {}),
         **code.fields,
     }
+
+
+def _start(folder: Path) -> dict[str, int]:
+    """Return the token that begins the text of a decoder, from the published files in a folder; empty without it."""
+    files = [folder / name for name in (GENERATION, CONFIG)]
+    configs = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    ids = [config[START] for config in configs if isinstance(config, dict) and type(config.get(START)) is int]
+    return {START: ids[0]} if ids else {}
 
 
 def _labels(classifier: Node) -> dict[str, Any]:
