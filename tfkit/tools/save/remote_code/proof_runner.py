@@ -99,7 +99,7 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
 
 def _eager(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference if the user chooses attention that is written out."""
-    if not model._supports_sdpa:
+    if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[type(model).__module__]):  # no layer lets the user choose
         return None
     model.set_attn_implementation("eager")
     result = model(**facts["inputs"])
