@@ -115,7 +115,7 @@ def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
             yield from (f"{node.name}.{change}" for change in changes)
             if node.stack is not None and "layer_features" in node.wires:  # which have a part for each layer
                 width = node.signals["layer_features"].width
-                (n_layers,) = (int(one.partition("=")[2]) for one in changes if one.startswith("n_layers="))
+                (n_layers,) = (int(change.partition("=")[2]) for change in changes if change.startswith("n_layers="))
                 tables = [table.name for table in graph.nodes if dict(table.config).get("d_model") == width]
                 yield from (f"{table}.d_model={n_layers * width // node.stack.depth}" for table in tables)
 

@@ -210,7 +210,7 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
         return leaf in SILENT or change.value in (None, [], {}, ABSENT) or change.value == USUAL.get(leaf)
     return (
         any(_is_unread(rule, after, graph, family) for rule in known.values())
-        or any(_is_off(one, after, family) for one in known)
+        or any(_is_off(field, after, family) for field in known)
         or alike(said(before, change.place, family), said(after, change.place, family))
     )
 

@@ -50,19 +50,19 @@ def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
             continue
         unread = {key: why for key, why in case.uncounted.items() if kind != "sequence" or "pooler" not in key}
         prepare = None if case.kind == "seq2seq" else case.prepare  # `untie` needs the head
-        made = replace(case, kind=kind, prepare=prepare, uncounted=unread)
+        variant = replace(case, kind=kind, prepare=prepare, uncounted=unread)
         if kind == "causal" and case.kind == "masked":
-            made = replace(made, config={**case.config, "is_decoder": True})
+            variant = replace(variant, config={**case.config, "is_decoder": True})
         if kind == "causal" and case.kind == "seq2seq":  # their cache counts the layers of the encoder
             layers = {"encoder_layers": case.config["decoder_layers"]}
             unread |= MEMORY
-            made = replace(made, config={**case.config, **layers}, uncounted=unread, buffers={}, leaves_out=True)
+            variant = replace(variant, config={**case.config, **layers}, uncounted=unread, buffers={}, leaves_out=True)
         if kind == "sequence" and case.model_type == "t5gemma":  # theirs reads where the next token of the source were
-            made = replace(made, sides=("none",))
-        yield f"{name}-{kind}", made
+            variant = replace(variant, sides=("none",))
+        yield f"{name}-{kind}", variant
 
 
-HEADS = {key: made for name, case in CASES.items() for key, made in served(name, case)}
+HEADS = {key: variant for name, case in CASES.items() for key, variant in served(name, case)}
 """All cases with each of the other heads, by name and kind."""
 
 

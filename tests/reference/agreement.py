@@ -35,11 +35,11 @@ def check_agreement(graph: tfkit.Graph, *calls: Mapping[str, Tensor], kinds: Kin
         with tables_in_float64():
             outputs, seen = observe(model, inputs)
         arrays = {name: x.numpy() for name, x in inputs.items()}
-        wanted = run(graph, weights, arrays, kinds=kinds, fused=fused)
-        for found, (name, want) in zip(outputs, wanted.outputs.items(), strict=True):
-            error = difference(found, want, wanted.real[name])
+        expected = run(graph, weights, arrays, kinds=kinds, fused=fused)
+        for found, (name, want) in zip(outputs, expected.outputs.items(), strict=True):
+            error = difference(found, want, expected.real[name])
             if error > TOLERANCE:
-                where = first_difference(seen, wanted.trace, {mask.shape: mask for mask in wanted.real.values()})
+                where = first_difference(seen, expected.trace, {mask.shape: mask for mask in expected.real.values()})
                 raise AssertionError(f"{name} differs by {error:.1e}, first at {where}")
 
 

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def all_pages() -> list[Page]:
-    """Return all pages; a page that several parts of the site yield, such as a file's, is there once."""
+    """Return all pages; a page that several parts of the site yield, such as a file's, appears once."""
     generated = [
         *commands.pages(),
         *kinds.pages(),

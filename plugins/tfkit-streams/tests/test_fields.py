@@ -27,10 +27,10 @@ def layers(folder: Path, **changes: Any) -> list[str]:
 
 def test_the_last_layers_take_keys_of_their_type(tmp_path: Path) -> None:
     assert layers(tmp_path) == ["base", "full", "base", "full", "local_shared", "full_shared"]
-    one = decoder(tmp_path, num_kv_shared_layers=1)
-    names = [layer.name for layer in one.stack().layers]
+    stack = decoder(tmp_path, num_kv_shared_layers=1)
+    names = [layer.name for layer in stack.stack().layers]
     assert names == ["base", "full", "base", "full", "base", "full_shared"]
-    assert one.attention.kv_name is None, "no layer takes the keys of a window"
+    assert stack.attention.kv_name is None, "no layer takes the keys of a window"
     assert layers(tmp_path, num_kv_shared_layers=0, layer_types=[SLIDING] * 6) == ["base"] * 5 + ["full"]
 
 

@@ -46,8 +46,8 @@ def test_shades_are_the_weights(run: Run) -> None:
                 shades[int(y), int(x) : int(x) + int(count)] = float(path.get("stroke-opacity", ""))
         assert (shades - weights[head]).abs().max() <= 1 / 16 + 1e-2
         assert (shades[1:] != shades[1:].flip(1)).any()
-    found = json.loads(run(*arguments, "--json"))
-    assert found == {"file": "a.svg", "attentions": ["decoder.layers.1.attention"]}
+    result = json.loads(run(*arguments, "--json"))
+    assert result == {"file": "a.svg", "attentions": ["decoder.layers.1.attention"]}
 
 
 @pytest.mark.parametrize(

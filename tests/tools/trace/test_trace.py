@@ -420,7 +420,7 @@ def by_hooks(model: fx.GraphModule, inputs: dict[str, Tensor]) -> dict[str, Tens
      "gated_streams_small", "minimax_text_01", "gpt2"],
 )  # fmt: skip
 def test_shipped_specs(name: str) -> None:
-    """Values have the listed sizes and are those of plain hooks; rewriting them changes nothing."""
+    """Values have the listed sizes and equal the values of plain hooks; rewriting them changes nothing."""
     from tfkit.tools.show.points import points_of
 
     graph = reduced(name)

@@ -86,8 +86,8 @@ def test_an_evaluation_needs_no_activations_of_other_layers(tmp_path: Path) -> N
     sets = ("batch.sequences=8", "model.decoder.n_layers=4")
     assert per_process(small_run(tmp_path, *sets), 4, "adamw").evaluation == 0
     needs = per_process(small_run(tmp_path, *sets, "eval={every: 4, splits: {train: {batches: 2}}}"), 4, "adamw")
-    others = needs.weights + needs.gradients + needs.states + needs.gathered + needs.logits
-    assert others < needs.evaluation + needs.gathered // 2 + needs.logits // 2 < others + needs.activations // 2
+    shared = needs.weights + needs.gradients + needs.states + needs.gathered + needs.logits
+    assert shared < needs.evaluation + needs.gathered // 2 + needs.logits // 2 < shared + needs.activations // 2
 
 
 def test_the_cheapest_change_that_fits_is_named(tmp_path: Path) -> None:

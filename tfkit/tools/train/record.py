@@ -322,9 +322,8 @@ def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
         "threads": machine.threads,
         "micro_batch": machine.micro_batch,
         "compile": machine.compile,
-        # None for the defaults, which folders of earlier versions lack.
-        "attention": None if machine.attention == "sdpa" else machine.attention,
-        "gather": None if machine.gather == "float32" else machine.gather,
+        "attention": machine.attention,
+        "gather": machine.gather,
         "processes": processes,
         "shard": machine.shard,
     }

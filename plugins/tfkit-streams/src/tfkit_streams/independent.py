@@ -17,22 +17,15 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.nn import Context
-from tfkit_streams.manifold import Copies, Leave, Weights
+from tfkit_streams.manifold import Copies, HyperConnectionConfig, Leave, Weights
 
 
-class IndependentConfig(tfkit.StreamConfig):
+class IndependentConfig(HyperConnectionConfig):
     """Several streams; each sublayer reads a weighted sum of them, and adds its output to each with a weight."""
 
     kind: Literal["independent"] = "independent"
-    enters = True
-    streams: tfkit.Count = 4
-    """Number of streams."""
     magnitude: tfkit.PositiveFloat = 2.0
     """Bound of the weights of a sublayer's output."""
-    eps: tfkit.PositiveFloat = 1e-6
-    """Number to add to weights."""
-    norm_eps: tfkit.PositiveFloat = 1e-6
-    """Epsilon of the norm of all streams together."""
 
     def build(self, make: tfkit.Make, part: tfkit.StreamPart, width: int) -> nn.Module:
         if part == "enter":

@@ -10,7 +10,7 @@ b batch, t positions, l streams, m d_model.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,24 @@ KEPT = 4.0
 """The initial logit with which a stream stays what it is."""
 
 
-class ManifoldConfig(tfkit.StreamConfig):
-    """Several streams; each sublayer reads a weighted sum of them, and mixes them by a doubly stochastic matrix."""
+class HyperConnectionConfig(tfkit.StreamConfig):
+    """Fields of residuals with several streams whose weights `Weights` computes."""
 
-    kind: Literal["manifold"] = "manifold"
     enters = True
     streams: tfkit.Count = 4
     """Number of streams."""
-    iterations: tfkit.Count = 20
-    """Number of times that columns and rows of the mixing matrix are divided by their sums."""
     eps: tfkit.PositiveFloat = 1e-6
     """Number to add to weights and sums."""
     norm_eps: tfkit.PositiveFloat = 1e-6
     """Epsilon of the norm of all streams together."""
+
+
+class ManifoldConfig(HyperConnectionConfig):
+    """Several streams; each sublayer reads a weighted sum of them, and mixes them by a doubly stochastic matrix."""
+
+    kind: Literal["manifold"] = "manifold"
+    iterations: tfkit.Count = 20
+    """Number of times that columns and rows of the mixing matrix are divided by their sums."""
 
     def build(self, make: tfkit.Make, part: tfkit.StreamPart, width: int) -> nn.Module:
         if part == "enter":
@@ -62,18 +67,10 @@ class Copies(nn.Module):
         return named(self.streams)
 
 
-class WeightsConfig(Protocol):
-    """The fields of a residual that `Weights` depends on."""
-
-    streams: int
-    eps: float
-    norm_eps: float
-
-
 class Weights(nn.Module):
     """scale * project(rmsnorm(streams)) + base, for each part: [b, t, l, m] -> [b, t, size]."""
 
-    def __init__(self, config: WeightsConfig, width: int, parts: dict[str, int]) -> None:
+    def __init__(self, config: HyperConnectionConfig, width: int, parts: dict[str, int]) -> None:
         super().__init__()
         inputs = config.streams * width
         self.join_streams = Rearrange("b t l m -> b t (l m)")
@@ -139,7 +136,7 @@ class Write(nn.Module):
 class Leave(Weights):
     """The weighted sum of the streams: [b, t, l, m] -> [b, t, m]."""
 
-    def __init__(self, config: WeightsConfig, width: int) -> None:
+    def __init__(self, config: HyperConnectionConfig, width: int) -> None:
         super().__init__(config, width, {"pre": config.streams})
 
     def reset_parameters(self) -> None:
