@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import merged, print_json, retitled, show, table
+from tfkit.console.output import print_json, retitled, show, table
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
-    from tfkit.tools.show.resolved_values import ResolvedValue
+    from tfkit.tools.show.differences import Difference
 
 
 @command(
     "diff",
     notes="""
     A value that several components inherit is one line, and `name`, `source` and
-    `description` are left out. The exit status is 0 whether they differ or not.
+    `description` are left out. Below the line are consequences: values that both
+    write as the same arithmetic, and the parameters. The exit status is 0 whether
+    they differ or not.
 
     A and B are specs or published models: a config.json, or a folder with one and
     without a spec, is read as `tfkit import` reads it; --set does not change it.
@@ -56,6 +57,7 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
     ]
     a, b = retitled(graphs, (before, after))
     from tfkit.tools.params.count import count_params
+    from tfkit.tools.show.differences import differences
 
     changes, counts = differences(a, b), [count_params(graph).total for graph in (a, b)]
     if json:
@@ -81,75 +83,18 @@ def _imported(reader: Reader, config: str, family: str | None) -> Graph:
     return import_config(config, family=family, plugins=reader.plugins).graph
 
 
-def _show_differences(changes: Sequence[Any], names: Sequence[str], counts: Sequence[int]) -> None:
-    rows = [[_places(change), _or_dash(change.before), _or_dash(change.after)] for change in changes]
-    if not rows:
+def _show_differences(changes: Sequence[Difference], names: Sequence[str], counts: Sequence[int]) -> None:
+    if not changes:
         show("no value differs", "")
+    causes, consequences = ([change for change in changes if change.follows is follows] for follows in (False, True))
+    rows = [[_places(change), _or_dash(change.before), _or_dash(change.after)] for change in (*causes, *consequences)]
     rows.append(["parameters", *(f"{count:,}" for count in counts)])
-    show(table(["value", *names], rows, footer=1))
+    show(table(["value", *names], rows, footer=len(consequences) + 1))
 
 
-def _places(change: Any) -> str:
+def _places(change: Difference) -> str:
     return change.path if len(change.places) == 1 else f"{change.path} ({len(change.places)} places)"
 
 
 def _or_dash(text: str | None) -> str:
     return "-" if text is None else text
-
-
-# ---- the differences between two specs, value by value ----
-
-
-WORDS = frozenset({"name", "source", "description", "parameters", "checkpoint"})
-"""Values at the top of a spec that do not affect the model."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A value that differs; None if a spec has no such value. `places` are the paths where it does."""
-
-    path: str
-    before: str | None
-    after: str | None
-    places: tuple[str, ...]
-
-
-def differences(before: Graph, after: Graph) -> list[Difference]:
-    """Compare the resolved values of two specs.
-
-    A value that both inherit in several places, such as `d_model`, is one difference. For a component that only one of
-    them has, the written values count, but not the defaults.
-    """
-    old, new = _values(before), _values(after)
-    paths: dict[tuple[str, str | None, str | None], list[str]] = {}
-    for path in merged([list(old), list(new)]):
-        texts = _text(old.get(path)), _text(new.get(path))
-        if texts[0] != texts[1] and not (_follows(path, old, new) or _follows(path, new, old)):
-            paths.setdefault((_name(old.get(path), new.get(path)), *texts), []).append(path)
-    return [Difference(name, old_text, new_text, tuple(places)) for (name, old_text, new_text), places in paths.items()]
-
-
-def _follows(path: str, there: Mapping[str, ResolvedValue], missing: Mapping[str, ResolvedValue]) -> bool:
-    """Return True if only one spec has a value and does not write it: the value comes with its component."""
-    value = there.get(path)
-    if value is None or path in missing or value.how == "given":
-        return False
-    part = path.rpartition(".")[0]
-    return part not in missing or value.value == "null"
-
-
-def _values(graph: Graph) -> Mapping[str, ResolvedValue]:
-    from tfkit.tools.show.resolved_values import values_of
-
-    return {value.dotted: value for value in values_of(graph) if value.path[0] not in WORDS}
-
-
-def _text(value: ResolvedValue | None) -> str | None:
-    return None if value is None else value.value or "..."
-
-
-def _name(*values: ResolvedValue | None) -> str:
-    """Return the path of a value, or only its key if both specs inherit it."""
-    there = [value for value in values if value is not None]
-    inherited = len(there) == 2 and all(value.how == "inherited" for value in there)
-    return there[0].name if inherited else there[0].dotted

@@ -14,10 +14,10 @@ from tfkit.graph.expand import Graph, load
 from tfkit.spec.source import plain, read
 from tfkit.tools.common.memory_needs import cache_size
 from tfkit.tools.common.units import bytes_text, short
-from tfkit.tools.diff import differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.list_.gallery import Shipped, shipped
+from tfkit.tools.show.differences import differences
 from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, table
 
 PICTURES = "pictures"

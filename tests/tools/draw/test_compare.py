@@ -5,24 +5,46 @@ from __future__ import annotations
 import pytest
 
 import tfkit
-from tfkit.tools.draw.canvas import Rect, ShapeGroup, Words
-from tfkit.tools.draw.layout import MISSING
+from tfkit.tools.draw.canvas import Differences, Differing, Rect, ShapeGroup, Words
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.picture import draw
-from tfkit.tools.draw.scene import differences
+from tfkit.tools.draw.scene import MISSING, differences
+from tfkit.tools.show.differences import fields_of_causes
 
 from .geometry import faults
 
 
 def test_nothing_is_marked_where_nothing_differs() -> None:
     scene = scene_of(tfkit.load("gpt2"))
-    assert differences(scene, scene) == ({}, {})
+    assert differences(scene, scene, ()) == ({}, {})
 
 
 def test_only_what_differs() -> None:
-    left, right = (scene_of(tfkit.load("gpt2", sets=sets)) for sets in ([], ["decoder.attention.n_heads=6"]))
-    marked = {"decoder1/base/attention": frozenset({"n_heads", "d_head"})}
-    assert differences(left, right) == (marked, marked)
+    marks = {"decoder1/base/attention": Differing(frozenset({"n_heads"}), frozenset({"d_head"}))}
+    assert marked("gpt2", "decoder.attention.n_heads=6") == (marks, marks)
+
+
+def test_a_width_is_the_only_cause_of_its_consequences() -> None:
+    """BLOOM writes `d_ff: 4 * d_model`, so d_ff follows like the counts; GPT-2 writes numbers."""
+    marks, _ = marked("bloom_560m", "d_model=1536")
+    assert {key: set(mark.causes) for key, mark in marks.items() if mark.causes} == {"": {"d_model"}}
+    assert marks["decoder1/base/ffn"].consequences == {"d_ff", "parameters"}
+    assert marks["decoder1/base/attention"].consequences == {"d_head", "parameters"}
+    assert marks["embedding1/tokens"].consequences == {"table", "parameters"}
+    written, _ = marked("gpt2", "decoder.ffn.d_ff=4096")
+    assert written["decoder1/base/ffn"] == Differing(frozenset({"d_ff"}), frozenset({"parameters"}))
+
+
+def test_layers_of_a_pattern() -> None:
+    marks, _ = marked("gemma2_2b", "decoder.layers.pattern=[local, local, base]")
+    assert marks["decoder1"].causes == {"pattern"}
+    assert marks["decoder1/local"].consequences == {"n_layers"}
+
+
+def marked(name: str, change: str) -> tuple[Differences, Differences]:
+    """The differences between a spec and a change of it."""
+    graphs = [tfkit.load(name, sets=sets) for sets in ([], [change])]
+    return differences(*map(scene_of, graphs), fields_of_causes(*graphs))
 
 
 @pytest.mark.parametrize(
@@ -33,9 +55,8 @@ def test_only_what_differs() -> None:
     ],
 )
 def test_boxes_that_one_of_them_does_not_have(change: str, keys: set[str]) -> None:
-    left, right = scene_of(tfkit.load("gpt2")), scene_of(tfkit.load("gpt2", sets=[change]))
-    before, after = differences(left, right)
-    assert {key for key, what in after.items() if MISSING in what} == keys
+    before, after = marked("gpt2", change)
+    assert {key for key, mark in after.items() if MISSING in mark.causes} == keys
     assert ("decoder1/final_norm" in before) == (change == "decoder.final_norm=false")
 
 
@@ -44,14 +65,16 @@ def test_marks_are_seen() -> None:
     assert list(faults(picture)) == []
     outlined = set()
     for group in (shape for shape in picture.shapes if isinstance(shape, ShapeGroup)):
-        if any(isinstance(one, Rect) and "differs" in one.look for one in group.shapes):
+        if any(isinstance(one, Rect) and "cause" in one.look.split() for one in group.shapes):
             outlined.add(group.key)
             bold = [run.text for one in group.shapes if isinstance(one, Words) for run in one.line if run.bold]
             assert "gelu" not in bold
             assert {"d_ff 3,072", "d_ff 4,096"} & set(bold)
     assert outlined == {"decoder1/base/ffn"}
     totals = [shape for shape in picture.flat() if isinstance(shape, Words) and "parameters" in shape.line[0].text]
-    assert [words.look for words in totals] == ["", ""]  # the accent
+    assert [words.line[0].look for words in totals] == ["consequence", "consequence"]
+    legend = {shape.line[0].text for shape in picture.flat() if isinstance(shape, Words) and shape.line[0].look}
+    assert legend >= {"differs in the specs", "follows from it"}
 
 
 @pytest.mark.parametrize(

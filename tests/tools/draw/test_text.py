@@ -42,9 +42,8 @@ def test_wrap_breaks_between_words_and_cuts_what_is_too_long() -> None:
 
 
 def test_flow_keeps_lines_within_their_width() -> None:
-    items = [
-        TextRun(f"{name} {number}", bold=number % 2 == 0) for number, name in enumerate(["alpha", "beta", "gamma"] * 9)
-    ]
+    names = ["alpha", "beta", "gamma"] * 9
+    items = [TextRun(f"{name} {number}", ("cause", "")[number % 2]) for number, name in enumerate(names)]
     lines = flow(items, 120, 11)
     assert all(line_width(line, 11) <= 120 for line in lines)
     joined = " ".join(run.text for line in lines for run in line)

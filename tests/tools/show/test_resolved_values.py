@@ -4,7 +4,7 @@ import pytest
 
 import tfkit
 from tfkit.errors import ranges
-from tfkit.tools.diff import differences
+from tfkit.tools.show.differences import differences
 from tfkit.tools.show.layer_programs import programs_of
 from tfkit.tools.show.resolved_values import values_of
 

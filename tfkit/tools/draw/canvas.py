@@ -37,7 +37,7 @@ INKS = {
     "line": ("#4f5963", "#a3adb8"),
     "memory": ("#b4432f", "#f0907f"),
     "tie": ("#7a4fc0", "#b79af0"),
-    "accent": ("#c4161c", "#ff7b72"),
+    "cause": ("#0a4fc4", "#8fbcff"),
     "page": ("#ffffff", "#12161c"),
     "edge": ("#d5dae0", "#323a43"),
     "frame": ("#f5f7f9", "#1a2027"),
@@ -56,7 +56,9 @@ def css(theme: Theme, used: set[str]) -> str:
     shape = (
         f"text{{font-family:{FONTS}}}.bold{{font-weight:700}}"
         ".line{fill:none;stroke-width:1.4}.residual{stroke-width:1.8}.tie{stroke-dasharray:5 4}"
-        ".box,.chip,.frame,.band,.page{stroke-width:1}.differs{stroke-width:2.6}.plus{stroke-width:1.4}"
+        ".box,.chip,.frame,.band,.page{stroke-width:1}.plus{stroke-width:1.4}"
+        ".cause{font-weight:700}.consequence{font-style:italic}rect.cause{stroke-width:2.6}"
+        "rect.consequence{stroke-width:1.6;stroke-dasharray:4 3}"
     )
     light, dark = _colours(0, used), _colours(1, used)
     if theme == "auto":
@@ -82,7 +84,8 @@ def _colours(which: int, used: set[str]) -> str:
     for number, pair in enumerate(CELLS):
         if f"cell{number}" in used:
             rules.append(f".cell{number}{{fill:{pair[which]}}}")
-    rules.append(f".accent{{fill:{ink['accent']}}}.differs{{stroke:{ink['accent']}}}")
+    for look, name in (("cause", "cause"), ("consequence", "muted")):
+        rules.append(f"text.{look},tspan.{look}{{fill:{ink[name]}}}rect.{look}{{stroke:{ink[name]}}}")
     return "".join(rules)
 
 
@@ -108,10 +111,15 @@ UNKNOWN = 1050
 
 @dataclass(frozen=True)
 class TextRun:
-    """A piece of a line in one weight."""
+    """A piece of a line. `look` is its class: `bold`, `cause`, which is bold in a colour, or `consequence`."""
 
     text: str
-    bold: bool = False
+    look: str = ""
+
+    @property
+    def bold(self) -> bool:
+        """True if its letters are bold."""
+        return self.look in ("bold", "cause")
 
 
 Line = tuple[TextRun, ...]
@@ -143,7 +151,7 @@ def flow(items: Sequence[TextRun], width: float, size: float) -> list[Line]:
     lines: list[list[TextRun]] = []
     for item in items:
         for index, piece in enumerate(wrap(item.text, width, size, bold=item.bold)):
-            run, gap = TextRun(piece, item.bold), TextRun(" · ")
+            run, gap = TextRun(piece, item.look), TextRun(" · ")
             if index == 0 and lines and line_width([*lines[-1], gap, run], size) <= width:
                 lines[-1] += [gap, run]
             else:
@@ -174,8 +182,26 @@ def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
     return f"{text}..."
 
 
-Differences = Mapping[str, frozenset[str]]
-"""Differences from another picture: keys of notes, by the key of their box, for boxes that have any."""
+@dataclass(frozen=True)
+class Differing:
+    """Keys of the notes of a box that differ from another picture.
+
+    Attributes:
+        causes: those whose values the specs set.
+        consequences: sizes and counts that follow from them.
+    """
+
+    causes: frozenset[str] = frozenset()
+    consequences: frozenset[str] = frozenset()
+
+    def look(self, *keys: str) -> str:
+        """Return the class of a text with these keys, or of an outline if there are none; empty if nothing differs."""
+        looks = (("cause", self.causes), ("consequence", self.consequences))
+        return next((look for look, differing in looks if (differing.intersection(keys) if keys else differing)), "")
+
+
+Differences = Mapping[str, Differing]
+"""Differences from another picture, by the key of a box."""
 Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
 
@@ -260,13 +286,14 @@ class Canvas:
     front: list[Shape] = field(default_factory=list)
     anchors: dict[str, tuple[float, float, float, float]] = field(default_factory=dict)
 
-    def differing(self, key: str) -> frozenset[str]:
+    def differing(self, key: str) -> Differing:
         """Return the differences of a box."""
-        return self.differences.get(key, frozenset())
+        return self.differences.get(key, Differing())
 
     def text(self, x: float, y: float, text: str, size: float, look: str = "", anchor: Anchor = "start") -> None:
-        """Draw a text in one weight, bold if `look` contains it."""
-        self.front.append(Words(x, y, (TextRun(text, "bold" in look.split()),), size, look, anchor))
+        """Draw a text of one look: the look of a run, or `muted`."""
+        line = (TextRun(text, "" if look == "muted" else look),)
+        self.front.append(Words(x, y, line, size, "muted" if look == "muted" else "", anchor))
 
     def way(self, *points: Point, look: str = "line", arrow: bool = False, start: str = "", end: str = "") -> None:
         """Draw a line along points."""

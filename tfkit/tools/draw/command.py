@@ -23,8 +23,9 @@ ENDINGS = (".svg", ".png", ".html")
     "draw",
     notes="""
     Data flows from the bottom to the top. Numbers at the right of boxes are
-    parameters, of one layer if a stack repeats it. For two specs, boxes that
-    differ are marked, and so are the differences in them.
+    parameters, of one layer if a stack repeats it. For two specs, the values that
+    differ in the specs are blue; sizes and counts that follow from them are in
+    grey italics, and boxes with only such differences have a dashed outline.
 
     An SVG and a page follow the light or dark colours of their reader's system;
     a PNG is light unless --theme says otherwise.

@@ -6,11 +6,12 @@ A box has its title and parameters, notes below, then chips and the boxes inside
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tfkit.tools.common.units import short
 from tfkit.tools.draw.canvas import (
     Canvas,
+    Differing,
     Disc,
     Line,
     Rect,
@@ -41,9 +42,9 @@ def count_of(box: Box) -> str:
     return " + ".join(text for text in ("tied" if box.tied else "", count) if text)
 
 
-def runs(notes: Iterable[Note], differing: frozenset[str]) -> list[TextRun]:
-    """Format notes as runs of text, with differences in bold."""
-    return [TextRun(note.text, note.key in differing) for note in notes]
+def runs(notes: Iterable[Note], differing: Differing) -> list[TextRun]:
+    """Format notes as runs of text, with differences marked."""
+    return [TextRun(note.text, differing.look(note.key)) for note in notes]
 
 
 def natural_width(box: Box) -> float:
@@ -61,7 +62,7 @@ class Content:
     width: float
     notes: list[Line]
     chips: list[list[tuple[Chip, list[str], float]]]
-    differing: frozenset[str]
+    differing: Differing
 
     @classmethod
     def of(cls, canvas: Canvas, box: Box, width: float) -> Content:
@@ -92,17 +93,17 @@ def place_box(canvas: Canvas, content: Content, cx: float, bottom: float) -> flo
     box, width = content.box, content.width
     left, top = cx - width / 2, bottom - content.height
     canvas.anchors[box.key] = (left, top, left + width, bottom)
-    outline = " differs" if content.differing else ""
+    outline = f"box {role(box.role)} {content.differing.look()}".strip()
     with canvas.group(box.key, box.title, box.tip):
         if box.parts:
             for shift in (6, 3):
                 canvas.front.append(Rect(left + shift, top - shift, width, content.height, 5, f"box {role(box.role)}"))
-        canvas.front.append(Rect(left, top, width, content.height, 5, f"box {role(box.role)}{outline}"))
-        look = "bold accent" if content.differing & {"title", MISSING} else "bold"
+        canvas.front.append(Rect(left, top, width, content.height, 5, outline))
+        look = content.differing.look("title", MISSING) or "bold"
         canvas.text(left + PAD, top + 16.5, box.title, TITLE, look)
         count = count_of(box)
         if count:
-            look = "bold accent" if COUNT in content.differing else "muted"
+            look = content.differing.look(COUNT, "tie") or "muted"
             canvas.text(left + width - PAD, top + 16.5, count, SMALL, look, "end")
         y = top + 27
         for line in content.notes:
@@ -120,11 +121,11 @@ def _place_chips(canvas: Canvas, content: Content, left: float, y: float) -> flo
     for row in content.chips:
         x = left
         for chip, lines, width in row:
-            bold = "bold accent" if chip.key in content.differing else ""
+            look = content.differing.look(chip.key)
             height = CHIP_ROW * len(lines) + 4
             canvas.front.append(Rect(x, y - 3, width, height, 8, f"chip {role(chip.role)}"))
             for index, line in enumerate(lines):
-                canvas.text(x + 8, y + 8.5 + CHIP_ROW * index, line, CHIP, bold)
+                canvas.text(x + 8, y + 8.5 + CHIP_ROW * index, line, CHIP, look)
             x += width + 5
         y += _row_height(row) + 4
     return y
@@ -159,15 +160,15 @@ def _part_rows(parts: Sequence[Box], width: float) -> list[list[Box]]:
     return rows
 
 
-def _rows(chips: Sequence[Chip], width: float, differing: frozenset[str]) -> list[list[tuple[Chip, list[str], float]]]:
+def _rows(chips: Sequence[Chip], width: float, differing: Differing) -> list[list[tuple[Chip, list[str], float]]]:
     """Distribute chips over rows; each chip comes with its lines and its width."""
     rows: list[list[tuple[Chip, list[str], float]]] = []
     used = width
     for chip in chips:
-        bold = chip.key in differing
+        look = differing.look(chip.key)
         text = f"{chip.text} · {short(chip.parameters)}" if chip.parameters else chip.text
-        lines = wrap(text, width - 16, CHIP, bold=bold)
-        wide = 16 + max(line_width((TextRun(line, bold),), CHIP) for line in lines)
+        lines = wrap(text, width - 16, CHIP, bold=look == "cause")
+        wide = 16 + max(line_width((TextRun(line, look),), CHIP) for line in lines)
         if used + 5 + wide > width:
             rows.append([])
             used = -5
@@ -323,7 +324,7 @@ def place_above(canvas: Canvas, item: Box | Mark, cx: float, bottom: float, widt
         return place_box(canvas, Content.of(canvas, item, width), cx, edge)
     top = bottom - 18
     canvas.way((cx, bottom), (cx, top))
-    canvas.text(cx + 7, bottom - 5, item.text, SMALL, "bold accent" if canvas.differing(item.key) else "")
+    canvas.text(cx + 7, bottom - 5, item.text, SMALL, canvas.differing(item.key).look())
     return top
 
 
@@ -334,35 +335,33 @@ class StackHeader:
     name: str
     times: str
     notes: tuple[Note, ...]
-    parameters: tuple[str, ...]
-    differing: frozenset[str] = frozenset()
+    differing: Differing = field(default_factory=Differing)
     swatch: int | None = None
 
     def place(self, canvas: Canvas, left: float, bottom: float, width: float) -> float:
         """Place it above `bottom`; returns its top."""
-        pieces = [*runs(self.notes, self.differing), *map(TextRun, self.parameters)]
-        lines = flow(pieces, width - 24, SMALL)
+        lines = flow(runs(self.notes, self.differing), width - 24, SMALL)
         height = 27 + 14.5 * len(lines)
         top = bottom - height
-        canvas.front.append(Rect(left, top, width, height, 10, "band differs" if self.differing else "band"))
+        canvas.front.append(Rect(left, top, width, height, 10, f"band {self.differing.look()}".strip()))
         x = left + 12
         if self.swatch is not None:
             canvas.front.append(Rect(x, top + 8, 11, 11, 2, f"cell cell{self.swatch % 4}"))
             x += 17
-        canvas.text(x, top + 18, self.name, TITLE, "bold")
-        times = "bold accent" if "times" in self.differing else "bold"
-        canvas.text(left + width - 12, top + 18.5, self.times, 14, times, "end")
+        canvas.text(x, top + 18, self.name, TITLE, self.differing.look(MISSING) or "bold")
+        look = self.differing.look("n_layers") or "bold"
+        canvas.text(left + width - 12, top + 18.5, self.times, 14, look, "end")
         for index, line in enumerate(lines):
             canvas.front.append(Words(left + 12, top + 32 + 14.5 * index, line, SMALL, "muted"))
         return top
 
 
 def header_of(
-    layer: DrawnLayer, differing: frozenset[str], notes: tuple[Note, ...] = (), swatch: int | None = None
+    layer: DrawnLayer, differing: Differing, notes: tuple[Note, ...] = (), swatch: int | None = None
 ) -> StackHeader:
     """Return the header of a layer's frame."""
-    each = (f"{short(layer.parameters)} a layer",) if layer.times > 1 else ()
-    return StackHeader(layer.name, f"× {layer.times}", (*notes, *layer.notes), each, differing, swatch)
+    each = (Note(COUNT, f"{short(layer.parameters)} a layer"),) if layer.times > 1 else ()
+    return StackHeader(layer.name, f"× {layer.times}", (*notes, *layer.notes, *each), differing, swatch)
 
 
 BESIDE = 22.0
@@ -409,7 +408,8 @@ def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
     total = (Note("total", f"{short(tower.parameters)} in all"),)
     if len(tower.layers) == 1:
         (layer,) = tower.layers
-        differing = canvas.differing(tower.key) | canvas.differing(layer.key)
+        stack, each = canvas.differing(tower.key), canvas.differing(layer.key)
+        differing = Differing(stack.causes | each.causes, stack.consequences | each.consequences)
         return placer.place(layer, bottom, header_of(layer, differing, (*tower.notes, *total)))
     y = bottom - MARGIN
     canvas.way((cx, bottom), (cx, y))
@@ -421,7 +421,7 @@ def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
     half = placer.inner / 2 + placer.side + MARGIN
     left = cx - half - STRIP - 4
     times = f"× {sum(layer.times for layer in tower.layers)}"
-    header = StackHeader(tower.name, times, (*tower.notes, *total), (), canvas.differing(tower.key))
+    header = StackHeader(tower.name, times, (*tower.notes, *total), canvas.differing(tower.key))
     top = header.place(canvas, left, y - MARGIN, cx + half - left)
     canvas.way((cx, y), (cx, top))
     canvas.back.insert(0, Rect(left, top, cx + half - left, bottom - top, 10, "frame outer"))

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tfkit.arguments import checked
 from tfkit.graph.expand import AnySpec, as_graph
-from tfkit.tools.draw.canvas import Canvas, Differences, Disc, Point, Rect, TextRun, Words, cut, flow, wrap
+from tfkit.tools.draw.canvas import (
+    Canvas,
+    Differences,
+    Differing,
+    Disc,
+    Point,
+    Rect,
+    Shape,
+    TextRun,
+    Words,
+    cut,
+    flow,
+    line_width,
+    role,
+    wrap,
+)
 from tfkit.tools.draw.layout import SMALL, extent, place_node
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.scene import Scene, Wire, differences
 from tfkit.tools.draw.svg import Picture
+from tfkit.tools.show.differences import fields_of_causes
 
 EXIT = 10.0
 """From the top of a node to the point where a wire leaves the line to the next one."""
@@ -194,15 +210,15 @@ def _leave(canvas: Canvas, cx: float, top: float, text: str) -> float:
     return top - 40
 
 
-def title_of(scene: Scene, width: float, differing: frozenset[str]) -> list[Words]:
+def title_of(scene: Scene, width: float, differing: Differing) -> list[Words]:
     """Name, description, sizes and source, in lines from y = 0 downwards."""
-    facts = flow([TextRun(note.text, note.key in differing) for note in scene.facts], width, WORDS)
+    facts = flow([TextRun(note.text, differing.look(note.key)) for note in scene.facts], width, WORDS)
     described = [(TextRun(line),) for line in wrap(scene.description, width, WORDS)]
     source = [(TextRun(line),) for line in wrap(scene.source, width, SMALL)]
-    total = (TextRun(f"{scene.total:,} parameters", bold=True),)
-    lines = [Words(0, 0, (TextRun(cut(scene.name, width, NAME, bold=True), bold=True),), NAME, "bold")]
+    total = (TextRun(f"{scene.total:,} parameters", differing.look("total") or "bold"),)
+    lines = [Words(0, 0, (TextRun(cut(scene.name, width, NAME, bold=True), "bold"),), NAME)]
     lines += [Words(0, 0, line, WORDS, "muted") for line in described]
-    lines += [Words(0, 0, total, WORDS, "" if "total" in differing else "bold")]
+    lines += [Words(0, 0, total, WORDS)]
     lines += [Words(0, 0, line, WORDS) for line in facts]
     lines += [Words(0, 0, line, SMALL, "muted") for line in source]
     y, placed = 0.0, []
@@ -215,6 +231,8 @@ def title_of(scene: Scene, width: float, differing: frozenset[str]) -> list[Word
 BELOW_TITLE = 16.0
 MARGIN, APART = 22.0, 56.0
 """Space around a picture, and between two models."""
+LEGEND = (("cause", "differs in the specs"), ("consequence", "follows from it"))
+LEGEND_HEIGHT = 30.0
 
 
 @checked
@@ -228,12 +246,13 @@ def draw(*graphs: AnySpec) -> Picture:
     """
     if len(graphs) not in (1, 2):
         raise ValueError(f"a picture must show one or two models; got {len(graphs)}")
-    return picture_of([scene_of(as_graph(graph)) for graph in graphs])
+    models = [as_graph(graph) for graph in graphs]
+    return picture_of([scene_of(model) for model in models], fields_of_causes(*models) if len(models) == 2 else ())
 
 
-def picture_of(scenes: Sequence[Scene]) -> Picture:
-    """Draw scenes, as `draw` does for models."""
-    marked: Sequence[Differences] = differences(*scenes) if len(scenes) == 2 else [{}]
+def picture_of(scenes: Sequence[Scene], fields: Collection[str] = ()) -> Picture:
+    """Draw scenes, as `draw` does for models; `fields` are the names of the fields whose written values differ."""
+    marked: Sequence[Differences] = differences(scenes[0], scenes[1], fields) if len(scenes) == 2 else [{}]
     canvases = [Canvas(marks) for marks in marked]
     right, top, titles = -APART, 0.0, []
     for scene, canvas in zip(scenes, canvases, strict=True):
@@ -242,13 +261,25 @@ def picture_of(scenes: Sequence[Scene]) -> Picture:
         lines = title_of(scene, right - left, canvas.differing(""))
         titles += [replace(line, x=left) for line in lines]
         top = min(top, highest - BELOW_TITLE - lines[-1].y)
-    page = Rect(-MARGIN, top - MARGIN, right + 2 * MARGIN, 2 * MARGIN - top, 8, "page")
+    legend = list(_legend()) if any(marked) else []
+    height = 2 * MARGIN - top + (LEGEND_HEIGHT if legend else 0)
+    page = Rect(-MARGIN, top - MARGIN, right + 2 * MARGIN, height, 8, "page")
     inner = Rect(page.x + 0.5, page.y + 0.5, page.width - 1, page.height - 1, 8, "page")
     kinds = zip(*((canvas.back, canvas.lines, canvas.front) for canvas in canvases), strict=True)
     placed = [shape for kind in kinds for shapes in kind for shape in shapes]
-    shapes = (inner, *placed, *(replace(line, y=line.y + top) for line in titles))
+    shapes = (inner, *placed, *legend, *(replace(line, y=line.y + top) for line in titles))
     title = " and ".join(scene.name for scene in scenes)
     return Picture(page.x, page.y, page.width, page.height, shapes, title, _in_words(scenes))
+
+
+def _legend() -> Iterator[Shape]:
+    """Yield a small box and its meaning for each type of difference, below the models."""
+    x = 0.0
+    for look, text in LEGEND:
+        line = (TextRun(text, look),)
+        yield Rect(x, LEGEND_HEIGHT - 14, 18, 12, 3, f"box {role('step')} {look}")
+        yield Words(x + 25, LEGEND_HEIGHT - 4, line, SMALL)
+        x += 25 + line_width(line, SMALL) + 24
 
 
 def _in_words(scenes: Sequence[Scene]) -> str:

@@ -5,21 +5,26 @@ Every box names its weights, so that the numbers in a picture add up to the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tfkit.tools.draw.canvas import Differences
+from tfkit.tools.draw.canvas import Differences, Differing
 
 COUNT = "parameters"
 """The key of the number of parameters among the differences."""
 MISSING = "missing"
 """The key of a difference: the other picture does not have the box."""
+STRUCTURE = frozenset({"title", "kind", MISSING})
+"""Keys that always are causes: the component itself differs."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A few words in a box. Two pictures are compared by the notes' keys."""
+    """A few words in a box. Two pictures are compared by the notes' keys.
+
+    The key of a value of a config is the name of its field, so that it is recognized as a cause of other differences.
+    """
 
     key: str
     text: str
@@ -218,20 +223,24 @@ class Scene:
 Said = Mapping[str, object]
 
 
-def differences(a: Scene, b: Scene) -> tuple[Differences, Differences]:
-    """Return, for each of two scenes, the keys of differing notes by the key of their box."""
+def differences(a: Scene, b: Scene, fields: Collection[str]) -> tuple[Differences, Differences]:
+    """Return, for each of two scenes, the keys of differing notes by the key of their box.
+
+    `fields` are the names of the fields whose written values differ.
+    """
     left, right = dict(_contents(a)), dict(_contents(b))
-    return _against(left, right), _against(right, left)
+    return _against(left, right, fields), _against(right, left, fields)
 
 
-def _against(contents: Mapping[str, Said], other: Mapping[str, Said]) -> Differences:
+def _against(contents: Mapping[str, Said], other: Mapping[str, Said], fields: Collection[str]) -> Differences:
     differences = {}
     for key, content in contents.items():
         there = other.get(key)
         if there is None:
-            differences[key] = frozenset([MISSING])
+            differences[key] = Differing(frozenset([MISSING]))
         elif differing := {name for name in content.keys() | there.keys() if content.get(name) != there.get(name)}:
-            differences[key] = frozenset(differing)
+            causes = frozenset(name for name in differing if name in STRUCTURE or name.rpartition(".")[2] in fields)
+            differences[key] = Differing(causes, frozenset(differing) - causes)
     return differences
 
 
@@ -240,12 +249,12 @@ def _contents(scene: Scene) -> Iterator[tuple[str, Said]]:
     yield "", {"total": scene.total} | {note.key: note.text for note in scene.facts}
     for box in scene.boxes():
         notes = {note.key: note.text for note in box.notes} | {chip.key: chip.text for chip in box.chips}
-        yield box.key, {"title": box.title, "tied": box.tied, COUNT: box.parameters, **notes}
+        yield box.key, {"title": box.title, "tie": box.tied, COUNT: box.parameters, **notes}
     for node in scene.nodes.values():
         if isinstance(node, Tower):
             yield node.key, {note.key: note.text for note in node.notes} | {"total": node.parameters}
             for layer in node.layers:
-                yield layer.key, {"times": layer.times}
+                yield layer.key, {"n_layers": layer.times, COUNT: layer.parameters}
         yield from _marks(node)
 
 
@@ -255,4 +264,4 @@ def _marks(node: Chain | Tower) -> Iterator[tuple[str, Said]]:
     else:
         branches = [branch for layer in node.layers for part in layer.segments for branch in part.branches]
         items = [item for branch in branches for item in branch]
-    yield from ((item.key, {"text": item.text}) for item in items if isinstance(item, Mark))
+    yield from ((item.key, {"scale": item.text}) for item in items if isinstance(item, Mark))

@@ -92,10 +92,10 @@ def chips_of(config: Config) -> Iterator[Chip]:
 def window_of(mask: MaskConfig) -> Iterator[Note]:
     """Yield the extent of attention, unless it covers all tokens or all earlier tokens, and the rule of its mask."""
     if mask.left is not None and mask.causal:
-        yield Note("window", f"window {mask.left + 1:,}")
+        yield Note("mask", f"window {mask.left + 1:,}")
     elif mask.left is not None or mask.right:
         sides = ("all" if side is None else f"{side:,}" for side in (mask.left, mask.right))
-        yield Note("window", f"window {' + '.join(sides)}")
+        yield Note("mask", f"window {' + '.join(sides)}")
     if mask.rule is not None:
         yield Note("rule", _described(mask.rule.slot, mask.rule))
 
@@ -216,11 +216,11 @@ def norm_box(norm: Component, key: str, label: str, parameters: int, times: int 
 
 
 def _notes(node: Node, stack: Layers) -> Iterator[Note]:
-    yield Note("d_model", f"d_model {node.output.width:,}")
+    yield Note("width", f"d_model {node.output.width:,}")
     if stack.repeats > 1:
         sets = len(stack.layers)
         each = f", each {stack.repetition}" if sets > 1 else ""
-        yield Note("shared", f"{sets} set{'s' if sets > 1 else ''} of weights{each}")
+        yield Note("layers", f"{sets} set{'s' if sets > 1 else ''} of weights{each}")
     if len(stack.variants) > 1 and stack.pattern is not None and len(text_of(stack.pattern)) <= LONGEST_LIST:
         yield Note("pattern", f"pattern {text_of(stack.pattern)}")
     if stack.streams is not None:
@@ -249,7 +249,7 @@ class _Layers:
         each = sum(box.parameters for segment in segments for box in segment.boxes())
         where = ranges(self.indices)
         shown = not alone and len(where) <= LONGEST_LIST
-        notes = (Note("layers", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if shown else ()
+        notes = (Note("indices", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if shown else ()
         name = self.node.name if alone else self.layer.name
         return DrawnLayer(self.key, name, len(self.indices) * self.stack.repeats, notes, each, segments)
 

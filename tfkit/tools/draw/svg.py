@@ -96,17 +96,15 @@ def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
 
 
 def _text(words: Words) -> ET.Element:
-    """Render a line of text. Bold runs get the accent colour, unless the entire line is bold."""
+    """Render a line of text; its class is the look of its runs if they have the same."""
     attributes = {"x": _number(words.x), "y": _number(words.y), "font_size": _number(words.size)}
     if words.anchor != "start":
         attributes["text_anchor"] = words.anchor
-    bold = all(run.bold for run in words.line)
-    look = words.look
-    if bold and "bold" not in look.split():
-        look = f"{look} bold accent".strip().replace("muted", "")
-    if look:
+    looks = {run.look for run in words.line}
+    common = looks.pop() if len(looks) == 1 else ""
+    if look := f"{words.look} {common}".strip():
         attributes["class"] = look
-    parts = [tag("tspan", run.text, class_="bold accent") if run.bold and not bold else run.text for run in words.line]
+    parts = [tag("tspan", run.text, class_=run.look) if run.look != common else run.text for run in words.line]
     return tag("text", *parts, **attributes)
 
 
@@ -225,7 +223,7 @@ def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
     png: bytes = resvg_py.svg_to_bytes(
         svg_string=to_svg(picture, "light" if theme == "auto" else theme),
         skip_system_fonts=True,
-        font_files=[str(fonts / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")],
+        font_files=[str(fonts / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans-Oblique.ttf")],
         sans_serif_family="DejaVu Sans",
         font_family="DejaVu Sans",
         zoom=ZOOM,

@@ -12,7 +12,7 @@ from tfkit.console.options import forms_option, json_option, number_option, outp
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
-    from tfkit.tools.diff import Difference
+    from tfkit.tools.show.differences import Difference
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 

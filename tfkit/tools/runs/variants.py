@@ -21,7 +21,7 @@ from tfkit.run.run_meaning import Value
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.folder import RUN
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.diff import Difference
+from tfkit.tools.show.differences import Difference
 from tfkit.tools.sweep.arms import SweepRun, check_margin, check_number, collected
 from tfkit.tools.sweep.comparison import Side, compare, ended_early, mixed_code
 from tfkit.tools.sweep.equal import NONE, SIZES, unequal, unlike, word_of

@@ -36,9 +36,9 @@ from tfkit.tools.common.pages import (
 )
 from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.common.units import short
-from tfkit.tools.diff import Difference, differences
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
+from tfkit.tools.show.differences import Difference, differences
 from tfkit.tools.sweep import result_tables as tables
 from tfkit.tools.sweep.equal import word_of
 from tfkit.tools.sweep.result import ArmResult, Curve, Results, Scaling, pairs

@@ -1,0 +1,98 @@
+"""The differences between two specs, value by value: causes, and the consequences that arithmetic has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfkit.console.output import merged
+from tfkit.graph.expand import Graph
+from tfkit.tools.show.resolved_values import ResolvedValue, values_of
+
+WORDS = frozenset({"name", "source", "description", "parameters", "checkpoint"})
+"""Values at the top of a spec that do not affect the model."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that differs.
+
+    Attributes:
+        path: its path; only its key if several components inherit it.
+        before: the value in the first spec; None if the spec has no such value.
+        after: the value in the second spec.
+        places: the paths at which it differs.
+        follows: True if it is a consequence of other differences: both specs write it as the same arithmetic.
+    """
+
+    path: str
+    before: str | None
+    after: str | None
+    places: tuple[str, ...]
+    follows: bool = False
+
+
+def differences(before: Graph, after: Graph) -> list[Difference]:
+    """Compare the resolved values of two specs.
+
+    A value that both inherit in several places, such as `d_model`, is one difference. For a component that only one of
+    them has, the written values count, but not the defaults.
+    """
+    old, new = _values(before), _values(after)
+    paths: dict[tuple[str, str | None, str | None, bool], list[str]] = {}
+    for path in merged([list(old), list(new)]):
+        texts = _text(old.get(path)), _text(new.get(path))
+        if texts[0] != texts[1] and not (_comes_along(path, old, new) or _comes_along(path, new, old)):
+            follows = path in old and path in new and _arithmetic(before, old[path]) == _arithmetic(after, new[path])
+            paths.setdefault((_name(old.get(path), new.get(path)), *texts, follows), []).append(path)
+    return [
+        Difference(name, old_text, new_text, tuple(places), follows)
+        for (name, old_text, new_text, follows), places in paths.items()
+    ]
+
+
+def fields_of_causes(before: Graph, after: Graph) -> frozenset[str]:
+    """Return the names of the fields, and of the components around them, whose written values differ."""
+    causes = (difference for difference in differences(before, after) if not difference.follows)
+    return frozenset(name for cause in causes for place in cause.places for name in place.split("."))
+
+
+def _arithmetic(graph: Graph, value: ResolvedValue) -> str | None:
+    """Return a number as its spec writes it; the value of a default, or of anything that is no number."""
+    origin = graph.spec.provenance.origins.get(value.path)
+    if origin is None or origin.span is None or not _is_number(value):
+        return value.value
+    span = origin.span
+    return span.source.line(span.line)[span.column - 1 :][: span.length]
+
+
+def _is_number(value: ResolvedValue) -> bool:
+    try:
+        return math.isfinite(float(value.value or ""))
+    except ValueError:
+        return False
+
+
+def _comes_along(path: str, there: Mapping[str, ResolvedValue], missing: Mapping[str, ResolvedValue]) -> bool:
+    """Return True if only one spec has a value and does not write it: the value comes with its component."""
+    value = there.get(path)
+    if value is None or path in missing or value.how == "given":
+        return False
+    part = path.rpartition(".")[0]
+    return part not in missing or value.value == "null"
+
+
+def _values(graph: Graph) -> Mapping[str, ResolvedValue]:
+    return {value.dotted: value for value in values_of(graph) if value.path[0] not in WORDS}
+
+
+def _text(value: ResolvedValue | None) -> str | None:
+    return None if value is None else value.value or "..."
+
+
+def _name(*values: ResolvedValue | None) -> str:
+    """Return the path of a value, or only its key if both specs inherit it."""
+    there = [value for value in values if value is not None]
+    inherited = len(there) == 2 and all(value.how == "inherited" for value in there)
+    return there[0].name if inherited else there[0].dotted
