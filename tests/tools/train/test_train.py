@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -104,6 +105,9 @@ def test_the_page_of_a_run() -> None:
     for words in ("val.accuracy", "sample, step 4", "causal self-attention", "kind: adamw", "tfkit.train"):
         assert words in text
     assert "a &lt;b&gt;small&lt;/b&gt; run" in text
+    text, script, end = re.split(r"(?<=<script>)(.*)(?=</script>)", text, flags=re.DOTALL)
+    assert script == (files("tfkit.tools.common") / "curves.js").read_text(encoding="utf-8")
+    text = text.removesuffix("<script>") + end
     assert not re.search(r"<script|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text.partition("</head>")[2])
     assert len(text) < 200_000
 

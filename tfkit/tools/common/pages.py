@@ -5,9 +5,12 @@ Tables for notebooks have no colours, so they follow the theme of the notebook.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import pairwise
 from statistics import fmean
@@ -34,8 +37,8 @@ def tag(name: str, *children: Child, **attributes: object) -> Element:
     return element
 
 
-def page(title: str, *body: Child, style: str = "") -> str:
-    """Build a complete HTML document, which may neither run a script nor load anything else.
+def page(title: str, *body: Child, style: str = "", script: str = "") -> str:
+    """Build a complete HTML document, which loads nothing, and may run no script but `script`.
 
     It follows light and dark, and prints; `style` is its style in addition to `page.css`.
     """
@@ -43,24 +46,36 @@ def page(title: str, *body: Child, style: str = "") -> str:
     head = SubElement(root, "head")
     head.append(tag("meta", charset="utf-8"))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
+    if script:
+        digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
     head.append(tag("meta", http_equiv="Content-Security-Policy", content=policy))
     head.append(tag("meta", name_="viewport", content="width=device-width, initial-scale=1"))
     head.append(tag("title", title))
     base_style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     head.append(tag("style", base_style + style))
-    root.append(tag("body", *body))
+    root.append(tag("body", *body, tag("script", script) if script else None))
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 
 def report_page(
-    name: str, of: str, lines: Iterable[str | None], sections: Iterable[Section], *, style: str = ""
+    name: str,
+    of: str,
+    lines: Iterable[str | None],
+    sections: Iterable[Section],
+    *,
+    style: str = "",
+    charts: bool = False,
 ) -> str:
     """Build the page of a report: its name, sentences below the name, and its sections.
 
-    `of` is the type of the report, for the title of the window: `sweep`.
+    `of` is the type of the report, for the title of the window: `sweep`. With `charts`, a script adds controls to its
+    curves, which are complete without it.
     """
     header = tag("header", tag("h1", name), *(tag("p", line, class_="setting") for line in lines if line))
-    return page(f"{name}: {of}", header, tag("main", *(section(*content) for content in sections)), style=style)
+    body = tag("main", *(section(*content) for content in sections))
+    script = files(__package__).joinpath("curves.js").read_text(encoding="utf-8") if charts else ""
+    return page(f"{name}: {of}", header, body, style=CHART_STYLE + style if charts else style, script=script)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
@@ -149,6 +164,12 @@ CHART_STYLE = """
 .mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .spread { fill: var(--c); fill-opacity: 0.16; }
 .tip { fill: transparent; } .tip:hover { fill: var(--line); fill-opacity: 0.6; }
+.controls { display: flex; flex-wrap: wrap; gap: 0.4rem 1.2rem; align-items: center; margin: 0 0 0.6rem; }
+.controls { font-size: 12.5px; }
+.controls label { display: inline-flex; gap: 0.4em; align-items: center; color: var(--quiet); }
+.controls output { flex-basis: 100%; min-height: 1.5em; }
+.legend [role] { cursor: pointer; } .legend [aria-pressed="false"] { opacity: 0.4; text-decoration: line-through; }
+@media print { .controls { display: none; } }
 .picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
 """
 """The style of a page with charts and pictures, in addition to `page.css`."""
@@ -187,11 +208,20 @@ class ChartAxis:
 
 @dataclass(frozen=True)
 class Line:
-    """Values over steps, in the colour of that index; several values of a step are drawn as their mean in a band."""
+    """Values over steps, in the colour of that index; several values of a step are drawn as their mean in a band.
+
+    `rates` are other units for the axis of steps, by name, with their number per step.
+    """
 
     index: int
     points: Sequence[tuple[int, Sequence[float]]]
     name: str = ""
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def data(self) -> dict[str, object]:
+        """Return what the script draws: each step with the mean, the least and the largest value."""
+        points = [[step, *(float(f"{of(values):.6g}") for of in (fmean, min, max))] for step, values in self.points]
+        return {"name": self.name, "colour": colour(self.index), "rates": dict(self.rates), "points": points}
 
 
 def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
@@ -206,6 +236,7 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
     late = [value for line in lines for step, values in line.points if step >= first for value in values]
     y = ChartAxis(min(late), max(late), height - BOTTOM, 8.0)
     chart = canvas(height, words)
+    chart.set("data-lines", json.dumps([line.data() for line in lines]))
     wide, tall = WIDTH - LEFT, height - BOTTOM + 4
     inside = tag("svg", viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}", x=LEFT, y=0, width=wide, height=tall)  # cuts lines off
     levels(chart, y)

@@ -65,6 +65,19 @@ class Facts:
     ended: str | None = None
     """The reason why no step follows."""
 
+    @property
+    def seconds_of_step(self) -> float | None:
+        """The mean time of a step, evaluations included; None if a process recorded no time, or without a step."""
+        if not self.sessions or any(session.get("seconds") is None for session in self.sessions):
+            return None
+        step = self.sessions[-1]["step"]  # 0 if the run ended before its first step, which measures no speed
+        return sum(session["seconds"] for session in self.sessions) / step if step else None
+
+
+def rates_of(tokens: int, seconds: float | None) -> dict[str, float]:
+    """Return the units of a step that curves can be drawn over, in addition to steps."""
+    return {"tokens": tokens, **({"seconds": seconds} if seconds else {})}
+
 
 _FACTS = TypeAdapter(Facts)
 FINISHED = "finished"

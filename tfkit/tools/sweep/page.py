@@ -34,8 +34,9 @@ from tfkit.tools.common.pages import (
     terms,
     text_of,
 )
-from tfkit.tools.common.run_facts import read_facts
+from tfkit.tools.common.run_facts import rates_of, read_facts
 from tfkit.tools.common.units import short
+from tfkit.tools.draw.canvas import cut
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.show.differences import Difference, differences
@@ -52,7 +53,7 @@ STYLE = """
 def page(
     results: Results, runs: Mapping[str, Run], *, of: str, lines: Sequence[str | None], origin: Mapping[str, str]
 ) -> str:
-    """Return a self-contained page: it loads nothing, runs no script, and follows light and dark.
+    """Return a self-contained page: it loads nothing, and follows light and dark.
 
     Args:
         results: the results.
@@ -72,7 +73,7 @@ def page(
         (
             "curves",
             f"{results.on} over the steps",
-            list(_curves(results)) if trained else [],
+            list(_curves(results, runs)) if trained else [],
         ),
         ("tuning", "Tuning", [table(*tables.trials(results), text=2), remark(TUNING)] if results.trials else []),
         ("laws", "Scaling laws", list(_laws(results))),
@@ -80,7 +81,7 @@ def page(
         ("models", "Models", list(_models(results, runs))),
         ("origin", "Where it comes from", list(_origin(results, origin))),
     ]
-    return report_page(results.name, of, lines, sections, style=pages.CHART_STYLE + STYLE)
+    return report_page(results.name, of, lines, sections, style=STYLE, charts=True)
 
 
 COSTS = (
@@ -114,8 +115,12 @@ def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[Ch
         yield remark(METHOD if results.margin is None else f"{METHOD} {SAME.format(results.margin)}")
 
 
-def _curves(results: Results) -> Iterator[Child]:
-    yield seeds(results.arms)
+def _curves(results: Results, runs: Mapping[str, Run]) -> Iterator[Child]:
+    rates = {}
+    for arm in results.arms:
+        tokens = runs[arm.name].tokens_of_step
+        rates[arm.name] = rates_of(tokens, arm.speed and tokens / arm.speed)
+    yield seeds(results.arms, rates)
     yield pages.line_legend([arm.name for arm in results.arms])
     picture = gaps(results.arms)
     if picture is not None:
@@ -194,9 +199,14 @@ def _environments(folders: Sequence[Path]) -> dict[str, str]:
 NAMES, ROW, GAPS = 200.0, 30.0, 220.0
 
 
-def seeds(arms: Sequence[ArmResult]) -> Element:
-    """Draw the mean of each arm over the steps, in a band from its lowest to its highest seed."""
-    return curves([Line(index, _points(arm), arm.name) for index, arm in enumerate(arms) if arm.curves])
+def seeds(arms: Sequence[ArmResult], rates: Mapping[str, Mapping[str, float]]) -> Element:
+    """Draw the mean of each arm over the steps, in a band from its lowest to its highest seed.
+
+    `rates` are the tokens and the seconds of a step of each arm.
+    """
+    return curves(
+        [Line(index, _points(arm), arm.name, rates[arm.name]) for index, arm in enumerate(arms) if arm.curves]
+    )
 
 
 def gaps(arms: Sequence[ArmResult]) -> Element | None:
@@ -233,7 +243,8 @@ def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     for row, (index, arm, values) in enumerate(rows):
         assert arm.difference is not None
         y = row * ROW + ROW / 2
-        picture.append(tag("text", arm.name, x=0.0, y=y + 4))
+        name = cut(arm.name, NAMES - 20, 12.0)
+        picture.append(tag("text", name, tag("title", arm.name), x=0.0, y=y + 4))
         if arm.difference.interval is not None:
             low, high = map(x, arm.difference.interval)
             picture.append(tag("line", x1=low, x2=high, y1=y, y2=y, class_=f"mean {colour(index)}"))

@@ -206,11 +206,8 @@ def speed_of(sweep_run: SweepRun) -> float | None:
 
 
 def _speed(sweep_run: SweepRun, facts: Facts) -> float | None:
-    if any("seconds" not in session for session in facts.sessions):
-        return None
-    seconds: float = sum(session["seconds"] for session in facts.sessions)
-    step = facts.sessions[-1]["step"]  # 0 if the run ended before its first step, which measures no speed
-    return step * sweep_run.run.tokens_of_step / seconds if step and seconds else None
+    seconds = facts.seconds_of_step
+    return sweep_run.run.tokens_of_step / seconds if seconds else None
 
 
 def _facts(sweep_run: SweepRun) -> Facts:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import render_run
 from tfkit.tools.common import pages
 from tfkit.tools.common.pages import Child, Line, Section, bullets, curves, remark, report_page, tag, terms
-from tfkit.tools.common.run_facts import Facts
+from tfkit.tools.common.run_facts import Facts, rates_of
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.components import STYLE as COMPONENTS_STYLE
@@ -26,10 +26,10 @@ pre.text { white-space: pre-wrap; border-left: 3px solid var(--line); padding-le
 
 
 def report(run: Run, facts: Facts, numbers: History) -> str:
-    """Render a self-contained page: it loads nothing, runs no script, and follows light and dark."""
+    """Render a self-contained page: it loads nothing, and follows light and dark."""
     config, last = run.config, facts.sessions[-1]
     sections: list[Section] = [
-        ("numbers", "Numbers", list(_numbers(numbers))),
+        ("numbers", "Numbers", list(_numbers(numbers, rates_of(run.tokens_of_step, facts.seconds_of_step)))),
         ("components", "Components", list(components(numbers))),
         ("texts", "Texts", list(_texts(numbers))),
         ("model", "Model", [tag("div", inline(draw(run.graph)), class_="picture")]),
@@ -37,7 +37,7 @@ def report(run: Run, facts: Facts, numbers: History) -> str:
         ("origin", "Where it comes from", list(_origin(run, facts))),
     ]
     lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest(numbers)]
-    return report_page(config.name, "run", lines, sections, style=pages.CHART_STYLE + COMPONENTS_STYLE + STYLE)
+    return report_page(config.name, "run", lines, sections, style=COMPONENTS_STYLE + STYLE, charts=True)
 
 
 def _latest(numbers: History) -> str:
@@ -45,14 +45,14 @@ def _latest(numbers: History) -> str:
     return ", ".join(f"{name} {numbers.latest[name]:.4g}" for name in names)
 
 
-def _numbers(recorded: History) -> Iterator[Child]:
+def _numbers(recorded: History, rates: Mapping[str, float]) -> Iterator[Child]:
     """Yield a chart for each kind of number, with a line for each split."""
     shown = without_components(recorded.curves)
     order = ["loss", *sorted({_kind(name) for name in shown} - {"loss", RATE, NORM}), RATE, NORM]
     by_kind = {kind: list(names) for kind, names in groupby(sorted(shown, key=_kind), _kind)}
     for kind in order:
         names = by_kind.get(kind, [])
-        lines = [Line(index, _binned(recorded.curves[name]), name) for index, name in enumerate(names)]
+        lines = [Line(index, _binned(recorded.curves[name]), name, rates) for index, name in enumerate(names)]
         if any(len(line.points) > 1 for line in lines):
             yield tag("h3", kind)
             yield curves(lines, words=f"{kind} over the steps", height=pages.HEIGHT if kind == "loss" else 180.0)
