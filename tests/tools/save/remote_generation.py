@@ -139,7 +139,7 @@ def accepted(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[s
         (name, {name: masks[name][:1]}),
     ]
     if hasattr(model, "generate"):
-        rejected.append(("past_key_values", {"past_key_values": transformers.DynamicCache()}))
+        rejected.append(("past_key_values", {"past_key_values": transformers.cache_utils.Cache(layers=[])}))
     for argument, values in rejected:
         try:
             model(**inputs, **values)

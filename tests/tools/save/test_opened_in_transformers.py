@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, DynamicCache
+from transformers.cache_utils import Cache
 
 import tfkit
 from tfkit.spec.render import render
@@ -45,6 +46,13 @@ graph:
   encoder: {{block: encoder, n_layers: 1, attention: {{n_heads: 2, position: rope}}, ffn: {{kind: gelu, d_ff: 32}}}}
   pooled: {{block: pooler, select: mean}}
   classes: {{block: classifier, n_classes: 3, labels: [a, b, c]}}
+"""
+CAUSAL = f"""{BEGIN}vocab_size: 50
+max_len: 16
+graph:
+  embedding: {{block: embedding, position: learned}}
+  decoder: {{block: decoder, n_layers: 2, {LAYERS}}}
+  logits: {{block: lm_head}}
 """
 FEATURES = f"""{BEGIN}inputs: {{x: {{type: features, width: 10}}}}
 graph:
@@ -130,6 +138,24 @@ def test_labels_and_the_memory_of_each_layer(translation: Pair, monkeypatch: pyt
         token = target[:, column : column + 1]
         logits = written(source, decoder_input_ids=token, past_key_values=cache).logits
         close(logits, expected[:, column : column + 1])
+
+
+@torch.no_grad()
+def test_the_cache_of_transformers_has_all_columns(tmp_path: Path) -> None:
+    model, written = opened(CAUSAL, tmp_path)
+    tokens, mask = ids(6), torch.tensor([[1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    expected = [model(row[real == 1][None])[0] for row, real in zip(tokens, mask, strict=True)]
+    cache = DynamicCache(config=written.config)
+    pieces = [
+        written(tokens[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits for a, b in ((0, 4), (4, 6))
+    ]
+    logits = torch.cat(pieces, dim=1)
+    for row, real in enumerate(mask):
+        close(logits[row, real == 1], expected[row])
+    with pytest.raises(ValueError, match=r"attention_mask must be .*; got \[2, 1\]"):
+        written(tokens[:, :1], attention_mask=mask[:, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match="past_key_values must be a DynamicCache; got a Cache"):
+        written(tokens, past_key_values=Cache(layers=[]))
 
 
 @torch.no_grad()

@@ -133,10 +133,24 @@ def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_length_of_the_code() -> None:
+def test_the_code_of_gpt2_is_short_and_passes_ruff(tmp_path: Path) -> None:
     code = code_of(tfkit.load("gpt2"))
-    assert len(code.modeling.splitlines()) <= 540
+    assert len(code.modeling.splitlines()) <= 350
     assert code.fields["n_layers"] == 12
+    (tmp_path / "modeling_gpt2.py").write_text(code.modeling)
+    (tmp_path / "configuration_gpt2.py").write_text(code.configuration)
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_transformers_caches_full_attention(small: tfkit.Graph) -> None:
+    dynamic, rings = code_of(small).modeling, code_of(tfkit.load("gemma2_2b")).modeling
+    assert "DynamicCache" in dynamic
+    assert "DynamicCache" not in rings
+    assert "place(" not in dynamic
+    assert "def place(" in rings
 
 
 def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +293,7 @@ AutoModelForCausalLM.from_pretrained({str(tmp_path / "out" / "checkpoint-4")!r},
     ("old", "new", "why"),
     [
         ("self.lm_head(x)", "self.lm_head(-x)", "computes something else for inputs"),
-        ("slots = cache.tensors[index]", "slots = cache.tensors[0]", "that are read in pieces"),
+        ("cache.update(k, v, context.layer)", "cache.update(v, k, context.layer)", "that are read in pieces"),
         ("visible = visible & tokens", "visible = visible | tokens", "padded inputs"),
         ("self.decoder = ", "self.stack = self.decoder = ", "other tensors|missing keys"),
     ],

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, reads, returned
+from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, is_path, reads, returned
 from tfkit.tools.eject.source import Key
 from tfkit.tools.eject.specialise import Function
 
 SHORT = 4
 """Most statements that a method may have to be written where it is called."""
+LENGTH = 40
+"""Length of an expression, in characters, up to which it is written in several places."""
 
 
 def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) -> None:
@@ -32,6 +34,60 @@ def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) 
         ]
         if len(hosts) == 1 and _drawn_into(hosts[0], guest):
             del functions[key]
+
+
+def draw_in_expressions(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) -> None:
+    """Write the functions, and methods, that only return an expression, where they are called.
+
+    An expression that is long is written so only if there is one such call. `read` has the names in a module that
+    other modules use: these stay.
+    """
+    for key, guest in list(functions.items()):
+        value = guest.expression
+        used = guest.module is not None and guest.name in read.get(guest.module, ())
+        if value is None or guest.name == "forward" or used:
+            continue
+        inside = [function for function in functions.values() if guest.module in (None, function.module)]
+        nodes = [node for function in inside for step in function.body for node in ast.walk(step)]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and _names(node.func, guest)]
+        text = ast.unparse(value)
+        if len(calls) != sum(_names(node, guest) for node in nodes) or (len(calls) > 1 and len(text) > LENGTH):
+            continue
+        if not all(_fits(guest, call) for call in calls):
+            continue
+        for function in inside:
+            if any(_names(node, guest) for step in function.body for node in ast.walk(step)):
+                function.uses |= guest.uses
+                function.set_body([_Inlined(guest).visit(step) for step in function.body])
+        del functions[key]
+
+
+def _fits(guest: Function, call: ast.Call) -> bool:
+    """Return True if each argument of a call has a value, and is read once or is a name."""
+    arguments = _arguments(guest, call)
+    reads_of = [node.id for node in ast.walk(guest.expression or call) if isinstance(node, ast.Name)]
+    return set(arguments) == set(guest.parameters) and all(
+        reads_of.count(name) <= 1 or is_path(value) for name, value in arguments.items()
+    )
+
+
+def _arguments(guest: Function, call: ast.Call) -> dict[str, ast.expr]:
+    """Return the arguments of a call by the names of the parameters."""
+    arguments = dict(zip(guest.parameters, call.args, strict=False))
+    return arguments | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+
+
+class _Inlined(ast.NodeTransformer):
+    """Replaces calls of a function by its expression."""
+
+    def __init__(self, guest: Function) -> None:
+        self.guest = guest
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not _names(node.func, self.guest) or self.guest.expression is None:
+            return node
+        return Replaced(_arguments(self.guest, node)).visit(copy.deepcopy(self.guest.expression))
 
 
 def _straight(steps: list[ast.stmt]) -> bool:
@@ -69,8 +125,7 @@ def _drawn_into(host: Function, guest: Function) -> bool:
 
 def _steps(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] | None:
     """Return the statements of a function for the arguments of a call; None if a name would mean two things."""
-    arguments = dict(zip(guest.parameters, call.args, strict=False))
-    arguments |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    arguments = _arguments(guest, call)
     renamed: dict[str, ast.expr] = {
         name: value for name, value in arguments.items() if isinstance(value, ast.Name) and value.id != name
     }

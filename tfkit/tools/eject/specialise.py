@@ -55,10 +55,12 @@ class Specialiser:
         functions: the functions, those that others call before these; after `run` only those that are reached.
         records: the named tuples, as far as their fields are known.
         read: attributes of each module that other modules read.
+        instead: functions and records that take the place of others, by the module and the name of these.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, instead: Mapping[str, Any] | None = None) -> None:
         self.model = model
+        self.instead = instead or {}
         self.functions: dict[Key, Function] = {}
         self.records = Records()
         self.read: dict[nn.Module, set[str]] = {}
@@ -105,6 +107,10 @@ class Specialiser:
             for key, function in self.functions.items()
         }
         return functions, dict(self.records)
+
+    def replaced(self, value: Any) -> Any:
+        """Return the function or the class that takes the place of a function or a class, which may be itself."""
+        return self.instead.get(f"{value.__module__}.{value.__qualname__}", value)
 
     def function(self, key: Key) -> Function:
         """Return the function of a key."""
@@ -161,7 +167,12 @@ class Function(Expressions):
 
     def __init__(self, whole: Specialiser, key: Key) -> None:
         module, called = key
-        code = code_of(called if module is None else method_of(module, called), method=module is not None)
+        called_function = called if module is None else whole.replaced(method_of(module, called))
+        code = code_of(called_function, method=module is not None)
+        if whole.instead:
+            types = (FunctionType, type)
+            new = {name: whole.replaced(value) for name, value in code.names.items() if isinstance(value, types)}
+            code = replace(code, names=new | {name: code.names[name] for name in code.names.keys() - new.keys()})
         if module is not None:
             code = replace(code, tree=with_patterns(code.tree, module))
         super().__init__(module, code, whole.records, whole.read)

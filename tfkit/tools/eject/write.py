@@ -80,7 +80,7 @@ def formatted(text: str) -> str:
         raise SpecError(Diagnostic("ejecting needs `ruff`, which is not installed", help='pip install "tfkit[eject]"'))
     for command in (  # imports have the length that ruff's defaults expect
         ["check", "--select=F401,UP,SIM", "--fix", "--quiet", "--line-length=120"],
-        ["check", "--select=I,RUF059", "--fix", "--unsafe-fixes", "--quiet"],
+        ["check", "--select=I,RUF059,SIM201", "--fix", "--unsafe-fixes", "--quiet"],
         ["format", "--quiet", "--line-length=120"],
     ):
         options = ["--isolated", "--target-version=py311", "-"]

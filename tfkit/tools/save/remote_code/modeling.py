@@ -28,13 +28,14 @@ from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import blocks, reads
 from tfkit.tools.eject.config import Config, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
-from tfkit.tools.eject.inline import draw_in
+from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.source import lend_sizes
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
 from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
+from tfkit.tools.save.remote_code import columns
 from tfkit.tools.save.remote_code.attention import choose_attention
 from tfkit.tools.save.remote_code.parts import Body, Parts, parts_of
 from tfkit.tools.save.remote_code.separate import separated
@@ -96,7 +97,15 @@ class WrittenCode(NamedTuple):
 
 def code_of(graph: Graph) -> WrittenCode:
     """Write a model as the code of a folder. Raise SpecError if it has no form there, or does what has no text."""
-    parts_of(graph)
+    last = parts_of(graph).last
+    dynamic = last.decodes and last.memory is None and columns.fits(last.pieces.caches, last.depth)
+    code = _code_of(graph, dynamic=dynamic) or _code_of(graph, dynamic=False)
+    assert code is not None
+    return code
+
+
+def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
+    """Write a model, with the cache of transformers if `dynamic`; None if its layers cannot use this cache."""
     named, config = with_names(graph, RESERVED)
     with torch.device("meta"), remembering() as sizes:
         named = _with_gaps(named)
@@ -108,9 +117,17 @@ def code_of(graph: Graph) -> WrittenCode:
     lend_sizes(root)
     check_apart(root)
     merge_equal(root)
-    whole = Specialiser(root)
+    whole = Specialiser(root, columns.INSTEAD if dynamic else None)
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
-    whole.run(({root: {}} if parts.head else {}) | {module: _known(body, whole) for body, module in modules.items()})
+    whole.run(
+        ({root: {}} if parts.head else {})
+        | {module: _known(body, whole, dynamic=dynamic) for body, module in modules.items()}
+    )
+    if dynamic and not columns.join_updates(whole.functions):
+        return None
+    draw_in_expressions(whole.functions, whole.read)
+    if dynamic:
+        columns.spread_records(whole.functions.values(), whole.records)
     draw_in(whole.functions, whole.read)
     for function in whole.functions.values():
         _narrow_result(function)
@@ -120,13 +137,17 @@ def code_of(graph: Graph) -> WrittenCode:
     weights = InitialWeights(graph.spec.model.init, plan, {path: _module(inside, path) for path in plan}, whole)
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, whole, sizes, config, prefixes)
-    return _ModelingWriter(graph, parts, name, whole, classes, config, weights, modules, attends=attends).code()
+    return _ModelingWriter(
+        graph, parts, name, whole, classes, config, weights, modules, attends=attends, dynamic=dynamic
+    ).code()
 
 
-def _known(body: Body, whole: Specialiser) -> dict[str, Value]:
+def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, Value]:
     """Return the values of arguments of a body of which more is known than whether they may be None."""
     if not body.decodes:
         return {}
+    if dynamic:
+        return {"past": SOME}
     values: dict[str, Value] = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY]))}
     values |= {name: Maybe(Items(Items(Items(SOME)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]}
     return values
@@ -186,6 +207,7 @@ class _ModelingWriter:
         modules: Mapping[Body, nn.Module],
         *,
         attends: bool,
+        dynamic: bool,
     ) -> None:
         self.graph = graph
         self.parts = parts
@@ -197,7 +219,9 @@ class _ModelingWriter:
         self.weights = weights
         self.modules = modules
         self.attends = attends
-        self.words = {"name": name, "file": self.file, "description": in_docs(graph.name)}
+        self.dynamic = dynamic
+        cache = "DynamicCache" if dynamic else f"{name}Cache"
+        self.words = {"name": name, "file": self.file, "description": in_docs(graph.name), "cache": cache}
 
     def code(self) -> WrittenCode:
         """Return both files."""
@@ -240,6 +264,10 @@ class _ModelingWriter:
                 ejected.filling = ["self.reset_parameters()"]
         imports, definitions_ = definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
+        if self.dynamic:
+            definitions_ = list(map(columns.renamed, definitions_))
+            context = next(i for i, text in enumerate(definitions_) if text.startswith("class Context("))
+            definitions_.insert(context + 1, _filled("update_cache", {}, {}))
         states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
         first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
         flags = {
@@ -249,6 +277,7 @@ class _ModelingWriter:
             "states": states,
             "decodes": parts.decodes,
             "attends": self.attends,
+            "dynamic": self.dynamic,
         }
         bodies = [self._body(body) for body in parts.bodies]
         bodies += [self._encoder_decoder()] if len(bodies) > 1 else []
@@ -260,7 +289,7 @@ class _ModelingWriter:
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
             "attention": _filled("attention", {}, {}) if self.attends else "",
-            "cache": self._cache(states=states) if parts.decodes else "",
+            "cache": self._cache(states=states) if parts.decodes and not self.dynamic else "",
             "no_split": repr(list(dict.fromkeys(layers))),
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
             "bodies": "\n\n\n".join(bodies),
@@ -360,6 +389,7 @@ class _ModelingWriter:
             "types": body.types is not None,
             "decodes": body.decodes,
             "memory": body.memory is not None,
+            "dynamic": self.dynamic,
         }
 
     def _ties(self, prefix: str) -> dict[str, str]:
@@ -406,7 +436,8 @@ class _ModelingWriter:
         assert last.value is not None
         target = ast.parse(result, mode="eval").body
         steps.append(ast.Assign([target], last.value, lineno=0))
-        return steps_text(steps).splitlines()
+        text = steps_text(steps)
+        return (columns.renamed(text) if self.dynamic else text).splitlines()
 
 
 def _method(name: str, lines: Sequence[str], parameters: str = "self") -> str:

@@ -109,6 +109,11 @@ class Body:
         return mask if mask in masks_in_use(self.nodes) else None
 
     @property
+    def depth(self) -> int | None:
+        """The number of its layers."""
+        return None if self.stack.stack is None else self.stack.stack.depth
+
+    @property
     def pieces(self) -> Pieces:
         """The tensors that its layers keep while it is read token by token."""
         return self.stack.config.pieces(self.stack.signals) if self.decodes else Pieces()

@@ -1,0 +1,288 @@
+"""Full attention with the cache of transformers: a slot for each column of the input, padding included.
+
+tfkit caches tokens, so that windows are rings and padding takes no slot. A model without windows and states needs none
+of that: transformers' `DynamicCache` stores all columns, and a mask hides padding. Here are the functions that take the
+place of tfkit's. In them `past` is the positions of all columns, [b or 1, k], and `caches` the cache of all layers.
+"""
+
+# Annotations are evaluated as in `tfkit.nn.context`.
+import ast
+import copy
+import inspect
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from tfkit.component import Cached, State
+from tfkit.tools.eject.cleanup import blocks, reads
+from tfkit.tools.eject.source import Key
+from tfkit.tools.eject.specialise import Function
+from tfkit.tools.eject.text import steps_text
+from tfkit.tools.eject.values import SOME, Records
+
+NAMES = {"past": "all_positions", "caches": "past_key_values"}
+"""The arguments with other values than in tfkit, and their names in a folder."""
+TYPES = {"past": "Tensor", "caches": "DynamicCache | None"}
+
+
+class CachedKeys(NamedTuple):
+    """Positions of the new tokens and of all tokens, and the mask of all tokens."""
+
+    queries: Tensor
+    keys: Tensor
+    tokens: Tensor | None
+    length: int
+    cache: None
+
+
+class Context(NamedTuple):
+    """The inputs of a sublayer besides x [b, q, d_model]."""
+
+    mask: Tensor | None
+    rotary: Tensor | None
+    memory: Tensor | None
+    cache: Any = None
+    temperature: Tensor | None = None
+    padding: Tensor | None = None
+    places: Tensor | None = None
+    documents: Tensor | None = None
+    condition: Tensor | None = None
+    relative: tuple[Tensor, Tensor] | None = None
+    wires: dict[str, Tensor] | None = None
+    features: Tensor | None = None
+    layer: int = 0
+
+
+def count_positions(x: Tensor, mask: Tensor | None, past: Tensor) -> Tensor:
+    """Return the positions of the tokens x [b, t, ...], which come last."""
+    return past[:, -x.size(1) :]
+
+
+def embedded_positions(self: nn.Module, x: Tensor, mask: Tensor | None, past: Tensor) -> Tensor:
+    """Return the positions of the tokens x [b, t, ...], which come last."""
+    return past[:, -x.size(1) :]
+
+
+def place(queries: Tensor, padding: Tensor | None, past: Tensor, n_slots: int | None) -> CachedKeys:
+    """Return the positions of new tokens and of all tokens."""
+    return CachedKeys(queries, past, padding, past.size(1), None)
+
+
+def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
+    """Return the context of one layer: the shared context with the cache."""
+    return Context(
+        context.mask,
+        context.rotary,
+        context.memory,
+        caches,
+        context.temperature,
+        None,
+        None,
+        None,
+        context.condition,
+        context.relative,
+        context.wires,
+        context.features,
+        layer,
+    )
+
+
+def with_values(
+    context: Context,
+    condition: Tensor | None = None,
+    wires: dict[str, Tensor] | None = None,
+    features: Tensor | None = None,
+) -> Context:
+    """Return the context with these values; None changes nothing."""
+    return Context(
+        context.mask,
+        context.rotary,
+        context.memory,
+        context.cache,
+        context.temperature,
+        None,
+        None,
+        None,
+        context.condition if condition is None else condition,
+        context.relative,
+        context.wires if wires is None else wires,
+        context.features if features is None else features,
+        context.layer,
+    )
+
+
+def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
+    """Return a tensor of all tokens. The calls for keys and for values become one: see `join_updates`."""
+    return new if context.cache is None else context.cache.update(new, context.layer, index)
+
+
+INSTEAD = {
+    "tfkit.components.cached_keys.CachedKeys": CachedKeys,
+    "tfkit.components.cached_keys.place": place,
+    "tfkit.components.embedding.Positions.forward": embedded_positions,
+    "tfkit.nn.context.Context": Context,
+    "tfkit.nn.context.count_positions": count_positions,
+    "tfkit.nn.context.cache_of_layer": cache_of_layer,
+    "tfkit.nn.context.with_values": with_values,
+    "tfkit.nn.context.update_cache": update_cache,
+}
+"""Functions and records that take the place of tfkit's, by the names of these."""
+
+
+def fits(caches: Iterable[Iterable[Cached | State]], depth: int | None) -> bool:
+    """Return True if transformers has a place for what the layers keep: two tensors of all tokens in each of them."""
+    layers = [list(layer) for layer in caches]
+    plain = [isinstance(entry, Cached) and entry.window is None for layer in layers for entry in layer]
+    return len(layers) == depth and all(plain) and all(len(layer) == 2 for layer in layers)
+
+
+def join_updates(functions: dict[Key, Function]) -> bool:
+    """Cache keys and values with one call, as transformers does. Return False if a layer caches them in two places."""
+    name = update_cache.__name__
+    functions.pop((None, update_cache), None)
+    for function in functions.values():
+        if name not in function.uses:
+            continue
+        for block in blocks(function.body):
+            _join_steps(block)
+        pairs = _Pairs()
+        function.body = [pairs.visit(step) for step in function.body]
+        calls = [node for step in function.body for node in ast.walk(step) if _index_of(node) is not None]
+        if len(calls) > pairs.count:
+            return False
+        del function.uses[name]
+    return True
+
+
+def _index_of(node: ast.AST) -> int | None:
+    """Return the number of the tensor that an expression caches, -1 if it varies; None for any other expression."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == update_cache.__name__):
+        return None
+    last = [*node.args, *(keyword.value for keyword in node.keywords)][-1]
+    return last.value if isinstance(last, ast.Constant) and isinstance(last.value, int) else -1
+
+
+def _join_steps(steps: list[ast.stmt]) -> None:
+    """Write `k = ...` and `v = ...`, next to each other, as one assignment."""
+    for index in range(len(steps) - 2, -1, -1):
+        first, second = steps[index : index + 2]
+        if not (isinstance(first, ast.Assign) and isinstance(second, ast.Assign)):
+            continue
+        if _index_of(first.value) == 0 and _index_of(second.value) == 1:
+            names, values = [*first.targets, *second.targets], [first.value, second.value]
+            steps[index : index + 2] = [ast.Assign([ast.Tuple(names)], ast.Tuple(values), lineno=0)]
+
+
+class _Pairs(ast.NodeTransformer):
+    """Replaces a pair of calls by one call."""
+
+    count = 0
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        self.generic_visit(node)
+        if [_index_of(element) for element in node.elts] != [0, 1]:
+            return node
+        self.count += 1
+        (k, context, *_), (v, *_) = (call.args for call in node.elts if isinstance(call, ast.Call))
+        return ast.Call(ast.Name(update_cache.__name__), [k, v, context], [])
+
+
+TENSOR = ast.Name("Tensor")
+FIELDS: dict[str, ast.expr] = {
+    "queries": TENSOR,
+    "keys": TENSOR,
+    "tokens": ast.parse("Tensor | None", mode="eval").body,
+    "n_keys": ast.Name("int"),
+}
+"""The names that `AttentionContext` has for the fields of `CachedKeys`, and their types."""
+
+
+def spread_records(functions: Collection[Function], records: Records) -> None:
+    """Write the fields of `CachedKeys` as arguments: a function that gets such a record takes it apart."""
+    takers = [function for function in functions if "cached" in function.arguments]
+    unpacked = {function: step for function in takers for step in function.body if _is_unpacking(step)}
+    used = {
+        name
+        for function, unpacking in unpacked.items()
+        for name in FIELDS
+        if any(name in reads(step) for step in function.body if step is not unpacking)
+    }
+    for function, unpacking in unpacked.items():
+        function.body.remove(unpacking)
+        _take_fields(function, used)
+    for function in functions:
+        if CachedKeys.__name__ in function.uses:
+            spread = _Spread(used)
+            for block in blocks(function.body):
+                block[:] = [step for step in map(spread.visit, block) if step is not None]
+            function.set_body(function.body)
+    records.pop(CachedKeys, None)
+
+
+def _is_unpacking(step: ast.stmt) -> bool:
+    return isinstance(step, ast.Assign) and isinstance(step.value, ast.Name) and step.value.id == "cached"
+
+
+def _take_fields(function: Function, used: set[str]) -> None:
+    """Replace the argument `cached` of a function by the fields in use."""
+    tree, names = copy.deepcopy(function.code.tree), [name for name in FIELDS if name in used]
+    index = next(i for i, argument in enumerate(tree.args.args) if argument.arg == "cached")
+    tree.args.args[index : index + 1] = [ast.arg(name, FIELDS[name]) for name in names]
+    parameters = {name: value for name, value in function.code.parameters.items() if name != "cached"}
+    parameters |= {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names}
+    function.code = replace(function.code, tree=tree, parameters=parameters)
+    del function.arguments["cached"]
+    function.arguments |= dict.fromkeys(names, SOME)
+    function.needed |= used
+
+
+class _Spread(ast.NodeTransformer):
+    """Writes the fields of a record where it is an argument."""
+
+    def __init__(self, used: set[str]) -> None:
+        self.used = used
+        self.values: list[ast.expr] = []
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == CachedKeys.__name__:
+            values = zip(FIELDS, node.value.args, strict=True)
+            self.values = [value for name, value in values if name in self.used]
+            return None
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        args = [[*self.values] if ast.unparse(argument) == "cached" else [argument] for argument in node.args]
+        return ast.Call(node.func, [value for values in args for value in values], node.keywords)
+
+
+def renamed(text: str) -> str:
+    """Return a definition, or statements, with the names and the types that arguments have in a folder."""
+    return steps_text(_Renamed().visit(ast.parse(text)).body)
+
+
+class _Renamed(ast.NodeTransformer):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        if any(argument.arg in NAMES for argument in node.args.args):
+            node.args.defaults = []  # all calls have all arguments
+        for argument in node.args.args:
+            if argument.arg in NAMES:
+                argument.annotation = ast.Name(TYPES[argument.arg])
+                argument.arg = NAMES[argument.arg]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.target, ast.Name) and node.target.id == "cache":
+            node.annotation = ast.Name(TYPES["caches"])
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(NAMES.get(node.id, node.id))
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        self.generic_visit(node)
+        return ast.keyword(NAMES.get(node.arg or "", node.arg), node.value)
