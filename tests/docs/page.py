@@ -4,6 +4,7 @@
     ```python        runs, with the names of the page's earlier blocks
     ```yaml          a spec, which is built on the meta device
     ```console       lines that begin with `$ ` are run; the others are what they print
+                     (lm_eval in a process without tfkit, if it is installed)
     ```toml, ```text, ```sh   are only read, unless they are files
 
 Printed text may leave out lines, `...` on a line of its own, and the rest of one, ` ...` at its end. Times and the last
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,7 @@ def follow(page: Path, folder: Path, printed_by: Callable[[str], str], *, hurry:
             exec(compile(block.text, str(page), "exec"), names)
         elif block.language == "console":
             for command, shown in sessions(block.text):
-                if hurry and command.startswith(SLOW):
+                if (hurry and command.startswith(SLOW)) or (command.startswith("lm_eval") and not has_lm_eval()):
                     continue
                 printed = printed_by(command)
                 assert matches(shown, printed), f"$ {command}\n{printed}"
@@ -89,12 +91,21 @@ def run(command: str, read: Callable[[], tuple[str, str]]) -> str:
     if program == "tfkit":
         main(arguments)
         return "".join(reversed(read()))
+    if program == "lm_eval":
+        start = "import sys; sys.modules['tfkit'] = None; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+        command = [sys.executable, "-I", "-c", start, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     if program == "export":
         os.environ.update(one.split("=", 1) for one in arguments)
         return ""
     assert program == "python"
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=300)
     return done.stdout + done.stderr
+
+
+def has_lm_eval() -> bool:
+    """Whether lm-eval is installed, as it is in the environment of the extra `around`."""
+    return find_spec("lm_eval") is not None
 
 
 def matches(shown: str, printed: str) -> bool:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 import tfkit
-from tfkit.cli import main
 from tfkit.testing import check_component, check_model
 from tfkit.tools.eject.check import check
 from tfkit.tools.eject.write import eject
+from tfkit.tools.save.remote_code.modeling import code_of
 
-TEXT = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+from .page import follow, run
+
+PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
+TEXT = PAGE.read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:^`(?P<file>[\w./]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [match.groupdict() for match in BLOCK.finditer(TEXT)]
 MEMORY = """
@@ -47,6 +49,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 def write(folder: Path, name: str) -> None:
     (text,) = [block["text"] for block in BLOCKS if block["file"] == name]
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -61,9 +64,12 @@ def test_no_block_is_left_unread() -> None:
         "retnet.yaml",
         "relative_keys.py",
         "relative.yaml",
+        "plays.yaml",
+        "tasks/words.jsonl",
+        "tasks/words.yaml",
         None,
     }
-    assert {block["language"] for block in BLOCKS} == {"python", "yaml", "console"}
+    assert {block["language"] for block in BLOCKS} == {"python", "yaml", "console", "text"}
 
 
 @pytest.mark.slow
@@ -71,16 +77,9 @@ def test_the_page_as_a_reader_types_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in BLOCKS:
-        if block["file"] is not None:
-            write(tmp_path, block["file"])
-        elif block["language"] == "python":
-            exec(compile(block["text"], "attention.md", "exec"), names)
-        else:
-            for command in re.findall(r"^\$ tfkit (.*)$", block["text"], flags=re.MULTILINE):
-                assert main(shlex.split(command)) == 0, capsys.readouterr().err
-    assert {"retnet.py", "retnet.ts"} <= {file.name for file in tmp_path.iterdir()}
+    monkeypatch.setenv("COLUMNS", "80")
+    follow(PAGE, tmp_path, lambda command: run(command, capsys.readouterr))
+    assert {"retnet.py", "retnet.ts", "hub"} <= {file.name for file in tmp_path.iterdir()}
 
 
 def test_its_python_but_for_the_long_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +111,13 @@ def test_it_keeps_them_in_cross_attention_and_windows(plugins: object) -> None:
 def test_it_leaves_with_a_memory(plugins: object) -> None:
     graph = tfkit.loads(MEMORY, plugins=plugins)
     assert check(graph, eject(graph)).ran
+
+
+def test_its_code_for_transformers_needs_no_tfkit(plugins: object) -> None:
+    (text,) = [block["text"] for block in BLOCKS if block["file"] == "retnet.yaml"]
+    code = code_of(tfkit.loads(text, plugins=plugins)).modeling
+    assert "update_cache(" in code
+    assert "tfkit" not in code
 
 
 def test_a_cache_of_a_memory_is_read_once(plugins: object) -> None:

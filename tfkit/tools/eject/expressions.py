@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import tfkit.nn
 from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import Named
-from tfkit.tools.eject.source import Code
+from tfkit.tools.eject.source import Code, is_library
 from tfkit.tools.eject.torch_modules import STANDS_FOR
 from tfkit.tools.eject.values import (
     ANY,
@@ -107,12 +107,15 @@ class Expressions:
             return self.env[node.id], ast.Name(node.id)
         if node.id not in self.code.names:
             raise NotImplementedError(f"nothing says what `{node.id}` is")
-        value = self.code.names[node.id]
+        return self._global(node.id, self.code.names[node.id])
+
+    def _global(self, name: str, value: Any) -> Written:
+        """Return an object from outside, and its name in the file."""
         value = F.linear if value is tfkit.nn.linear else value  # which computes the same
         value = STANDS_FOR.get(value, value) if isinstance(value, type) else value
         if hasattr(value, "cache_clear"):  # from functools: a file that is read once needs no cache
             value = inspect.unwrap(value)
-        return Known(value), self.use(node.id, value)
+        return Known(value), self.use(name, value)
 
     def use(self, name: str, value: Any) -> ast.expr:
         """Record that an object from outside is read; it has one name in the entire file."""
@@ -138,7 +141,12 @@ class Expressions:
         if isinstance(base, Record) and base.type is not None and node.attr in fields_of(base.type):
             value = base.items[fields_of(base.type).index(node.attr)]
             return value, written if self.records.alone(base.type) == node.attr else attribute
-        return Known(getattr(base.value, node.attr)) if isinstance(base, Known) else SOME, attribute
+        if not isinstance(base, Known):
+            return SOME, attribute
+        value = getattr(base.value, node.attr)
+        # A file without tfkit defines the function, so that it has its name alone: `update_cache`.
+        is_defined = isinstance(base.value, ModuleType) and not is_library(value)
+        return self._global(node.attr, value) if is_defined else (Known(value), attribute)
 
     def _joinedstr(self, node: ast.JoinedStr) -> Written:
         value, written = self._any(node)
