@@ -80,7 +80,7 @@ def cost(
     for name, value in (("optimizer", optimizer), ("recompute", recompute)):
         if value and not train:
             raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
-    shape = _checked(graph, mode, batch, length, memory_length)
+    shape = shape_of(graph, mode, batch, length, memory_length)
     model = build(graph, device="meta", dtype=dtype)
     optimizer = (optimizer or "adamw") if train else None
     model.train(train)
@@ -106,7 +106,7 @@ def cost(
     )
 
 
-def _checked(graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None) -> StepShape:
+def shape_of(graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None) -> StepShape:
     """Return the shape of the step. Raise ValueError or SpecError if an argument is out of its range."""
     limit, once = max_len(graph), read_whole(graph)
     if memory_length is not None and not once:

@@ -37,6 +37,8 @@ class Tally:
     scores: list[int] = field(default_factory=lambda: [0, 0])
     hidden: list[float] = field(default_factory=lambda: [0.0, 0.0])
     saved: int = 0
+    products: int = 0
+    """Bytes of the results of matrix products and of attention in the forward."""
     read: dict[int, int] = field(default_factory=dict)
     """Bytes that it read from other components, by storage."""
     weights: dict[int, int] = field(default_factory=dict)
@@ -139,7 +141,7 @@ class Observer(dispatch.DispatchMode):
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
-            self.count(formula(*args, **kwargs, out_val=out))
+            self.count(formula(*args, **kwargs, out_val=out), tensors_in(out))
         outputs = [tensor for tensor in tensors_in(out) if self.live.add(tensor)]
         if node is None:
             self._move(func, inputs, outputs)
@@ -152,12 +154,13 @@ class Observer(dispatch.DispatchMode):
         equal = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
         return equal and self.live.number(args[0]) not in self.kept
 
-    def count(self, flops: int) -> None:
-        """Add FLOPs to whatever is running."""
+    def count(self, flops: int, results: Iterable[Tensor] = ()) -> None:
+        """Add FLOPs, and the bytes of their results in the forward, to whatever is running."""
         node = dispatch.running_node()
         place = self.place if node is None else self._maker(node)
         tally, phase = place.record.tally(place.path), int(node is not None)
         tally.flops[phase] += flops
+        tally.products += 0 if phase else sum(tensor.nbytes for tensor in results)
         if place.hidden is not None:
             tally.scores[phase] += flops
             tally.hidden[phase] += flops * place.hidden
@@ -361,9 +364,10 @@ class Attend(torch.autograd.Function):
         if q.size(3) != v.size(3):
             out = q.new_empty(q.size(0), q.size(2), q.size(1), v.size(3)).transpose(1, 2)
         ctx.watch, ctx.flops = watch, 2 * q.size(0) * q.size(1) * q.size(2) * k.size(2) * (q.size(3) + v.size(3))
-        watch.count(ctx.flops)
+        sums = q.new_empty(q.shape[:3], dtype=torch.float32)
+        watch.count(ctx.flops, (out, sums))
         watch.read_all([q, k, v] if mask is None else [q, k, v, mask])
-        ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:3], dtype=torch.float32))
+        ctx.save_for_backward(q, k, v, mask, out, sums)
         return out
 
     @staticmethod

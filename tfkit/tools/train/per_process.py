@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tfkit.component.stack import Layers
+from tfkit.graph.expand import Graph
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import MachineConfig
 from tfkit.run.training.chunked_loss import count_pieces
 from tfkit.run.training.processes import check_count
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import Cost, cost
+from tfkit.tools.cost.step_memory import StepMemory, memory_of_step
 
 NUMBER = 4
 """Bytes of a number in float32, the type of weights, gradients and states."""
@@ -19,7 +20,9 @@ NUMBER = 4
 
 @dataclass(frozen=True)
 class PerProcess:
-    """Predicted bytes of one process of several, in a step with several micro-batches.
+    """Predicted bytes of one process of several, in a step with several micro-batches, when most are in use.
+
+    That is in the loss, where all logits of a chunk exist, or in the backward of a layer.
 
     Attributes:
         processes: their number.
@@ -27,10 +30,9 @@ class PerProcess:
         weights: the part of the weights.
         gradients: the part of the gradients.
         states: the part of the optimizer's states.
-        gathered: complete weights and gradients: of everything that is in no layer, and of a layer; and the weights
-            of the next layer.
-        activations: activations that are kept for the backward, with `machine.recompute`.
-        casts: weights in bfloat16 that are kept for the backward, because they were gathered in float32.
+        gathered: complete weights and gradients, of what is in no layer, and in the backward of a layer.
+        activations: activations that are kept for the backward, and of a layer that runs again.
+        casts: weights in bfloat16 that autocast keeps, because they were gathered in float32.
         logits: logits of a chunk of the loss, with their gradients.
         evaluation: all that is in memory in an evaluation, which runs layer by layer between two steps; 0 without one.
         sent: bytes that the process receives and sends in a step.
@@ -70,7 +72,7 @@ def per_process(
     processes: int,
     optimizer: Optimizer,
     machine: MachineConfig | None = None,
-    counted: dict[int, Cost] | None = None,
+    counted: dict[int, tuple[Cost, StepMemory]] | None = None,
 ) -> PerProcess:
     """Return the memory of each of `processes` processes, with the run's machine by default.
 
@@ -87,8 +89,11 @@ def per_process(
     counted = {} if counted is None else counted
     if micro not in counted:
         precision = run.config.precision
-        counted[micro] = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=optimizer)
-    costs = counted[micro]
+        counted[micro] = (
+            cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=optimizer),
+            memory_of_step(run.graph, micro, run.data.length, bfloat16=bfloat16),
+        )
+    costs, memory = counted[micro]
     layers, single = _sizes(run, costs)
     largest, total = max(layers, default=0), costs.total.parameters
     sent = NUMBER if machine.gather == "float32" else 2
@@ -100,21 +105,56 @@ def per_process(
     copies = processes // shard
     weights, states = -(-NUMBER * total // shard), -(-states // shard)
     logits = NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0
-    layer = costs.memory.activations // max(sum(len(stack.layers) for stack in _stacks(run)), 1)
+    layer = max((layer.kept for layer in memory.layers.values()), default=memory.activations)
     evaluated = 2 * weights + states + NUMBER * single + 2 * sent * largest + layer + 2 * logits
+    shared = {"weights": weights, "gradients": weights, "states": states}
+    moments = _moments(memory, machine, run.graph, single, largest, logits)
+    fullest = max(moments, key=lambda moment: sum(moment.values()))
     return PerProcess(
         processes=processes,
         shard=shard,
-        weights=weights,
-        gradients=weights,
-        states=states,
-        gathered=2 * NUMBER * single + 3 * sent * largest,
-        activations=_activations(run, costs, rows, machine, bfloat16=bfloat16),
-        casts=2 * total if bfloat16 and sent == NUMBER and machine.recompute in ("none", "selective") else 0,
-        logits=3 * logits,
+        **shared,
+        **fullest,
         evaluation=evaluated if run.config.eval is not None else 0,
         sent=round(steps * (gathers + 2 * (copies - 1) / copies * NUMBER * total / shard)),
     )
+
+
+def _moments(
+    memory: StepMemory, machine: MachineConfig, graph: Graph, single: int, largest: int, logits: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the parts that vary at the two moments that can be the fullest: the loss, and the backward of a layer."""
+    sent = NUMBER if machine.gather == "float32" else 2
+    inside = sent == NUMBER  # else the weights of layers arrive in bfloat16
+    again = {path for path in memory.layers if machine.recomputes(int(path.rpartition(".")[2]))}
+    products = machine.recompute == "selective"
+    rerun = [memory.layers[path].kept - products * memory.layers[path].products for path in again]
+    kept = memory.activations - sum(
+        layer.freed - products * layer.products for path, layer in memory.layers.items() if path in again
+    )
+    casts = {path: inside * layer.casts for path, layer in memory.layers.items()}
+    loss = {
+        "gathered": 2 * NUMBER * single,  # the weights, the head's gradient, and the part of a chunk
+        "activations": kept,
+        "casts": memory.casts + sum(casts.values()),  # autocast keeps them until then, recomputed layers or not
+        "logits": 3 * logits,
+    }
+    kept_casts = sum(size for path, size in casts.items() if path not in again)
+    backward = {
+        # The gradient of the head; of the layer, its weights, its gradients and a copy to send, and the next weights.
+        "gathered": NUMBER * (single + _head(graph)) + (2 * sent + (sent if inside else 6)) * largest,
+        "activations": kept + max(rerun, default=0),
+        "casts": kept_casts + max((casts[path] for path in again), default=0),
+        "logits": 0,
+    }
+    return loss, backward
+
+
+def _head(graph: Graph) -> int:
+    """Return the number of weights of the largest head."""
+    widths = [node.output.width or 0 for node in graph.nodes if node.stack is not None]
+    heads = [node.output.width or 0 for node in graph.nodes if node.output.type == "logits"]
+    return max(heads, default=0) * max(widths, default=0)
 
 
 def _sizes(run: Run, costs: Cost) -> tuple[list[int], int]:
@@ -132,25 +172,6 @@ def _sizes(run: Run, costs: Cost) -> tuple[list[int], int]:
     return list(layers.values()), costs.total.parameters - sum(layers.values())
 
 
-def _activations(run: Run, costs: Cost, rows: int, machine: MachineConfig, *, bfloat16: bool) -> int:
-    """Return the bytes that are kept for the backward. Under autocast, the inputs of norms stay float32."""
-    stacks = _stacks(run)
-    normed = sum(len(layer.steps) for stack in stacks for layer in stack.layers)
-    width = max((node.output.width or 0 for node in run.graph.nodes if node.stack is not None), default=0)
-    full = costs.memory.activations + (2 * rows * width * normed if bfloat16 else 0)
-    recomputed = [machine.recomputes(number) for stack in stacks for number in range(len(stack.layers))]
-    if not any(recomputed):
-        return full
-    again = costs.memory.activations_recomputed + (2 * rows * width * len(recomputed) if bfloat16 else 0)
-    # `selective` keeps the results of matrix products and of attention: about half of what a layer keeps.
-    fraction = 0.5 if machine.recompute == "selective" else sum(recomputed) / len(recomputed)
-    return round(full - fraction * (full - again))
-
-
-def _stacks(run: Run) -> list[Layers]:
-    return [node.stack for node in run.graph.nodes if node.stack is not None]
-
-
 def fitting(run: Run, processes: int, optimizer: Optimizer, limit: int) -> str | None:
     """Return the cheapest changes of `machine` with which a process fits a number of bytes; None if none suffices.
 
@@ -159,7 +180,7 @@ def fitting(run: Run, processes: int, optimizer: Optimizer, limit: int) -> str |
     rounded = {"gather": "bfloat16"} if run.config.precision == "bfloat16" else {}
     values: dict[str, Any] = {**rounded, "micro_batch": 1, "recompute": "full", "shard": None}
     values = {name: value for name, value in values.items() if getattr(run.config.machine, name) != value}
-    counted: dict[int, Cost] = {}
+    counted: dict[int, tuple[Cost, StepMemory]] = {}
     # Each costs more than all before it together: the bits of a number that counts up are the cheapest sets, in order.
     for bits in range(1, 2 ** len(values)):
         chosen = {name: value for place, (name, value) in enumerate(values.items()) if bits >> place & 1}

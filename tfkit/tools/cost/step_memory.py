@@ -1,0 +1,139 @@
+"""Activations of a training step that are kept for the backward: in float32, or in bfloat16 under autocast.
+
+The meta device has no autocast. Here the functions that torch lists for CUDA convert their arguments as it does, and
+each weight once: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tfkit.building.builder import build
+from tfkit.graph.expand import Graph
+from tfkit.tools.cost.cost import shape_of
+from tfkit.tools.cost.counter import Observer, Tallies
+from tfkit.tools.cost.model_step import make_inputs, make_step
+from tfkit.tools.cost.watch_step import LayerRun, frames_of, watch_step
+from tfkit.torch_private.dispatch import unobserved
+
+
+def _named(*names: str) -> set[Callable[..., Any]]:
+    homes = (torch, Tensor, F)
+    return {getattr(home, name) for home in homes for name in names if hasattr(home, name)}
+
+
+SHORT = _named("linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "einsum", "prelu") | _named(
+    *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "addr"),
+    "scaled_dot_product_attention",
+)
+"""Functions that autocast computes in bfloat16."""
+LONG = _named("softmax", "log_softmax", "layer_norm", "group_norm", "softplus", "cross_entropy", "nll_loss") | _named(
+    *("exp", "expm1", "log", "log1p", "log2", "log10", "pow", "__pow__", "__rpow__", "rsqrt", "reciprocal"),
+    *("sum", "prod", "cumsum", "cumprod", "norm", "cosine_similarity", "erfinv", "acos", "asin", "cosh", "sinh", "tan"),
+)
+"""Functions that autocast computes in float32."""
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Bytes of a layer.
+
+    Attributes:
+        freed: activations that are not kept if the layer keeps its input only.
+        kept: activations that it keeps in addition to its input and output.
+        products: the results of its matrix products and of attention.
+        casts: its weights in bfloat16.
+    """
+
+    freed: int
+    kept: int
+    products: int
+    casts: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that the forward of a step keeps for the backward.
+
+    Attributes:
+        layers: the layers of each stack, by path.
+        activations: all activations, including the layers.
+        casts: weights outside of layers in bfloat16.
+    """
+
+    layers: dict[str, LayerMemory]
+    activations: int
+    casts: int
+
+
+def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool) -> StepMemory:
+    """Return what a step keeps for the backward. Nothing is allocated, and equal layers run once."""
+    shape = shape_of(graph, "train", sequences, length, None)
+    model = build(graph, device="meta", dtype=torch.float32).train()
+    step, casts = make_step(model, make_inputs(graph, shape, torch.float32), shape), dict[Tallies, int]()
+
+    def computed(watch: Observer) -> Any:
+        with _Autocast(watch, casts) if bfloat16 else nullcontext():
+            return step(watch)
+
+    seen = watch_step(model, computed, kernels="cuda", train=True, merge=True)
+    layers = {path: _layer(run, casts.get(run, 0)) for path, run in seen.layers.calls}
+    # The loss is in no frame: what it keeps is counted as logits, and as gradients of the head.
+    saved = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
+    saved += sum(seen.extra.values())
+    runs = {run for _, run in seen.layers.calls}
+    return StepMemory(layers, saved, sum(size for record, size in casts.items() if record not in runs))
+
+
+def _layer(run: LayerRun, casts: int) -> LayerMemory:
+    products = sum(tally.products for tally in run.tallies.values())
+    return LayerMemory(run.frees, run.keeps, products, casts)
+
+
+class _Autocast(TorchFunctionMode):
+    """Converts the arguments of functions; `casts` has the bytes of converted weights by what ran."""
+
+    def __init__(self, watch: Observer, casts: dict[Tallies, int]) -> None:
+        super().__init__()
+        self._watch, self._casts = watch, casts
+        self._weights: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in SHORT or func in LONG:
+            convert = self._short if func in SHORT else _long
+            args, kwargs = _mapped(convert, args), {name: _mapped(convert, value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _short(self, tensor: Tensor) -> Tensor:
+        if tensor.dtype is not torch.float32:
+            return tensor
+        if not (tensor.is_leaf and tensor.requires_grad):
+            return tensor.to(torch.bfloat16)
+        key = self._watch.live.number(tensor)
+        if key not in self._weights:
+            with unobserved():
+                short = tensor.to(torch.bfloat16)
+            self._weights[key] = short
+            self._watch.weights.add(self._watch.live.number(short))  # a cast is no activation
+            record = self._watch.place.record
+            self._casts[record] = self._casts.get(record, 0) + short.nbytes
+        return self._weights[key]
+
+
+def _long(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _mapped(convert: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return convert(tree)
+    return type(tree)(_mapped(convert, item) for item in tree) if type(tree) in (list, tuple) else tree
