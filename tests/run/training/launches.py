@@ -62,9 +62,20 @@ def launched(folder: Path, processes: int, *arguments: str) -> str:
 
 def forked(folder: Path, processes: int, *arguments: str) -> None:
     """The same in forks of one process, which imports torch once; not of this one, whose threads they would lack."""
-    command = [sys.executable, str(Path(__file__)), str(processes), "train", "--no-plugins", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * LONGEST)
-    assert done.returncode == 0, done.stderr
+    status, _, errors = finish(start_forks(folder, processes, *arguments))
+    assert status == 0, errors
+
+
+def start_forks(folder: Path, processes: int, *arguments: str) -> subprocess.Popen[str]:
+    """Start forks of one process, which ends with them."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__)), str(processes), "train", "--no-plugins", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def fork(processes: int, action: Callable[[], int]) -> int:
@@ -95,6 +106,12 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 def tensors(folder: Path, name: str = "model") -> dict[str, Tensor]:
     """The tensors of the latest checkpoint."""
     return load_file(folder / (folder / "latest").read_text().strip() / f"{name}.safetensors")
+
+
+def latest(folder: Path) -> int:
+    """The step that a run would continue after; -1 before its first checkpoint."""
+    file = folder / "latest"
+    return int(file.read_text().strip()[5:]) if file.exists() else -1
 
 
 def children(started: subprocess.Popen[str]) -> list[int]:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.train.killed import check_latest
-
-from .launches import LONGEST, children, finish, forked, launched, numbers, options, start, tensors
-from .runs import same, write_run
+from .killed import killed_at_random, stage
+from .launches import LONGEST, children, finish, forked, latest, launched, numbers, options, start, tensors
+from .runs import RECURRENT, same, write_run
+from .test_parallel_start import CASES, MOE
 
 pytestmark = pytest.mark.slow
 SYMBOLS = 97
@@ -53,13 +53,14 @@ def alone(folder: Path) -> Path:
     return folder / "alone"
 
 
-def check(found: Path, alone: Path) -> None:
-    """Every loss to 1e-5, over all steps."""
+def check(found: Path, alone: Path, lines: int = 20 + 3, loss: float = 1e-5) -> None:
+    """Every number to 1e-5, over all steps, and every loss to `loss`."""
     ours, theirs = numbers(found), numbers(alone)
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
-    assert len(ours) == 20 + 3
+    assert len(ours) == lines
     for one, other in zip(ours, theirs, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
+        assert one.get("loss") == pytest.approx(other.get("loss"), abs=loss, rel=0)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,28 @@ def test_losses_are_those_of_one_process(folder: Path, alone: Path, processes: i
     name = "-".join([str(processes), *sets])
     forked(folder, processes, "small.yaml", "-o", name, *options(*SETS, *sets))
     check(folder / name, alone)
+
+
+FIFTY = ("steps=50", "clip=0.5", "optimizer.lr=1e-3", "model.d_model=32", "batch.sequences=8", "checkpoint.last=30")
+CHAIN = (1, 2, 4, 1, 4, 2, 1)
+"""Each number of processes after each other number."""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "layers that run twice"])
+def test_architectures_have_the_losses_of_one_process(folder: Path, case: str) -> None:
+    """Sharded, in copies of shards, and continued by each number of processes after each other number."""
+
+    def train(processes: int, name: str, *arguments: str) -> None:
+        sets = options(*CASES[case], *FIFTY, *(["machine.shard=2"] if processes == 4 else []))
+        plugins = ["--plugin-dir", str(MOE), "--plugin-dir", str(RECURRENT)]
+        forked(folder, processes, *plugins, "small.yaml", "-o", name, *sets, *arguments)
+
+    for processes in (1, 2, 4):
+        train(processes, f"{case}-{processes}")
+    for number, processes in enumerate(CHAIN, 1):
+        train(processes, f"{case}-chain", "--stop-after", str(8 * number))
+    for name in (f"{case}-2", f"{case}-4", f"{case}-chain"):
+        check(folder / name, folder / f"{case}-1", lines=50, loss=1e-6)
 
 
 def test_muon_has_whole_matrices(folder: Path) -> None:
@@ -147,12 +170,6 @@ def test_all_processes_together_read_what_one_does(folder: Path) -> None:
         assert b"".join(parts) == (folder / f"read-1-{step}-0").read_bytes()
 
 
-def latest(folder: Path) -> int:
-    """The step that a run would continue after; -1 before its first checkpoint."""
-    file = folder / "latest"
-    return int(file.read_text().strip()[5:]) if file.exists() else -1
-
-
 def until(running: subprocess.Popen[str], folder: Path, step: int) -> None:
     """Wait until a run has a checkpoint of that step, or a later one; one that does not get there is ended."""
     end = time.monotonic() + LONGEST
@@ -183,43 +200,37 @@ def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> No
     assert f"continued after step {newest}" in errors
 
 
-DEATHS = 2
+IMPATIENT = """\
+import sys
+from datetime import timedelta
+from tfkit.cli import main
+from tfkit.run.training import parallel
+
+parallel.PATIENCE, parallel.GRACE = timedelta(seconds=6), 3
+sys.exit(main(sys.argv[1:]))
+"""
 
 
-def test_killed_at_random_they_end_with_the_same_bytes(folder: Path) -> None:
-    killed_at_random(folder, DEATHS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_hangs_in_a_save_ends_the_others(folder: Path, rank: int) -> None:
+    """Their threads wait for its part of the checkpoint, and longer than a step would."""
+    (folder / "impatient.py").write_text(IMPATIENT)
+    name = f"hangs-{rank}"
+    words = ["small.yaml", "-o", name, *ENDLESS, "--set", "checkpoint={every: 2, last: 2}"]
+    running = start(folder, 2, *words, script="impatient.py")
+    until(running, folder / name, 10)
+    while running.poll() is None and stage(folder / name) != "parts":
+        time.sleep(0.0005)
+    ranks = children(running)
+    os.kill(ranks[rank], signal.SIGSTOP)
+    status, _, errors = finish(running)
+    assert status == 1
+    assert errors.count("error: another process of the run has ended, or does not answer") == 1
+    assert not any(Path(f"/proc/{number}").exists() for number in ranks)
 
 
-def killed_at_random(folder: Path, deaths: int) -> None:
-    """Kill one of two processes, or both at once, at any moment: in saves, in steps, while they begin."""
-    draw = random.Random(os.urandom(4))
-    words = ["small.yaml", *options(*SETS, "model.dropout=0.2", "steps=60", "checkpoint={every: 1, last: 2}")]
-    launched(folder, 2, *words, "-o", "uninterrupted")
-    complete = 0
-    while deaths > 0:
-        name = f"mortal-{complete}"
-        while True:
-            if deaths == 0:
-                launched(folder, 2, *words, "-o", name)
-                break
-            running, before = start(folder, 2, *words, "-o", name), latest(folder / name)
-            while running.poll() is None and latest(folder / name) == before:
-                time.sleep(0.05)
-            time.sleep(draw.uniform(0, 0.8))
-            found = children(running) if running.poll() is None else []
-            for number in draw.choice([found, found[:1], found[1:]]):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
-            status, _, errors = finish(running)
-            if status == 0:
-                break
-            deaths -= 1
-            assert "another process of the run has ended" in errors or "SIGKILL" in errors, errors
-            check_latest(folder / name)
-        assert (folder / name / "metrics.jsonl").read_bytes() == (folder / "uninterrupted/metrics.jsonl").read_bytes()
-        for file in ("model", "optimizer"):
-            assert same(tensors(folder / name, file), tensors(folder / "uninterrupted", file))
-        complete += 1
+def test_killed_at_random_they_end_with_the_same_bytes(tmp_path: Path) -> None:
+    print(killed_at_random(tmp_path, 4, seed=int.from_bytes(os.urandom(4))))
 
 
 def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:

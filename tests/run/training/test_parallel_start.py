@@ -22,8 +22,9 @@ from tfkit.tools.save.save import save
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from tests.run.kinds.test_tasks import PAIR
 from tests.run.training.launches import LONGEST, fork
-from tests.run.training.runs import write_run
+from tests.run.training.runs import RECURRENT, write_run
 
 pytestmark = pytest.mark.slow
 MOE = Path(__file__).parents[3] / "plugins" / "tfkit-moe"
@@ -31,10 +32,17 @@ BASE = ("batch.sequences=8",)
 TIED = "model.head={block: lm_head, tie: embedding}"
 GQA = "model.decoder.attention={kind: gqa, n_heads: 4, n_kv_heads: 2}"
 EXPERTS = "model.decoder.ffn={kind: moe, n_experts: 5, n_experts_per_token: 2, d_ff: 8}"
+LLAMA = ("model.embedding.position=null", "model.decoder.attention.position=rope", "model.decoder.norm=rmsnorm")
+HYBRID = """model.decoder={block: decoder, n_layers: 3, ffn: {kind: relu, d_ff: 32},
+    mixer: {kind: mamba2, n_heads: 4, d_head: 8, d_state: 8}, layers: {pattern: [base, full, base],
+    variants: {full: {mixer: null, attention: {kind: gqa, n_heads: 4, n_kv_heads: 2}}}}}"""
+REVERSED = "data={kind: copy, task: reverse, symbols: 7, items: 5, sequences: 400, layout: pair}"
 CASES = {
     "gpt": (TIED,),
-    "gqa": (GQA, "model.decoder.ffn={kind: swiglu, d_ff: 24, bias: false}"),
+    "gqa": (GQA, "model.decoder.ffn={kind: swiglu, d_ff: 24, bias: false}", *LLAMA),
     "experts": (GQA, EXPERTS),
+    "hybrid": (HYBRID,),
+    "encoder and decoder": (PAIR, REVERSED, "batch={sequences: 8}"),
     "layers that run twice": ("model.decoder.layers={groups: 1}",),
 }
 MAP = "weights={path: gpt, map: {'decoder.layers.{i}': 'decoder.layers.{i // 2}'}}"
@@ -51,14 +59,14 @@ READ = {
 }
 
 
-def differences(folder: Path) -> int:
+def differences(folder: Path, shard: int) -> int:
     """Print the tensors that differ from one process's, in all cases, and count them; 1 for each of freezing too."""
-    plugins = tfkit.load_plugins(plugin_dirs=[MOE], entry_points=False)
+    plugins = tfkit.load_plugins(plugin_dirs=[MOE, RECURRENT], entry_points=False)
     torch.set_num_threads(1)
     count = 0
     with together() as processes:
         for name, sets in {**CASES, **READ}.items():
-            run = load_run(folder / "small.yaml", plugins, sets=[*BASE, *sets])
+            run = load_run(folder / "small.yaml", plugins, sets=[*BASE, f"machine.shard={shard}", *sets])
             models = [each.build(run, torch.device("cpu")) for each in (processes, Processes())]
             for model in models:
                 begin(model, run)
@@ -77,14 +85,14 @@ def differences(folder: Path) -> int:
     return count
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_the_first_weights_have_the_bits_of_one_process(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "shard"), [(2, 2), (4, 4), (4, 2)])
+def test_the_first_weights_have_the_bits_of_one_process(count: int, shard: int, tmp_path: Path) -> None:
     write_run(tmp_path)
-    command = [sys.executable, __file__, str(count), str(tmp_path)]
+    command = [sys.executable, __file__, str(count), str(tmp_path), str(shard)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * LONGEST)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == len(CASES) + len(READ)
 
 
 if __name__ == "__main__":
-    sys.exit(fork(int(sys.argv[1]), lambda: differences(Path(sys.argv[2]))))
+    sys.exit(fork(int(sys.argv[1]), lambda: differences(Path(sys.argv[2]), int(sys.argv[3]))))

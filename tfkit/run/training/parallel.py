@@ -41,6 +41,8 @@ T = TypeVar("T")
 _BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 PATIENCE = timedelta(minutes=10)
 """The longest wait for another process."""
+GRACE = 30
+"""Seconds until a process ends that has lost another process, as torchrun gives a process that it ends."""
 
 
 class Together(Processes):
@@ -172,9 +174,12 @@ def together() -> Iterator[Together]:
         dist.barrier()  # a process that ends earlier would take its connections with it
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
+        lost = isinstance(error, RuntimeError) and _is_lost(error)
+        if lost:  # the thread of a checkpoint, for which Python waits at its end, may wait for hours
+            signal.alarm(GRACE)
         if not _is_first(store):
             raise click.exceptions.Exit(1) from None
-        if isinstance(error, RuntimeError) and _is_lost(error):
+        if lost:
             message, cause = "another process of the run has ended, or does not answer", str(error).partition("\n")[0]
             help = "continue from the last checkpoint with the same command"
             raise SpecError(Diagnostic(message, notes=(cause,), help=help)) from error
