@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -135,14 +136,22 @@ def places_of(file: str) -> Iterator[Place]:
 
 
 def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield the ranges that compute no number: annotations, `raise` with its message, and the texts of modules."""
+    """Yield the ranges that compute no number: annotations, `raise` with its message, and the texts of modules.
+
+    Also the `*` of a signature, and `strict` of `zip`, which is an assertion of its caller.
+    """
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
         if isinstance(node, ast.arg | ast.AnnAssign):
             parts = [node.annotation]
         elif isinstance(node, ast.FunctionDef):
             parts = [node if node.name == "extra_repr" else node.returns]
-        elif isinstance(node, ast.Raise):
+            if node.args.kwonlyargs and node.args.vararg is None:
+                positional = [node.args.posonlyargs, node.args.args, node.args.defaults]
+                ends = [(part.end_lineno, part.end_col_offset) for part in chain(*positional)]
+                first = node.args.kwonlyargs[0]
+                yield max(ends, default=(node.lineno, node.col_offset)), (first.lineno, first.col_offset)
+        elif isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg in ("strict", "help", "note")):
             parts = [node]
         for part in parts:
             if part is not None:
@@ -154,7 +163,8 @@ def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | N
     text = (ROOT / place.file).read_text(encoding="utf-8")
     changed = mutate_code(text, operators()[operator], index)
     try:
-        if changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+        trees = [ast.parse(version) for version in (text, changed or text)]
+        if changed is None or ast.dump(trees[0]) == ast.dump(trees[1]) or len({*map(_odd_comparisons, trees)}) > 1:
             return None
     except SyntaxError:
         return None
@@ -162,6 +172,17 @@ def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | N
     location = locations(place.file).get(place.start[0], "")
     name = operator.removeprefix("core/")
     return Mutant(place.file, place.start[0], location, name, before.strip(), after.strip()), changed
+
+
+def _odd_comparisons(tree: ast.Module) -> int:
+    """Count the comparisons that nobody writes: the order of a text, and the identity of a text or a number."""
+    count = 0
+    for node in ast.walk(tree):
+        for operation, value in zip(node.ops, node.comparators, strict=True) if isinstance(node, ast.Compare) else ():
+            if isinstance(value, ast.Constant) and isinstance(value.value, str | int | float | complex):
+                text = isinstance(value.value, str) and isinstance(operation, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+                count += text or isinstance(operation, ast.Is | ast.IsNot)
+    return count
 
 
 @cache
@@ -289,16 +310,17 @@ class Reached:
     def task(self, mutant: Mutant, text: str, limit: float) -> Task:
         """Choose the tests of a mutant: first the tests that run its location, then other tests of its file.
 
-        Scripted functions run no line, and what a process stores is computed in one test only.
+        Scripted functions run no line, and what a process stores is computed in one test only. No test runs the lines
+        outside of functions, which are the defaults of fields: the configuration names their tests.
         """
         mirrored = Path("tests", *Path(mutant.file).parts[1:-1]).as_posix() + "/"
-        direct = self.by_location[mutant.file, mutant.location]
+        direct = self.by_location[mutant.file, mutant.location] if mutant.location else {*config()["tests_of_defaults"]}
 
         def order(test: str) -> tuple[bool, bool, float]:
             return test not in direct, not test.startswith(mirrored), self.seconds[test]
 
         tests, total = [], 0.0
-        for test in sorted(self.by_file[mutant.file], key=order):
+        for test in sorted(self.by_file[mutant.file] | direct, key=order):
             if tests and total + self.seconds[test] > limit:
                 break
             tests.append(test)

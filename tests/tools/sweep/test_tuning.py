@@ -50,3 +50,7 @@ class Suggestion:
 def test_numbers_are_suggested_on_the_scale_of_their_range() -> None:
     ranges = LINEAR, LOG, Range("whole", 2, 9)
     assert [_number(Suggestion(), "optimizer.lr", range) for range in ranges] == [5.0, 0.01, 5]
+
+
+def test_a_suggested_number_has_four_digits() -> None:
+    assert _number(Suggestion(), "optimizer.lr", Range("linear", 1.23454, 1.23458)) == 1.235
