@@ -4,12 +4,14 @@
     python tools/mutants.py --sample 60 --seed 7 --workers 16
     python tools/mutants.py --again REPORT       the survivors of a report, after a change of the tests
     python tools/mutants.py --only rope          places whose file contains `rope`
+    python tools/mutants.py --table REPORT       print a report as a table; `tests/mutants.md` has the latest tables
 
 `tools/mutants.yaml` names the files, the operators of cosmic-ray and the tests. Each mutant runs tests that run the
 mutated statement: first the tests of the mirrored folder, then the fastest. It stops at the first failure.
 The statements that each test runs are measured once and stored in out/mutants; later runs measure only changed files of
-tests. `tests/mutants.yaml` lists the mutants that compute the same as the code; they are not run. The working tree
-itself is never changed. Needs `pip install -e ".[test,mutants]"`, and no network.
+tests. `tests/mutants.yaml` lists the mutants that compute the same as the code, and the mutants without a test, with
+their reasons; they are not run. The working tree itself is never changed. Needs `pip install -e ".[test,mutants]"`, and
+no network.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -209,7 +211,7 @@ def locations(file: str) -> Mapping[int, Location]:
     return table
 
 
-def sample(places: Sequence[Place], count: int, seed: int, listed: set[Key]) -> list[tuple[Mutant, str]]:
+def sample(places: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> list[tuple[Mutant, str]]:
     """Draw mutants: first places, then one of the changes of each, so that places with many changes count once."""
     generator = random.Random(seed)
     mutants: list[tuple[Mutant, str]] = []
@@ -407,6 +409,11 @@ def report_of(verdicts: Sequence[Verdict], command: str, seed: int) -> str:
         for verdict in verdicts
         if verdict.test is None
     ]
+    rooms: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for verdict in verdicts:
+        room = rooms[Path(verdict.task.mutant.file).parent.as_posix()]
+        room[0] += 1
+        room[1] += verdict.test is None
     head = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": command,
@@ -414,8 +421,41 @@ def report_of(verdicts: Sequence[Verdict], command: str, seed: int) -> str:
         "mutants": len(verdicts),
         "killed": len(verdicts) - len(survivors),
         "without_end": sum(verdict.test == "(no end)" for verdict in verdicts),
+        "rooms": dict(sorted(rooms.items())),
     }
     return yaml.safe_dump({**head, "survivors": survivors}, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def entries_of(section: str) -> dict[Key, str]:
+    """Return the reasons of the mutants in a section of the list."""
+    entries = yaml.safe_load(LISTED.read_text(encoding="utf-8"))[section]
+    return {(entry["file"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
+
+
+def table_of(report: Mapping[str, Any]) -> str:
+    """Return a report as Markdown, with the test or the reason of each survivor.
+
+    `killed_by` of a survivor, in the report, is a test that was written later.
+    """
+    reasons = {word: entries_of(word) for word in ("equivalent", "without_test")}
+    rows, counts = [], defaultdict[str, int](int)
+    for entry in report["survivors"]:
+        key = entry["file"], entry["before"], entry["after"]
+        listed = next(((word, texts[key]) for word, texts in reasons.items() if key in texts), None)
+        word, text = listed or (("killed", f"`{entry['killed_by']}`") if "killed_by" in entry else ("open", ""))
+        counts[word] += 1
+        place = f"{entry['file'].removeprefix('tfkit/')}:{entry['line']}"
+        change = "<br>".join(f"`{entry[side].replace('|', chr(92) + '|')}`" for side in ("before", "after"))
+        rows.append(f"| {place} | {change} | {word.replace('_', ' ')} | {text.replace('|', chr(92) + '|')} |")
+    lines = [
+        f"{report['date']}, `{report['command']}`, seed {report['seed']}:",
+        f"{report['mutants']} mutants, {report['killed']} killed, of them {report['without_end']} without end,",
+        f"{len(rows)} survivors: " + ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in counts.items()),
+        *["", "| folder | mutants | survivors |", "|---|---|---|"],
+        *(f"| {room} | {drawn} | {left} |" for room, (drawn, left) in report["rooms"].items()),
+        *["", "| place | change | now | test or reason |", "|---|---|---|---|", *sorted(rows)],
+    ]
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -430,7 +470,11 @@ def main() -> int:
     parser.add_argument("--again", type=Path, metavar="REPORT", help="the survivors of a report")
     parser.add_argument("--remeasure", action="store_true", help="measure the locations of all tests again")
     parser.add_argument("--report", type=Path, default=OUT / "report.yaml")
+    parser.add_argument("--table", type=Path, metavar="REPORT", help="print a report as a table")
     options = parser.parse_args()
+    if options.table:
+        print(table_of(yaml.safe_load(options.table.read_text(encoding="utf-8"))))
+        return 0
     deadline = time.monotonic() + 60 * options.minutes
     context = multiprocessing.get_context("fork")
     verdicts: list[Verdict] = []
@@ -440,8 +484,7 @@ def main() -> int:
     ):
         reached = read_reached(pool, anew=options.remeasure)
         places = [place for file in target_files() if options.only in file for place in places_of(file)]
-        entries = yaml.safe_load(LISTED.read_text(encoding="utf-8"))["equivalent"]
-        listed = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
+        listed = entries_of("equivalent").keys() | entries_of("without_test").keys()
         if options.again:
             mutants = survivors_of(options.again, places)
         else:
