@@ -4,12 +4,14 @@
     python tools/mutants.py --sample 60 --seed 7 --workers 16
     python tools/mutants.py --again REPORT       the survivors of a report, after a change of the tests
     python tools/mutants.py --only rope          places whose file contains `rope`
+    python tools/mutants.py --table REPORT       print a report as a table; `tests/mutants.md` has the latest tables
 
 `tools/mutants.yaml` names the files, the operators of cosmic-ray and the tests. Each mutant runs tests that run the
 mutated statement: first the tests of the mirrored folder, then the fastest. It stops at the first failure.
 The statements that each test runs are measured once and stored in out/mutants; later runs measure only changed files of
-tests. `tests/mutants.yaml` lists the mutants that compute the same as the code; they are not run. The working tree
-itself is never changed. Needs `pip install -e ".[test,mutants]"`, and no network.
+tests. `tests/mutants.yaml` lists the mutants that compute the same as the code, and the mutants without a test, with
+their reasons; they are not run. The working tree itself is never changed. Needs `pip install -e ".[test,mutants]"`, and
+no network.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -135,14 +138,22 @@ def places_of(file: str) -> Iterator[Place]:
 
 
 def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield the ranges that compute no number: annotations, `raise` with its message, and the texts of modules."""
+    """Yield the ranges that compute no number: annotations, `raise` with its message, and the texts of modules.
+
+    Also the `*` of a signature, and `strict` of `zip`, which is an assertion of its caller.
+    """
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
         if isinstance(node, ast.arg | ast.AnnAssign):
             parts = [node.annotation]
         elif isinstance(node, ast.FunctionDef):
             parts = [node if node.name == "extra_repr" else node.returns]
-        elif isinstance(node, ast.Raise):
+            if node.args.kwonlyargs and node.args.vararg is None:
+                positional = [node.args.posonlyargs, node.args.args, node.args.defaults]
+                ends = [(part.end_lineno, part.end_col_offset) for part in chain(*positional)]
+                first = node.args.kwonlyargs[0]
+                yield max(ends, default=(node.lineno, node.col_offset)), (first.lineno, first.col_offset)
+        elif isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg in ("strict", "help", "note")):
             parts = [node]
         for part in parts:
             if part is not None:
@@ -154,7 +165,8 @@ def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | N
     text = (ROOT / place.file).read_text(encoding="utf-8")
     changed = mutate_code(text, operators()[operator], index)
     try:
-        if changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+        trees = [ast.parse(version) for version in (text, changed or text)]
+        if changed is None or ast.dump(trees[0]) == ast.dump(trees[1]) or len({*map(_odd_comparisons, trees)}) > 1:
             return None
     except SyntaxError:
         return None
@@ -162,6 +174,17 @@ def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | N
     location = locations(place.file).get(place.start[0], "")
     name = operator.removeprefix("core/")
     return Mutant(place.file, place.start[0], location, name, before.strip(), after.strip()), changed
+
+
+def _odd_comparisons(tree: ast.Module) -> int:
+    """Count the comparisons that nobody writes: the order of a text, and the identity of a text or a number."""
+    count = 0
+    for node in ast.walk(tree):
+        for operation, value in zip(node.ops, node.comparators, strict=True) if isinstance(node, ast.Compare) else ():
+            if isinstance(value, ast.Constant) and isinstance(value.value, str | int | float | complex):
+                text = isinstance(value.value, str) and isinstance(operation, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+                count += text or isinstance(operation, ast.Is | ast.IsNot)
+    return count
 
 
 @cache
@@ -188,7 +211,7 @@ def locations(file: str) -> Mapping[int, Location]:
     return table
 
 
-def sample(places: Sequence[Place], count: int, seed: int, listed: set[Key]) -> list[tuple[Mutant, str]]:
+def sample(places: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> list[tuple[Mutant, str]]:
     """Draw mutants: first places, then one of the changes of each, so that places with many changes count once."""
     generator = random.Random(seed)
     mutants: list[tuple[Mutant, str]] = []
@@ -289,16 +312,17 @@ class Reached:
     def task(self, mutant: Mutant, text: str, limit: float) -> Task:
         """Choose the tests of a mutant: first the tests that run its location, then other tests of its file.
 
-        Scripted functions run no line, and what a process stores is computed in one test only.
+        Scripted functions run no line, and what a process stores is computed in one test only. No test runs the lines
+        outside of functions, which are the defaults of fields: the configuration names their tests.
         """
         mirrored = Path("tests", *Path(mutant.file).parts[1:-1]).as_posix() + "/"
-        direct = self.by_location[mutant.file, mutant.location]
+        direct = self.by_location[mutant.file, mutant.location] if mutant.location else {*config()["tests_of_defaults"]}
 
         def order(test: str) -> tuple[bool, bool, float]:
             return test not in direct, not test.startswith(mirrored), self.seconds[test]
 
         tests, total = [], 0.0
-        for test in sorted(self.by_file[mutant.file], key=order):
+        for test in sorted(self.by_file[mutant.file] | direct, key=order):
             if tests and total + self.seconds[test] > limit:
                 break
             tests.append(test)
@@ -385,6 +409,11 @@ def report_of(verdicts: Sequence[Verdict], command: str, seed: int) -> str:
         for verdict in verdicts
         if verdict.test is None
     ]
+    rooms: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for verdict in verdicts:
+        room = rooms[Path(verdict.task.mutant.file).parent.as_posix()]
+        room[0] += 1
+        room[1] += verdict.test is None
     head = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": command,
@@ -392,8 +421,41 @@ def report_of(verdicts: Sequence[Verdict], command: str, seed: int) -> str:
         "mutants": len(verdicts),
         "killed": len(verdicts) - len(survivors),
         "without_end": sum(verdict.test == "(no end)" for verdict in verdicts),
+        "rooms": dict(sorted(rooms.items())),
     }
     return yaml.safe_dump({**head, "survivors": survivors}, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def entries_of(section: str) -> dict[Key, str]:
+    """Return the reasons of the mutants in a section of the list."""
+    entries = yaml.safe_load(LISTED.read_text(encoding="utf-8"))[section]
+    return {(entry["file"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
+
+
+def table_of(report: Mapping[str, Any]) -> str:
+    """Return a report as Markdown, with the test or the reason of each survivor.
+
+    `killed_by` of a survivor, in the report, is a test that was written later.
+    """
+    reasons = {word: entries_of(word) for word in ("equivalent", "without_test")}
+    rows, counts = [], defaultdict[str, int](int)
+    for entry in report["survivors"]:
+        key = entry["file"], entry["before"], entry["after"]
+        listed = next(((word, texts[key]) for word, texts in reasons.items() if key in texts), None)
+        word, text = listed or (("killed", f"`{entry['killed_by']}`") if "killed_by" in entry else ("open", ""))
+        counts[word] += 1
+        place = f"{entry['file'].removeprefix('tfkit/')}:{entry['line']}"
+        change = "<br>".join(f"`{entry[side].replace('|', chr(92) + '|')}`" for side in ("before", "after"))
+        rows.append(f"| {place} | {change} | {word.replace('_', ' ')} | {text.replace('|', chr(92) + '|')} |")
+    lines = [
+        f"{report['date']}, `{report['command']}`, seed {report['seed']}:",
+        f"{report['mutants']} mutants, {report['killed']} killed, of them {report['without_end']} without end,",
+        f"{len(rows)} survivors: " + ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in counts.items()),
+        *["", "| folder | mutants | survivors |", "|---|---|---|"],
+        *(f"| {room} | {drawn} | {left} |" for room, (drawn, left) in report["rooms"].items()),
+        *["", "| place | change | now | test or reason |", "|---|---|---|---|", *sorted(rows)],
+    ]
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -408,7 +470,11 @@ def main() -> int:
     parser.add_argument("--again", type=Path, metavar="REPORT", help="the survivors of a report")
     parser.add_argument("--remeasure", action="store_true", help="measure the locations of all tests again")
     parser.add_argument("--report", type=Path, default=OUT / "report.yaml")
+    parser.add_argument("--table", type=Path, metavar="REPORT", help="print a report as a table")
     options = parser.parse_args()
+    if options.table:
+        print(table_of(yaml.safe_load(options.table.read_text(encoding="utf-8"))))
+        return 0
     deadline = time.monotonic() + 60 * options.minutes
     context = multiprocessing.get_context("fork")
     verdicts: list[Verdict] = []
@@ -418,8 +484,7 @@ def main() -> int:
     ):
         reached = read_reached(pool, anew=options.remeasure)
         places = [place for file in target_files() if options.only in file for place in places_of(file)]
-        entries = yaml.safe_load(LISTED.read_text(encoding="utf-8"))["equivalent"]
-        listed = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
+        listed = entries_of("equivalent").keys() | entries_of("without_test").keys()
         if options.again:
             mutants = survivors_of(options.again, places)
         else:

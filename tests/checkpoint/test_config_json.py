@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from tfkit.checkpoint.config_json import FieldReading, pattern_of
-from tfkit.errors import Source, Span
+import tfkit
+from tfkit.checkpoint.config_json import FieldReading, FieldWriting, pattern_of
+from tfkit.components.fields.layer_variants import FirstLayersConfig
+from tfkit.components.fields.rotary import ORIGINAL, _scaling
+from tfkit.components.fields.value import ValueConfig
+from tfkit.components.fields.words import _numbered
+from tfkit.errors import Invalid, Source, Span
 from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.families import FamilyConfig
 from tfkit.spec.tree import Mapping, node_of
@@ -73,3 +79,98 @@ def test_a_value_that_is_computed_is_a_number(reading: FieldReading, name: str, 
         reading.solve("decoder.d_ff * 2", value)
     reading.solve("decoder.d_ff * 2", 12)
     assert reading.at("decoder.d_ff") == 6
+
+
+def test_unused_variants_are_removed(reading: FieldReading) -> None:
+    reading.put("decoder.n_layers", 2)
+    reading.arrange("decoder", ["local", "base"])
+    reading.put("decoder.layers.variants.other.d_ff", 3)
+    reading.drop_unused_variants()
+    assert reading.at("decoder.layers") == {"variants": {"local": {}}, "pattern": {"0": "local", "rest": "base"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "unusual"),
+    [
+        ("position_embedding_type", "absolute", "relative"),
+        ("is_decoder", False, True),
+        ("tie_encoder_decoder", False, 1),
+    ],
+)
+def test_a_field_that_the_family_lacks_has_its_usual_value(name: str, usual: object, unusual: object) -> None:
+    for value, count in ((usual, 0), (unusual, 1)):
+        family = FamilyConfig(model_type="m", architecture="M", tensors={})
+        trees = [node_of(data, Span(Source("m", ""), 1, 1)) for data in ({name: value}, {"graph": {}})]
+        config, spec = cast(list[Mapping], trees)
+        reading = FieldReading(config, spec, family)
+        reading.check_all_known()
+        assert len(reading.errors) == count
+
+
+@pytest.mark.parametrize("number", [0, None])
+def test_no_layer_is_of_the_first_variant(reading: FieldReading, number: int | None) -> None:
+    reading.put("decoder.n_layers", 2)
+    file = cast(
+        Any, SimpleNamespace(value=lambda name: number, listed=reading.listed, layers=lambda path: ["base"] * 2)
+    )
+    arranged = list[Any]()
+    file.arrange = lambda path, names: arranged.append(names)
+    FirstLayersConfig(first_layers="local", at="decoder").read("n_local", file)
+    assert arranged == [["base", "base"]]
+
+
+WRITTEN = """
+tfkit: 1
+name: m
+d_model: 16
+vocab_size: 11
+graph:
+  embedding: embedding
+  decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2, mask: {right: 0}}, ffn: {kind: relu, d_ff: 24}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cases", "defaults", "left", "fields"),
+    [
+        ({"0": None}, {"window": 0}, "null", {"window": 0}),
+        ({"0": None}, {"window": None}, "null", {}),
+        ({"null": "width"}, {"window": 0}, "null", {}),
+        (None, {"window": 0}, "3", {"window": 3}),
+    ],
+)
+def test_a_value_that_the_spec_lacks(
+    cases: dict[Any, Any] | None, defaults: dict[str, Any], left: str, fields: dict[str, Any]
+) -> None:
+    rules = {"window": ValueConfig(at="decoder.attention.mask.left", cases=cases), "width": ValueConfig(at="d_model")}
+    family = FamilyConfig(model_type="m", architecture="M", tensors={}, fields=rules, defaults=defaults)
+    spec = tfkit.loads(WRITTEN.replace("right: 0", f"left: {left}, right: 0")).spec
+    writing = FieldWriting(spec, family)
+    writing.write("window")
+    assert writing.fields == fields
+
+
+def test_arithmetic_writes_the_fields_that_it_needs() -> None:
+    rules = {"width": ValueConfig(at="d_model"), "half": ValueConfig(at="decoder.ffn.d_ff * width")}
+    family = FamilyConfig(model_type="m", architecture="M", tensors={}, fields=rules)
+    writing = FieldWriting(tfkit.loads(WRITTEN).spec, family)
+    assert writing.compute("width * 2") == 32
+    assert writing.fields == {"width": 16}
+    for value in (True, "16"):
+        writing.put("word", value)
+        with pytest.raises(Invalid, match="`word` is not a number"):
+            writing.compute("word * 2")
+
+
+def test_default_names_of_at_most_a_million_classes() -> None:
+    assert _numbered(2) == ["LABEL_0", "LABEL_1"]
+    for count in (0, 10**6, True):
+        with pytest.raises(Invalid, match="must be a number of classes"):
+            _numbered(count)
+
+
+@pytest.mark.parametrize("positions", [True, "64", 0])
+def test_the_positions_before_a_scaling_are_a_number(positions: object) -> None:
+    file = cast(Any, SimpleNamespace(knows=lambda name: False))
+    with pytest.raises(Invalid, match="must be a number of positions; got"):
+        _scaling(file, {"rope_type": "yarn", ORIGINAL: positions}, outside=False)

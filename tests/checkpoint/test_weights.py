@@ -11,10 +11,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import tfkit
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.weight_map import write_shards
+from tfkit.checkpoint.weight_map import TensorPlace, WeightMap, write_shards
 from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 
 SPEC: dict[str, Any] = {
@@ -206,3 +207,19 @@ def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(star
 def test_maps_that_cannot_be(changes: dict[str, Any], text: str, file: Path) -> None:
     tensors = {name: one for name, one in {**PLAIN_MAP["tensors"], **changes}.items() if one is not None}
     assert text in refusal(file, {**PLAIN_MAP, "tensors": tensors})
+
+
+def test_a_file_has_at_most_five_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files: list[list[str]] = []
+    monkeypatch.setattr("tfkit.checkpoint.weight_map.save_file", lambda tensors, file, **_: files.append([*tensors]))
+    with torch.device("meta"):
+        for more in (0, 1):
+            state = {"weight": torch.empty(10**9), "bias": torch.empty(10**9 // 4 + more)}
+            write_shards(WeightMap.of_model(nn.Linear(1, 1)), state, tmp_path, metadata={})
+    assert files == [["weight", "bias"], ["weight"], ["bias"]]
+
+
+def test_a_value_at_an_index_of_two_axes() -> None:
+    state = {"w": torch.zeros(2, 5, 3)}
+    TensorPlace("w").fill(state, torch.ones(3), (1, 4))
+    assert state["w"].nonzero().tolist() == [[1, 4, channel] for channel in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
@@ -55,3 +56,9 @@ def test_zeros_in_place_of_padding_do_not_reach_the_tokens_of_xlm() -> None:
     for row, n in enumerate(MASK.sum(dim=1).tolist()):
         alone = theirs(IDS[row : row + 1, :n], attention_mask=torch.ones(1, n, dtype=torch.long)).last_hidden_state
         torch.testing.assert_close(zeroed[row, :n], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("stage", "field"), [("project", "d_embed"), ("scale", "scale")])
+def test_a_stage_needs_its_field(stage: str, field: str) -> None:
+    with pytest.raises(tfkit.SpecError, match=f"stage `{stage}` has no effect: `{field}` is not set"):
+        embedding_of(f"stages: [{stage}]", {})

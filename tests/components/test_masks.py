@@ -65,6 +65,22 @@ def test_the_causal_flag_leaves_the_mask_out_until_there_is_padding() -> None:
     assert torch.equal(mask == 0, naive(MaskConfig(right=0), padding, None)[:, None])
 
 
+@pytest.mark.parametrize(("left", "prefix", "all"), [(None, False, True), (2, False, True), (2, True, False)])
+def test_a_last_query_attends_to_all_cached_keys_unless_a_prefix_hides_its_window(
+    left: int | None, prefix: bool, all: bool
+) -> None:
+    assert ContextKey(MaskConfig(left=left, right=0), prefix=prefix, flag=False).reads_all is all
+
+
+def test_a_prefix_with_a_pairwise_mask() -> None:
+    pairs = torch.ones(3, LENGTH, LENGTH, dtype=torch.bool)
+    pairs[:, :, 1] = False
+    prefix = torch.tensor(PREFIXES["prefix"])
+    mask = context(MaskConfig(right=0))(torch.zeros(3, LENGTH, 4), pairs, prefix).mask
+    assert mask is not None
+    assert torch.equal(mask[:, 0] == 0, naive(MaskConfig(right=0), None, prefix) & pairs)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_additive_mask_has_the_type_of_what_it_masks(dtype: torch.dtype) -> None:
     mask = additive(torch.tensor([[True, False]]), torch.zeros(1, dtype=dtype))

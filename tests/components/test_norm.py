@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -31,6 +31,16 @@ def build(norm: str) -> nn.Module:
 def formula(x: Tensor, *, eps: float, centred: bool) -> Tensor:
     x = x - x.mean(dim=-1, keepdim=True) if centred else x
     return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_a_new_layernorm_with_an_offset_has_zeros(bias: bool) -> None:
+    module = LayerNormConfig(offset=1, bias=bias).build(cast(tfkit.Make, None), 8)
+    for parameter in module.parameters():
+        parameter.fill_(3.0)
+    cast(Any, module).reset_parameters()
+    assert [float(parameter.abs().max()) for parameter in module.parameters()] == [0.0] * (1 + bias)
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])

@@ -117,6 +117,14 @@ def test_no_slot_is_written_twice(start: int, padded: bool) -> None:
         assert sorted(slot for slot in slots if slot < 4) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("start", [1, 2])
+def test_a_piece_that_overwrites_slots_attends_to_their_keys(start: int) -> None:
+    past = Past(start, 20, None)
+    keys = place(count_positions(torch.zeros(1, 9), None, past), None, past, 4)
+    assert keys.keys.tolist() == [[*range(start + 9)]]
+    assert (keys.cache.before, keys.cache.after) == (start, 0)
+
+
 # ---- rows ----
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 import tfkit
+from tfkit.checkpoint.remote_code import head_of
 from tfkit.nn import Context
 from tfkit.testing import (
     check_capture,
@@ -51,6 +52,13 @@ def test_add() -> None:
     a, b = tokens(), features(5)
     assert torch.equal(model(a, b), model.encoder(model.one(a) + model.two(b)))
     assert torch.equal(model(a, b, a_mask=RIGHT), model.encoder(model.one(a) + model.two(b), mask=RIGHT))
+
+
+@pytest.mark.parametrize("width", [15, 17])
+def test_only_sequences_of_one_width_are_added(width: int) -> None:
+    text = f"{TWO}  wide: {{block: linear, input: two, d_model: {width}}}\n  sum: {{block: add, inputs: [one, wide]}}\n"
+    with pytest.raises(tfkit.SpecError, match=f"a sequence of width 16; got a sequence of width {width}"):
+        build(text)
 
 
 @pytest.mark.parametrize("a_mask", [None, RIGHT, LEFT])
@@ -282,3 +290,22 @@ def test_variants_that_differ_elsewhere_share_their_positions():
     """
     names = [name for name, _ in tfkit.build(tfkit.loads(spec)).named_parameters() if "buckets" in name]
     assert names == ["encoder.shared.base.position.buckets.weight"]
+
+
+DECODER = f"graph:\n  embedding: {{block: embedding, vocab_size: 11}}\n  decoder: {{block: decoder, {STACK}}}\n"
+
+
+@pytest.mark.parametrize(("end", "nodes"), [("", []), ("  logits: {block: lm_head, vocab_size: 11}\n", ["logits"])])
+def test_the_head_is_the_only_output(end: str, nodes: list[str]) -> None:
+    text = HEAD + DECODER + end
+    assert [node.name for node in head_of(tfkit.loads(text))] == nodes
+    if nodes:
+        assert head_of(tfkit.loads(text + "outputs: [decoder, logits]\n")) == ()
+
+
+def test_a_graph_describes_its_layers_and_its_head() -> None:
+    graph = tfkit.loads(HEAD + "vocab_size: 11\n" + DECODER + "  logits: lm_head\n")
+    decoder, head = (cast(Any, graph.node(name).config) for name in ("decoder", "logits"))
+    assert decoder.stack().layers[0].placement == "pre"
+    assert list(decoder.attention.inner_values) == ["q", "k", "v", "scores", "weights", "heads"]
+    assert head.in_words() == "Vectors to logits over the vocabulary: multiply by the output matrix."

@@ -182,6 +182,15 @@ def test_hooks_see_it():
     assert seen == [(3, 2)]
 
 
+def test_a_single_hook_of_any_type_is_called():
+    types = "forward_pre", "forward", "full_backward_pre", "full_backward"
+    for name in types:
+        module, calls = Rearrange("b t -> t b"), []
+        getattr(module, f"register_{name}_hook")(lambda *args, calls=calls: calls.append(args))
+        module(torch.zeros(2, 3, requires_grad=True)).sum().backward()
+        assert len(calls) == 1, name
+
+
 def test_gradients_are_joined_in_the_layout_of_what_was_cut():
     x = torch.randn(2, 5, 24, requires_grad=True)
     laid_out = []

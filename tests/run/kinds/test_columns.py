@@ -6,7 +6,9 @@ import csv
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,11 @@ from tests.run.training.runs import Memory, same, trained
 from tests.tools.common.moments import moments, restored
 from tests.tools.train.test_folder import contents
 from tfkit.cli import main
-from tfkit.errors import SpecError
+from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
-from tfkit.run.contract import IGNORED
+from tfkit.run.contract import IGNORED, Batch, Ratio
+from tfkit.run.kinds.metrics import ChoiceAccuracy
+from tfkit.run.kinds.mixture import _joined
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.loop import Trainer
@@ -464,3 +468,25 @@ def test_processes_change_only_the_last_digits(case: list[str]) -> None:
     assert len(single) == len(double) == 6 + 3
     for line, other in zip(single, double, strict=True):
         assert line == pytest.approx(other, abs=1e-5)
+
+
+def test_a_tie_is_no_right_choice() -> None:
+    metric = ChoiceAccuracy(normalize=False)
+    nats, counts = torch.tensor([[1.0, 2.0], [2.0, 2.0], [2.0, 1.0]]), torch.ones(3, 2, dtype=torch.long)
+    assert metric.sums(nats, counts) == Ratio(1, 3)
+
+
+@pytest.mark.parametrize(("end", "size"), [(None, 5), (3, 5), (7, 8), (8, 9)])
+def test_an_end_of_choices_may_lie_behind_the_vocabulary(end: int | None, size: int) -> None:
+    config: Any = PLUGINS.registry.kinds("data")["choices"].config.model_construct(end=end)
+    assert config.form(SimpleNamespace(vocab_size=5)).vocab_size == size
+
+
+@pytest.mark.parametrize(
+    "change", [{"inputs": {"other": np.ones((2, 3), np.int64)}}, {"targets": np.ones(2, np.int64)}]
+)
+def test_parts_of_a_mixture_have_the_same_inputs_and_targets_for_each_position(change: dict[str, Any]) -> None:
+    batch = Batch({"tokens": np.ones((2, 3), np.int64)}, np.ones((2, 3), np.int64))
+    assert len(_joined([batch, batch], np.arange(4)).targets) == 4
+    with pytest.raises(Invalid, match="all parts with a weight must have the same inputs"):
+        _joined([batch, replace(batch, **change)], np.arange(4))

@@ -63,6 +63,24 @@ def test_ten_steps_equal_a_loop_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any("teacher" in name for name, _ in loss.named_parameters())
 
 
+def test_a_head_learns_behind_a_frozen_trunk() -> None:
+    student, teacher = model(head="lm_head").eval(), model(layers=2)
+    loss = DistillationLoss(student, teacher, DistillationConfig(teacher="", weight=1.0))
+    tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+    weight = student.get_submodule("logits").get_parameter("output.weight")
+
+    def gradient() -> torch.Tensor:
+        weight.grad = None
+        loss({"tokens": tokens[:, :-1]}, tokens[:, 1:]).backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    expected = gradient()
+    for parameter in student.parameters():
+        parameter.requires_grad_(parameter is weight)
+    torch.testing.assert_close(gradient(), expected)
+
+
 def test_a_run_learns_from_the_content_of_a_folder(tmp_path: Path) -> None:
     teacher = Trainer(small_run(tmp_path, "seed=7", "model.d_model=24"), Memory()).model
     tfkit.save(teacher, tmp_path / "teacher")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +118,15 @@ CASES = {
 def test_errors(case: str, tmp_path: Path) -> None:
     data, sets, words = CASES[case]
     assert words in refused(tmp_path, data, *sets, length=64)
+
+
+def test_padding_is_a_separate_document(tmp_path: Path) -> None:
+    trainer = Trainer(lines(tmp_path, "batch.length=12"), Memory())
+    batch = trainer.batch(1)
+    (name,) = batch.inputs
+    mask = np.broadcast_to(np.arange(12) < 8, batch.targets.shape).copy()
+    padded = replace(batch, documents=np.zeros_like(batch.targets), masks={name: mask})
+    inputs, _ = tensors(padded, trainer.model, torch.device("cpu"), trainer.config.loss)
+    (pairs,) = (tensor for tensor in inputs.values() if tensor.dim() == 3)
+    assert pairs[:, :8, :8].all()
+    assert not pairs[:, :8, 8:].any()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 
 from tests.run.training.runs import TEXT, trained
 from tfkit.cli import main
-from tfkit.errors import SpecError
+from tfkit.errors import Invalid, SpecError
 from tfkit.tools.tokenizer import train
 
-from .small import refused, small_run
+from .small import PLUGINS, refused, small_run
 
 DATA = "{kind: text, files: sheep.txt, tokenizer: {kind: file, path: bpe.json}}"
 
@@ -113,3 +115,17 @@ def test_the_command_trains_one(run: Callable[..., str], specs: Path, golden: Ca
     ):
         assert main(["tokenizer", "sheep.txt", *arguments]) == 2
     golden("cli/tokenizer_errors", "\n".join(errors))
+
+
+def test_the_folder_of_a_tokenizer_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[dict[str, Any]]()
+
+    def from_pretrained(path: str, **options: Any) -> Any:
+        calls.append(options)
+        raise ValueError
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    config: Any = PLUGINS.registry.kinds("tokenizer")["pretrained"].config(path=str(tmp_path))
+    with pytest.raises(Invalid, match="must be a tokenizer that transformers can read"):
+        config.build("")
+    assert calls == [{"local_files_only": True, "trust_remote_code": False}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,7 @@ def test_a_run_and_its_continuation_are_one_run_of_a_tracker(monkeypatch: pytest
     for name, points in curves().items():
         assert {(point["step"], point[name]) for point in session.points if name in point} >= set(points)
         assert {(step, value) for key, value, _, step in sent if key == name} >= set(points)
+    assert all(abs(milliseconds / 1000 - time.time()) < 3600 for _, _, milliseconds, _ in sent)
 
 
 def records(data: bytes) -> Iterator[bytes]:

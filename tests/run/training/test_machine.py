@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tfkit.errors import SpecError
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.training.layers import EXPENSIVE
 from tfkit.run.training.loop import Trainer
+from tfkit.run.training.processes import check_count
 
 from .runs import Memory, same, small_run, trained
 
@@ -98,3 +101,18 @@ def test_equal_layers_are_compiled_once(recompute: str, tmp_path: Path, monkeypa
     compiled = trained(small_run(tmp_path, *sets, "machine.compile=layers"))
     assert counter.frame_count == 1
     assert compiled[0].losses == pytest.approx(trained(small_run(tmp_path, *sets))[0].losses, abs=1e-6)
+
+
+@pytest.mark.parametrize(("micro_batch", "valid"), [(None, True), (4, True), (3, False), ("auto", False)])
+def test_an_undivided_loss_takes_all_sequences_together(micro_batch: int | str | None, valid: bool) -> None:
+    sequences = 4
+    config = SimpleNamespace(
+        machine=SimpleNamespace(shard=None, micro_batch=micro_batch),
+        batch=SimpleNamespace(sequences=sequences),
+        micro_batch=micro_batch if isinstance(micro_batch, int) else sequences,
+        loss=SimpleNamespace(undivided=True, kind_name=lambda: "loss"),
+    )
+    run = cast(Any, SimpleNamespace(config=config, error=lambda text, *_, help: SpecError(Diagnostic(text, help=help))))
+    for count in (1, 2):
+        with nullcontext() if valid and count == 1 else pytest.raises(SpecError, match="of a step together"):
+            check_count(run, count)

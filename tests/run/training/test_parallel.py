@@ -62,7 +62,7 @@ LAUNCHED = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "l
     [
         *product(["WORLD_SIZE", "RANK", "MASTER_PORT", "MASTER_ADDR"], [None, ""]),
         *product(["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"], ["two", "-1", "1.0", "9" * 5000]),
-        *[("RANK", "2"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "0"), ("MASTER_PORT", "70000")],
+        *[("RANK", "2"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "0"), ("MASTER_PORT", "65536")],
     ],
 )
 def test_the_variables_of_a_launcher_are_checked(

@@ -319,6 +319,15 @@ def test_enough_seeds_are_enough(deviation: float) -> None:
     assert enough(30.0, SHIFT, 1) is None
 
 
+@pytest.mark.parametrize("pairs", [8, 1000])
+@pytest.mark.parametrize("comparisons", [1, 3])
+def test_enough_is_the_first_count_whose_t_interval_lies_within_the_margin(pairs: int, comparisons: int) -> None:
+    quantiles = stats.t.ppf([1 - 0.025 / comparisons, 0.9], pairs - 1)
+    largest = SHIFT * np.sqrt(pairs) / quantiles.sum()
+    assert enough(largest * (1 - 1e-6), SHIFT, comparisons) == pairs
+    assert enough(largest * (1 + 1e-6), SHIFT, comparisons) == (None if pairs == 1000 else pairs + 1)
+
+
 @pytest.mark.parametrize(
     ("shift", "margin", "verdict"),
     [(0.0, 4.0, "same"), (0.0, 0.1, "open"), (5.0, 4.0, "worse"), (2.0, 4.0, "same"), (2.0, 2.2, "worse")],
