@@ -1,4 +1,4 @@
-"""Plant each bug of `tests/tools/check/planted`, measure every property, and write the table of docs/check.md.
+"""Plant each bug of `tests/tools/check/planted`, measure every property, and write the table of docs/check_bugs.md.
 
 python tools/check_matrix.py
 """
@@ -19,7 +19,7 @@ from tests.tools.check.planted import BUGS, Bug  # noqa: E402
 from tfkit.tools.check.check import outcomes  # noqa: E402
 from tools.pages import write_table  # noqa: E402
 
-PAGE = ROOT / "docs" / "check.md"
+PAGE = ROOT / "docs" / "check_bugs.md"
 HEAD = "| bug | in | breaks |\n|---|---|---|\n"
 
 

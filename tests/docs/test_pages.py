@@ -43,9 +43,11 @@ LONG = {
     "decoding",
     "export",
     "families",
+    "finetuning",
     "inspect",
     "outputs",
     "recipes",
+    "resuming",
     "training",
     "cluster",
     "sweeps",
@@ -152,6 +154,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in ("".join(one) for one in targets):
         if not target.startswith("https://"):
             assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+APPENDICES = {"experiments", "check_bugs", "names"}
+"""Pages of tables, which readers search and do not read from the top."""
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in sorted(DOCS.glob("*.md")) if page.stem not in APPENDICES], ids=lambda page: page.stem
+)
+def test_a_page_has_at_most_1500_words(page: Path) -> None:
+    """Blocks do not count."""
+    assert len(prose(page).split()) <= 1500
 
 
 def test_the_index_lists_every_page() -> None:

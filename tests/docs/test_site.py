@@ -115,6 +115,21 @@ def test_text_of_a_docstring_has_no_other_meaning_in_markdown() -> None:
     assert table(["a"], [("x | y",)]) == "| a |\n|---|\n| x \\| y |\n"
 
 
+def test_a_sidebar_is_built_once_for_a_folder() -> None:
+    pytest.importorskip("sphinx")
+    from tools.docs.conf import sidebar
+
+    own = '<ul class="current"><li class="toctree-l1 current"><a class="current reference internal" href="#">A</a></li>'
+    rest = (
+        '<li class="toctree-l1"><a href="b.html">B</a><ul><li class="toctree-l2"><a href="c.html">C</a></li></ul></li>'
+    )
+    first = sidebar("pages/a", lambda: f"{own}{rest}</ul>")
+    second = sidebar("pages/c", lambda: pytest.fail("built twice"))
+    entry = re.compile(r'<li class="toctree-l\d( current)?"><a[^>]*href="(\w+).html"')
+    assert entry.findall(first) == [(" current", "a"), ("", "b"), ("", "c")]
+    assert entry.findall(second) == [("", "a"), (" current", "b"), (" current", "c")]
+
+
 @pytest.mark.slow
 def test_sphinx_builds_the_site_without_a_warning() -> None:
     pytest.importorskip("furo")

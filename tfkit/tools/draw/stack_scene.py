@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from tfkit import component
@@ -32,7 +33,6 @@ from tfkit.graph.expand import Graph, Node
 from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.common.ownership import LABELS, owners_of
 from tfkit.tools.draw.scene import Box, Chip, DrawnLayer, Mark, Note, Segment, Tower
-from tfkit.tools.params.count import count_modules
 from tfkit.tools.show.resolved_values import number, text_of
 
 
@@ -41,17 +41,21 @@ class ParameterCounts:
 
     def __init__(self, graph: Graph) -> None:
         model = build(graph, device="meta")
-        counted = count_modules(model, "module")
-        self.total = counted.total
         self.components: Mapping[str, Component] = model.meta["components"]
-        self._left = {row.name: row.parameters for row in counted.rows}
-        self._names = tuple(self._left)
+        self._left: dict[str, int] = {}
+        for path, parameter in model.named_parameters():
+            module = path.rpartition(".")[0]
+            self._left[module] = self._left.get(module, 0) + parameter.numel()
+        self.total = sum(self._left.values())
+        self._inside: dict[str, list[str]] = {}
+        for name in self._left:
+            for path in accumulate(name.split("."), "{}.{}".format):
+                self._inside.setdefault(path, []).append(name)
         self._labels = {path: part.label for path, part in owners_of(model).items()}
 
     def take(self, path: str) -> int:
         """Return the parameters of a module and of everything in it, and remove them from the counts."""
-        inside = [name for name in self._left if name == path or name.startswith(f"{path}.")]
-        return sum(self._left.pop(name) for name in inside)
+        return sum(self._left.pop(name, 0) for name in self._inside.get(path, ()))
 
     def label(self, path: str) -> str:
         """Return the name of a module's component: the class of a norm, else its slot."""
@@ -59,7 +63,7 @@ class ParameterCounts:
 
     def children(self, path: str) -> list[str]:
         """Return the names of the modules with weights directly inside a module, in order."""
-        inside = [name[len(path) + 1 :] for name in self._names if name.startswith(f"{path}.")]
+        inside = [name[len(path) + 1 :] for name in self._inside.get(path, ()) if name != path]
         return list(dict.fromkeys(name.partition(".")[0] for name in inside))
 
 

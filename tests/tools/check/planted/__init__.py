@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # isort: off
-# in the order of the table in docs/check.md
+# in the order of the table in docs/check_bugs.md
 from . import masks as masks
 from . import positions as positions
 from . import caches as caches
