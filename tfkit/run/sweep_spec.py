@@ -144,8 +144,8 @@ class CompareConfig(Config):
     """The comparison: each variant with one of them."""
 
     to: str | None = None
-    """The variant that the others are compared to, the first one unless given; or `previous`: each is compared to the
-    one before it, as in a list of changes of which each has all before its own."""
+    """The baseline variant, by default the first. With `previous`, each variant is compared to the variant before it, as
+    in a series of cumulative changes."""
     on: str
     """A number of the evaluations: `val.loss`."""
     better: Literal["lower", "higher"] | None = None

@@ -202,7 +202,7 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-def test_what_only_looks_like_a_leaving_stays(tmp_path: Path) -> None:
+def test_cleanup_keeps_user_folders_with_similar_names(tmp_path: Path) -> None:
     for name in (".target.0123abcd.new", ".target.mine.new", "target.parts-mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.tex").write_text("years of work")

@@ -186,7 +186,7 @@ def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
 
 
 @pytest.mark.usefixtures("finished")
-def test_runs_of_several_machines_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_note_when_runs_used_different_devices(capsys: pytest.CaptureFixture[str]) -> None:
     place = sorted(Path("out").glob("runs/*/run.json"))[0]
     facts = json.loads(place.read_text(encoding="utf-8"))
     here, other = facts["bits"]["device"], "NVIDIA H200"

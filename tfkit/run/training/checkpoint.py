@@ -19,10 +19,13 @@ SEPARATOR = "/"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after some updates. There is no generator in it: a step draws its own numbers."""
+    """State of a run between two steps.
+
+    It contains no random generator, because each step derives its random numbers from the seed and the step number.
+    """
 
     step: int
-    """Updates so far."""
+    """Number of completed updates."""
     model: fx.GraphModule
     """The model with its weights."""
     optimizer: Mapping[str, Tensor]

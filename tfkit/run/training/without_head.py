@@ -31,7 +31,7 @@ class Ends:
     mask: str | None
     """The padding mask of the head's sequence."""
     tokens: str | None
-    """The input whose next tokens the logits predict; None if the model may have seen them."""
+    """The input whose next tokens the logits predict; None if the model may attend to those tokens."""
 
 
 AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "_FabricModule", "Loss")

@@ -65,7 +65,7 @@ class Launch(Event):
 
 @dataclass(slots=True)
 class Allocation(Event):
-    """Memory that is allocated, or freed, with a negative `size`, in no time."""
+    """An allocation of memory, or a deallocation if `size` is negative. It has no duration."""
 
     address: int
     size: int

@@ -1,4 +1,4 @@
-"""Train a model as a run says; the same folder continues."""
+"""Train a model from a run file, or resume an interrupted run."""
 
 from __future__ import annotations
 

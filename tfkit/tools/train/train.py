@@ -65,7 +65,7 @@ def train(
     allow_change: bool = False,
     quiet: bool = False,
 ) -> Trained:
-    """Train a model as a run says, as `tfkit train` does; the same folder continues.
+    """Train a model from a run, or resume an interrupted run, as `tfkit train` does.
 
     Args:
         run: the path of its file, the name of one that comes with tfkit, the folder of a run, or a mapping with the
