@@ -13,8 +13,8 @@ import torch
 
 import tfkit
 import tfkit.testing
-from tfkit.run.checked_run import Run, load_run
-from tfkit.run.contract import Batch, Ids, Ratio
+from tfkit.run.checked_run import Run, load_run, positions_of
+from tfkit.run.contract import IGNORED, Batch, Ids, Ratio
 from tfkit.run.guarded_data import _GuardedExamples
 from tfkit.run.kinds.callbacks import Ema, Spikes
 from tfkit.run.kinds.metrics import CrossEntropyConfig, ExactMatch
@@ -30,6 +30,7 @@ from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.properties.all import PROPERTIES
 from tfkit.tools.check.properties.of_runs import optimizer
 from tfkit.tools.check.run_under_test import RunUnderTest, reduced_run
+from tfkit.tools.check.small_run import small_run
 from tfkit.tools.cost.of_run import flops_of_step
 
 from ...run.training.runs import WITH_MIXERS
@@ -82,6 +83,23 @@ def broken(checked: RunUnderTest, *names: str) -> dict[str, str]:
 
 def test_steps_of_a_correct_run() -> None:
     assert broken(subject(), *OF_STEPS) == {}
+
+
+def test_evaluated_rows_may_be_longer_than_training_rows() -> None:
+    run = small_run("data", {"kind": "calculator", "problems": 1000, "test": 50}, length=12)
+    run["eval"] = {"every": 10, "splits": {"test": 1}, "metrics": [{"kind": "loss"}]}
+    checked = reduced_run(load_run(run, PLUGINS), PLUGINS)
+    assert positions_of(checked.run.data, "test") > checked.run.data.length
+    assert broken(checked, "examples") == {}
+    assert broken(replace(checked, run=checked.changed({}, change=_longer)), "examples") != {}
+
+
+def _longer(batch: Batch, indices: Ids) -> Batch:
+    """Pad batches that have more than their first example."""
+    if len(indices) == 1:
+        return batch
+    inputs = {name: np.pad(ids, ((0, 0), (0, 1))) for name, ids in batch.inputs.items()}
+    return replace(batch, inputs=inputs, targets=np.pad(batch.targets, ((0, 0), (0, 1)), constant_values=IGNORED))
 
 
 @pytest.mark.slow
