@@ -125,7 +125,7 @@ class FirstLossWarning(UserWarning):
 
 
 class LeftOutWarning(UserWarning):
-    """A file has tensors that the model leaves out: what is saved of it lacks them."""
+    """A file has tensors that the model omits. A model that is saved again lacks these tensors."""
 
 
 class NotFiniteWarning(UserWarning):

@@ -230,7 +230,7 @@ class FieldReading:
         return field is not None and self.value(field) is not None
 
     def drop_unused_variants(self) -> None:
-        """Remove the variants that no layer has, whatever fields said of them after the layers were known."""
+        """Remove the variants that no layer uses, including the values that later fields gave them."""
         for stack, (names, _) in list(self._stacks.items()):
             if self.at(f"{stack}.layers") is not None:
                 self.arrange(stack, names)

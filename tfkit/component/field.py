@@ -132,7 +132,7 @@ class FieldConfig(Component, ABC):
 
     @abstractmethod
     def write(self, name: str, file: Writing) -> None:
-        """Write the field that says what the spec has; raises `Invalid` if no value of it does."""
+        """Write the field from the spec. Raises `Invalid` if no value of the field can express the spec."""
 
     def write_unread(self, name: str, file: Writing) -> None:
         """Replace `write` for a field that other fields make meaningless."""

@@ -395,8 +395,8 @@ class AttentionConfig(SublayerConfig):
     def causal_flag(self, backend: AttentionBackend) -> bool:
         """Return True if the module can be built with `causal` instead of getting the causal mask.
 
-        Every other kind gets its mask as a tensor, so that one that does not support the flag is never silently
-        bidirectional. `backend` is the one that the model is built with; a kind may ignore it.
+        Every other kind receives its mask as a tensor, so that a kind without support for the flag is never silently
+        bidirectional. `backend` is the attention backend of the model; a kind may ignore it.
         """
         return False
 

@@ -143,7 +143,7 @@ class _ValueTree:
         self.parts = {part for path in values for part in above(path)}
 
     def kind(self, path: str) -> str | None:
-        """Return the kind of a path's component, `a part` for a config without a kind, None if nothing is there."""
+        """Return the kind of the component at a path: `a part` for a config without a kind, None for an empty slot."""
         named = [str(self.values[key]) for key in (f"{path}.kind", f"{path}.block") if key in self.values]
         return named[0] if named else "a part" if path in self.parts else None
 

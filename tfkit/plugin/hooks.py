@@ -44,7 +44,7 @@ class PluginError(Exception):
 
 @dataclass(frozen=True)
 class HookCall:
-    """A call of a plugin's hook: `gave` is what it returned, or the error."""
+    """A call of a plugin's hook. `gave` is the returned value, or the error."""
 
     hook: str
     plugin: str
@@ -71,8 +71,8 @@ class Hooks:
     def add(self, part: object, candidate: Candidate, expected: str = "tfkit_register(register)") -> list[Diagnostic]:
         """Add an object with hooks, usually a module; returns an error for each hook that is misspelt.
 
-        Raises PluginError for one without any, of which `expected` is the hook that it most likely lacks; and for one
-        of a different contract.
+        Raises PluginError for an object without hooks, naming the `expected` one, and for an object with a different
+        contract version.
         """
         _check_contract(part)
         self._manager.register(part, name=f"{candidate.origin} {candidate.name} {len(self._parts)}")

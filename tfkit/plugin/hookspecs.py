@@ -73,7 +73,7 @@ def tfkit_register(register: Register) -> None:
 def tfkit_specs() -> Path | Iterable[Path]:  # type: ignore[empty-body]
     """Return the folder, or several, with the specs of the plugin: files `NAME.yaml`.
 
-    They work by their bare names wherever tfkit's specs do, in `extends` too. A spec with a `checkpoint` section
+    Their names work wherever the names of tfkit's own specs do, also in `extends`. A spec with a `checkpoint` section
     brings a family: `tfkit import` finds it by its `model_type`.
 
     A distribution, or a project in a plugin folder, does not need this hook. It names a folder inside its package as an
@@ -112,12 +112,12 @@ def tfkit_export_formats() -> Iterable[type[tfkit.Format]]:  # type: ignore[empt
 
 @hookspec
 def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[empty-body]
-    """Return warnings about a model: what is valid, and yet slow or likely not meant.
+    """Return warnings about a model: values that are valid, but slow or probably unintended.
 
     Values that cannot work are errors, which the `check` of a config raises. Called by `tfkit validate`,
-    `tfkit build` and `tfkit train` for every spec without errors, before any tensor exists. If it fails, or returns
-    anything but `tfkit.Diagnostic`, that is the warning. Where a diagnostic has a `path`, its place in the file is
-    added, and the name of the plugin to all.
+    `tfkit build` and `tfkit train` for every spec without errors, before any tensor exists. A hook that fails, or
+    returns anything but `tfkit.Diagnostic`, is reported as a warning. The location of a diagnostic with a `path`, and
+    the name of the plugin, are added.
 
     Args:
         graph: the spec, read and expanded. `graph.configs(MineConfig)` has all configs of a class by their paths.

@@ -65,7 +65,7 @@ class Part:
     kinds: Kinds
     path: str = ""
     config: Any = None
-    """Its fields; None for an empty slot, which returns what it is given, and for a layer that has only weights."""
+    """Its fields. None for an empty slot, which returns its input, and for a layer that has only weights."""
     fused: Fused = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     """The names of all weights that were read."""

@@ -92,7 +92,7 @@ def adamw(config: Any, weight: Array, gradients: Arrays, rates: Numbers, decay: 
 
 
 def sgd(config: Any, weight: Array, gradients: Arrays, rates: Numbers, decay: float) -> Array:
-    """Step along the gradients, of which earlier ones count less."""
+    """Step along the running sum of gradients, in which earlier gradients count less."""
     momentum = np.zeros_like(weight)
     for gradient, rate in zip(gradients, rates, strict=True):
         total = gradient + decay * weight

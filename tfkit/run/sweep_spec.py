@@ -144,8 +144,10 @@ class CompareConfig(Config):
     """The comparison: each variant with one of them."""
 
     to: str | None = None
-    """The baseline variant, by default the first. With `previous`, each variant is compared to the variant before it, as
-    in a series of cumulative changes."""
+    """The baseline variant, by default the first.
+
+    With `previous`, each variant is compared to the variant before it, as in a series of cumulative changes.
+    """
     on: str
     """A number of the evaluations: `val.loss`."""
     better: Literal["lower", "higher"] | None = None
@@ -154,7 +156,7 @@ class CompareConfig(Config):
     """The difference that begins to matter: a variant whose difference is shown to be smaller is the same."""
 
     def check(self) -> None:
-        """Refuse a number whose better direction nobody knows."""
+        """Reject a metric without a known direction."""
         super().check()
         if self.better is None and self.on.rpartition(".")[2] not in LOWER:
             message = f"`{self.on}` has no known direction"

@@ -28,7 +28,7 @@ class Language:
     """The search and the merging of documents of a type.
 
     Attributes:
-        document: their type.
+        document: type of the documents.
         find: the file of a name, relative to a folder; the place of the name is for errors.
         merge: a base, or None, changed by a document without `extends`, whose paths start at a folder.
         read: the tree of one file.

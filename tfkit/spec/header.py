@@ -136,7 +136,7 @@ def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str,
     """Parse the JSON object in a text, in memory bounded by its limits unless `max_values` is None.
 
     Raises:
-        Malformed: it is not one; or it has a key twice, too many values, or too deep ones.
+        Malformed: the text is no JSON object, or has a key twice, too many values, or too many levels.
     """
     if max_values is not None and sum(raw.count(mark) for mark in (b",", b"[", b"{")) > max_values:
         raise Malformed(f"its JSON has more than {max_values:,} values")

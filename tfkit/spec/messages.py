@@ -130,7 +130,7 @@ def label(path: Path) -> str:
 
 
 def found(value: object) -> str:
-    """Return a value of a spec, or its node, in words."""
+    """Describe a value of a spec, or its node, for an error message."""
     if isinstance(value, Scalar):
         value = value.value
     if value is None:

@@ -167,7 +167,7 @@ class LayerNumbersConfig(FieldConfig):
 
     kind: Literal["layer_numbers"] = "layer_numbers"
     layer_numbers: dict[str, str]
-    """Their variant by the one that an earlier field gave them."""
+    """The variant of a layer, by the variant that an earlier field gave it."""
     at: str
     """The path of the stack."""
 

@@ -79,7 +79,7 @@ class CasesConfig(FieldConfig):
     unread: Any = None
     """The value to write where other fields leave the field without a meaning; it is omitted if null."""
     idle: tuple[Any, ...] | None = None
-    """The values that the field may have where other fields leave it without a meaning; all by default."""
+    """Values that the field may have where other fields make it meaningless; by default, all values."""
 
     def read(self, name: str, file: Reading) -> None:
         for path, changed in self.cases[known_word(name, file.value(name), self.cases, file)].items():

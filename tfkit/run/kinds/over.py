@@ -82,7 +82,7 @@ class OverData:
     of: Data
     vocab_size: int
     changed: Callable[[str, Examples], Examples]
-    """From the name of a split and its examples to the changed ones."""
+    """Function from the name of a split and its examples to the changed examples."""
 
     @property
     def length(self) -> int:
@@ -168,10 +168,10 @@ def _behind(targets: Ids) -> NDArray[np.bool_]:
 
 
 class PackedConfig(OverConfig):
-    """Other data, the documents of whose rows are kept apart: each is as if the row had nothing else.
+    """Data whose rows hold several documents. The model treats each document as if it were alone in its row.
 
-    No token reads one of another document, positions begin anew in each, and the last token of one predicts nothing.
-    Where a row ends, a document is cut.
+    No token attends to a token of a different document, positions start again in each document, and the last token
+    of a document predicts nothing. A document is cut where a row ends.
     """
 
     kind: Literal["packed"] = "packed"

@@ -17,7 +17,7 @@ from tfkit.run.training.memory import is_out_of_memory
 def guarded(run: Run, model: fx.GraphModule, config: Component, method: str, *path: str) -> Iterator[None]:
     """Turn an exception of a method of a kind into its error, as `run.guarded`.
 
-    An exception of the model that the method runs passes, and so does one that says that memory ran out.
+    Exceptions of the model that the method runs, and out-of-memory errors, are raised unchanged.
     """
     try:
         yield

@@ -35,7 +35,7 @@ def layers_of(model: fx.GraphModule, *, once: bool = False) -> Iterator[tuple[in
 
 
 def prepare_layers(model: fx.GraphModule, machine: MachineConfig) -> None:
-    """Compile the layers of a model, and let them run again in the backward, as the machine of a run says.
+    """Compile and recompute the layers of a model as `machine` of a run describes.
 
     Only calls with gradients change: evaluations and generated texts have other shapes.
 

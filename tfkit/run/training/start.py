@@ -18,7 +18,7 @@ from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
 
 
 def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
-    """Fill a new model with the weights that its run names, and freeze some; return what was done, in words.
+    """Fill a new model with the weights that its run names, and freeze some; return a description of both.
 
     Raises:
         SpecError: the weights cannot be read, or do not fit; or a pattern matches nothing.

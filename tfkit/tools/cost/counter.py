@@ -184,7 +184,7 @@ class Observer(dispatch.DispatchMode):
             self.read(tensor, tally, limit)
 
     def read(self, tensor: Tensor, tally: Tally, limit: int | None = None) -> None:
-        """Record that a component reads a tensor: it counts for its producer, too."""
+        """Record that a component reads a tensor. The producer of the tensor counts it as well."""
         key, n = self.live.number(tensor), tensor.nbytes if limit is None else limit
         self._sizes[key] = nbytes(tensor)
         if key in self.weights:

@@ -161,7 +161,7 @@ class LayerRun(Tallies):
 
     Attributes:
         keeps: bytes that its forward leaves for the backward, in addition to its inputs and outputs.
-        frees: bytes that are freed if it keeps its inputs, and nothing else.
+        frees: bytes that are freed if the layer keeps only its inputs.
         forward: the rise of memory above its level when the forward began.
         backward: the rise of memory in the backward.
         held: positions of the arguments that it keeps for the backward.

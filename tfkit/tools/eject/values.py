@@ -62,7 +62,7 @@ class Record(Value):
 
 @dataclass(frozen=True)
 class Items(Value):
-    """Anything to iterate over or to index; `item` is what is known of all its items, None if it is empty."""
+    """A value that can be iterated over or indexed. `item` is the value of all its items, None if it is empty."""
 
     item: Value | None
 
@@ -80,7 +80,7 @@ SOME = Some()
 
 
 def join(a: Value, b: Value) -> Value:
-    """Return all that is known about a value that is one of two values."""
+    """Return the facts that hold for both of two values."""
     if a == b:
         return a
     if isinstance(a, Known) and isinstance(b, Known) and Known(a.value) == Known(b.value):

@@ -233,7 +233,7 @@ def _firsts(stack: Layers) -> Iterator[Layer]:
 
 
 def _parts(role: str, stack: Layers) -> Iterator[Explanation]:
-    """Describe the components of a role, once for all layers that share one; further ones by their differences."""
+    """Describe the components of a role: a shared component once, further components by their differences."""
     groups: list[tuple[Explanation, set[str]]] = []
     for layer in _firsts(stack):
         for part in dict.fromkeys(_explained(layer, role)):

@@ -142,7 +142,7 @@ class Profile:
     memory: MemoryUse
     limits: Limits
     notes: tuple[str, ...]
-    """Notes for the reader: measurements that were not possible, rows that are not told apart."""
+    """Notes for the reader: measurements that were not possible, and rows that cover several components."""
 
     @property
     def step(self) -> float:

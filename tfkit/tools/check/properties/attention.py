@@ -138,7 +138,7 @@ def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, paddi
 
 @property_of("nothing-to-read", "attends to no padding, without any other key", follows=("extents",))
 def nothing_to_read(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Attention whose keys are all padding returns what it returns for values of zero, and has no gradient to them."""
+    """If all keys are padding, attention returns the output for values of zero, and no gradient reaches the keys."""
     require(subject.attentions and subject.padded, "no attention may be without a key: nothing can be padded")
     for attention, module, x, context in _calls(subject, subject.inputs(padding="rows")):
         if context.mask is not None:
