@@ -11,7 +11,7 @@ from tfkit.run.run_spec import MachineConfig
 from tfkit.run.training.chunked_loss import count_pieces
 from tfkit.run.training.processes import check_count
 from tfkit.tools.common.modes import Optimizer
-from tfkit.tools.cost.cost import Cost, cost
+from tfkit.tools.cost.cost import bytes_of_states
 from tfkit.tools.cost.step_memory import StepMemory, memory_of_step
 
 NUMBER = 4
@@ -72,11 +72,11 @@ def per_process(
     processes: int,
     optimizer: Optimizer,
     machine: MachineConfig | None = None,
-    counted: dict[int, tuple[Cost, StepMemory]] | None = None,
+    counted: dict[int, StepMemory] | None = None,
 ) -> PerProcess:
     """Return the memory of each of `processes` processes, with the run's machine by default.
 
-    `counted` has the costs of micro-batches by their size; the costs that are missing are added.
+    `counted` has the steps of micro-batches by their size; the steps that are missing are added.
 
     Raises SpecError if that many cannot train the run.
     """
@@ -85,25 +85,20 @@ def per_process(
     sequences = run.config.batch.sequences // processes
     size = machine.micro_batch
     micro, shard = min(size if isinstance(size, int) else sequences, sequences), machine.shard or processes
-    bfloat16 = run.config.precision == "bfloat16"
     counted = {} if counted is None else counted
     if micro not in counted:
-        precision = run.config.precision
-        counted[micro] = (
-            cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=optimizer),
-            memory_of_step(run.graph, micro, run.data.length, bfloat16=bfloat16),
-        )
-    costs, memory = counted[micro]
-    layers, single = _sizes(run, costs)
-    largest, total = max(layers, default=0), costs.total.parameters
+        bfloat16 = run.config.precision == "bfloat16"
+        counted[micro] = memory_of_step(run.graph, micro, run.data.length, bfloat16=bfloat16)
+    memory, total = counted[micro], counted[micro].parameters
+    layers = _sizes(run, memory)
+    largest, single = max(layers, default=0), total - sum(layers)
     sent = NUMBER if machine.gather == "float32" else 2
     rows = micro * run.data.length
     vocabulary = max((node.output.width or 0 for node in run.graph.nodes if node.output.type == "logits"), default=0)
-    states = NUMBER * total * costs.memory.optimizer // max(costs.memory.weights, 1)
     steps = -(-sequences // micro)
     gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * total)
     copies = processes // shard
-    weights, states = -(-NUMBER * total // shard), -(-states // shard)
+    weights, states = -(-NUMBER * total // shard), -(-bytes_of_states(optimizer, NUMBER) * total // shard)
     logits = NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0
     layer = max((layer.kept for layer in memory.layers.values()), default=memory.activations)
     evaluated = 2 * weights + states + NUMBER * single + 2 * sent * largest + layer + 2 * logits
@@ -157,19 +152,10 @@ def _head(graph: Graph) -> int:
     return max(heads, default=0) * max(widths, default=0)
 
 
-def _sizes(run: Run, costs: Cost) -> tuple[list[int], int]:
-    """Return the weights of each layer that is gathered alone, and the number of all other weights."""
-    alone = {
-        f"{node.name}.layers.{number}"
-        for node in run.graph.nodes
-        if node.stack is not None and node.stack.repeats == 1
-        for number in range(len(node.stack.layers))
-    }
-    layers: dict[str, int] = {}
-    for part in costs.parts:
-        if part.layer in alone:
-            layers[part.layer] = layers.get(part.layer, 0) + part.parameters
-    return list(layers.values()), costs.total.parameters - sum(layers.values())
+def _sizes(run: Run, memory: StepMemory) -> list[int]:
+    """Return the parameters of each layer that is gathered alone."""
+    stacks = [(node.name, node.stack) for node in run.graph.nodes if node.stack is not None and node.stack.repeats == 1]
+    return [memory.layers[f"{name}.layers.{i}"].parameters for name, stack in stacks for i in range(len(stack.layers))]
 
 
 def fitting(run: Run, processes: int, optimizer: Optimizer, limit: int) -> str | None:
@@ -180,7 +166,7 @@ def fitting(run: Run, processes: int, optimizer: Optimizer, limit: int) -> str |
     rounded = {"gather": "bfloat16"} if run.config.precision == "bfloat16" else {}
     values: dict[str, Any] = {**rounded, "micro_batch": 1, "recompute": "full", "shard": None}
     values = {name: value for name, value in values.items() if getattr(run.config.machine, name) != value}
-    counted: dict[int, tuple[Cost, StepMemory]] = {}
+    counted: dict[int, StepMemory] = {}
     # Each costs more than all before it together: the bits of a number that counts up are the cheapest sets, in order.
     for bits in range(1, 2 ** len(values)):
         chosen = {name: value for place, (name, value) in enumerate(values.items()) if bits >> place & 1}
