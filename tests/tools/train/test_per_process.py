@@ -227,7 +227,10 @@ def test_the_cheapest_change_that_fits_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "processes", "limit"), [("llama3_8b", 8, 80e9), ("llama3_70b", 64, 141e9)])
+@pytest.mark.parametrize(
+    ("model", "processes", "limit"),
+    [("llama3_8b", 8, 80e9), ("llama3_70b", 64, 141e9), ("llama3_405b", 512, 192e9)],
+)
 def test_no_change_that_fits_is_faster(model: str, processes: int, limit: float, tmp_path: Path) -> None:
     sets = ("precision=bfloat16", f"batch.sequences={4 * processes}")
     run, limits, counted = big_run(tmp_path, model, processes, *sets, length=8192), device(limit, 450e9), {}
