@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tfkit.component import Component
+from tfkit.component import AttentionConfig, Component, parts
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
@@ -165,6 +165,7 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
         graph = expand(file.model)
     run = Run(file, graph, count)
     _check_model(run)
+    _check_machine(run)
     with run.guarded(run.config.schedule, "`check_steps`", "schedule"):
         run.config.schedule.check_steps(run.steps)
     return run
@@ -257,6 +258,23 @@ def _check_model(run: Run) -> None:
         raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
     for split in run.config.eval.splits if run.config.eval else ():
         check_length(run, split, "eval", "splits", split)
+
+
+def _check_machine(run: Run) -> None:
+    """Raise SpecError if a key of `machine` has no effect on the model."""
+    machine, stacks = run.config.machine, [node.stack for node in run.graph.nodes if node.stack is not None]
+    attention = any(isinstance(part, AttentionConfig) for _, part in parts((), run.graph.spec.model))
+    for name, has_effect, lack in (
+        ("recompute", machine.recompute == "none" or stacks, "layers"),
+        ("compile", machine.compile != "layers" or stacks, "layers"),
+        ("attention", machine.attention == "sdpa" or attention, "attention"),
+    ):
+        if not has_effect:
+            raise run.error(f"`{name}` has no effect: the model has no {lack}", "machine", name, help="remove it")
+    n, most = machine.recompute, max((len(stack.layers) for stack in stacks), default=0)
+    if isinstance(n, int) and n > most:
+        message = f"`recompute` must be at most {most}, the number of layers; got {n}"
+        raise run.error(message, "machine", "recompute")
 
 
 def check_length(run: Run, split: str, *path: str) -> None:

@@ -80,12 +80,13 @@ def test_machine_keys_that_cannot_have_an_effect(tmp_path: Path) -> None:
         small_run(tmp_path, "machine.gather=bfloat16")
     with pytest.raises(SpecError, match=r"`gather` has no effect in a single process(.|\n)*start several processes"):
         Trainer(small_run(tmp_path, "precision=bfloat16", "machine.gather=bfloat16"), Memory())
-    with pytest.raises(SpecError, match=r"`recompute` must be at most \d, the number of layers; got 9"):
-        Trainer(small_run(tmp_path, "machine.recompute=9"), Memory())
+    with pytest.raises(SpecError, match=r"`recompute` must be at most 2, the number of layers; got 9") as caught:
+        small_run(tmp_path, "machine.recompute=9")
+    assert caught.value.diagnostics[0].path == "machine.recompute"
     bag = "model.graph={embedding: embedding, head: lm_head}"
-    for key in ("recompute=full", "compile=layers"):
-        with pytest.raises(SpecError, match=r"has no effect: the model has no layers"):
-            Trainer(small_run(tmp_path, bag, f"machine.{key}"), Memory())
+    for key, lack in {"recompute=full": "layers", "compile=layers": "layers", "attention=eager": "attention"}.items():
+        with pytest.raises(SpecError, match=f"has no effect: the model has no {lack}"):
+            small_run(tmp_path, bag, f"machine.{key}")
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,7 +28,10 @@ from tfkit.nn.spread import rows_of
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.training.layers import layers_of, prepare_layers
 from tfkit.run.training.parallel import _norms, _shard
-from tfkit.tools.train.per_process import fitting, per_process
+from tfkit.tools.cost.cost import cost
+from tfkit.tools.cost.devices import Device
+from tfkit.tools.cost.step_memory import memory_of_step
+from tfkit.tools.train.per_process import LeastTime, PerProcess, fitting, least_time, per_process
 from tfkit.torch_private.dispatch import DispatchMode
 
 BIG = """\
@@ -179,12 +185,25 @@ def test_machine_keys_lower_their_parts(tmp_path: Path) -> None:
     assert copies.weights == pytest.approx(2 * plain.weights, abs=1)
 
 
+def test_autocast_converts_each_matrix_once(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "precision=bfloat16")
+    memory, model = memory_of_step(run.graph, 2, run.data.length, bfloat16=True), tfkit.build(run.graph, device="meta")
+    for path, layer in memory.layers.items():
+        weights = dict(model.get_submodule(path).named_parameters())
+        assert layer.parameters == sum(weight.numel() for weight in weights.values())
+        assert layer.casts == 2 * sum(weight.numel() for name, weight in weights.items() if "norm" not in name)
+
+
 def test_an_evaluation_needs_no_activations_of_other_layers(tmp_path: Path) -> None:
     sets = ("batch.sequences=8", "model.decoder.n_layers=4")
     assert per_process(small_run(tmp_path, *sets), 4, "adamw").evaluation == 0
     needs = per_process(small_run(tmp_path, *sets, "eval={every: 4, splits: {train: {batches: 2}}}"), 4, "adamw")
     shared = needs.weights + needs.gradients + needs.states + needs.gathered + needs.logits
     assert shared < needs.evaluation + needs.gathered // 2 + needs.logits // 2 < shared + needs.activations // 2
+
+
+def device(memory: float, interconnect: float | None = None) -> Device:
+    return Device("small", "Small", "", {"bfloat16": 1000}, int(memory), 1e12, "", interconnect)
 
 
 def test_the_cheapest_change_that_fits_is_named(tmp_path: Path) -> None:
@@ -195,14 +214,68 @@ def test_the_cheapest_change_that_fits_is_named(tmp_path: Path) -> None:
 
     limits = {
         "gather: bfloat16": total(gather="bfloat16"),
+        "gather: bfloat16, recompute: selective": total(gather="bfloat16", recompute="selective"),
         "gather: bfloat16, micro_batch: 1": total(gather="bfloat16", micro_batch=1),
         "gather: bfloat16, recompute: full": total(gather="bfloat16", recompute="full"),
     }
-    assert [*limits.values()] == sorted(limits.values(), reverse=True)
-    assert total(recompute="full") > limits["gather: bfloat16, micro_batch: 1"]
     for text, limit in limits.items():
-        assert fitting(run, 4, "adamw", limit) == f"machine: {{{text}}}"
-    assert fitting(run, 4, "adamw", 10) is None
+        assert fitting(run, 4, "adamw", device(limit), 50e9) == f"machine: {{{text}}}"
+    assert fitting(run, 4, "adamw", device(10), 50e9) is None
+    # Where bytes bound a step, recomputation alone would be slower.
+    limit = total(recompute="full")
+    assert fitting(run, 4, "adamw", device(limit, 1e3), 50e9) == "machine: {gather: bfloat16, recompute: full}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "processes", "limit"),
+    [("llama3_8b", 8, 80e9), ("llama3_70b", 64, 141e9), ("llama3_405b", 512, 192e9)],
+)
+def test_no_change_that_fits_is_faster(model: str, processes: int, limit: float, tmp_path: Path) -> None:
+    sets = ("precision=bfloat16", f"batch.sequences={4 * processes}")
+    run, limits, counted = big_run(tmp_path, model, processes, *sets, length=8192), device(limit, 450e9), {}
+    times = {}
+    for gather, micro, again in product(["float32", "bfloat16"], [None, 1], ["none", "selective", "full"]):
+        values = {"gather": gather, "micro_batch": micro, "recompute": again}
+        machine = run.config.machine.model_copy(update=values)
+        needs = per_process(run, processes, "adamw", machine, counted)
+        if needs.peak <= limit:
+            time = least_time(needs, "bfloat16", limits, 50e9)
+            assert time is not None
+            times[tuple(values.values())] = time.seconds
+    text = fitting(run, processes, "adamw", limits, 50e9)
+    assert text is not None
+    changes = yaml.safe_load(text)["machine"]
+    chosen = tuple({"gather": "float32", "micro_batch": None, "recompute": "none", **changes}.values())
+    assert times[chosen] == min(times.values())
+
+
+def test_the_least_time_is_the_longest_of_flops_links_and_network() -> None:
+    limits = device(80e9, 450e9)
+
+    def time(processes: int, shard: int, copied: float) -> LeastTime:
+        needs = PerProcess(processes, shard, *[0] * 8, sent=900 * 10**9, copied=int(copied), flops=2 * 10**15)
+        least = least_time(needs, "bfloat16", limits, 50e9)
+        assert least is not None
+        return least
+
+    assert time(8, 8, 0) == LeastTime(compute=2.0, machine=2.0, network=0.0)
+    # 900 GB enter a machine once, by eight adapters of 50 GB/s.
+    assert time(64, 64, 0) == LeastTime(compute=2.0, machine=2.0, network=2.25)
+    # 800 GB of weights, and 100 GB for each of eight devices.
+    assert time(32, 16, 100e9) == LeastTime(compute=2.0, machine=800 / 450, network=4.0)
+    # Weights stay in a machine; the four parts of 100 GB leave it by eight adapters.
+    assert time(16, 4, 100e9) == LeastTime(compute=2.0, machine=2.0, network=1.0)
+    assert (time(32, 16, 100e9).seconds, time(32, 16, 100e9).bound) == (4.0, "network")
+    with pytest.raises(ValueError, match="does not compute in float32"):
+        least_time(PerProcess(8, 8, *[0] * 8, sent=0, copied=0, flops=0), "float32", limits, 50e9)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_flops_of_a_step_include_what_runs_again(recompute: str, tmp_path: Path) -> None:
+    run = small_run(tmp_path, "batch.sequences=8", f"machine={{micro_batch: 1, recompute: {recompute}}}")
+    costs = cost(run.graph, batch=1, length=run.data.length, recompute=recompute == "full")
+    assert per_process(run, 4, "adamw").flops == 2 * costs.total.visible
 
 
 def test_a_plan_names_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +289,16 @@ def test_a_plan_names_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFi
     assert "each of 2 processes" in out
     assert out.splitlines()[-1].endswith("; the largest part is activations: machine: {micro_batch: 1}")
     assert main([*words, *sets, "--device", "h100"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "each process fits h100"
+    *_, time, last = capsys.readouterr().out.splitlines()
+    assert time.endswith(" s on h100, bound by compute") or time.endswith(" s on h100, bound by machine")
+    assert last == "each process fits h100"
+    assert main([*words, *sets, "--device", "h100", "--network", "400Gb/s"]) == 2
+    assert "--network needs --device and more than 8 processes" in capsys.readouterr().err
+    words[-1] = "16"
+    assert main([*words, "--set", "batch.sequences=16", "--device", "h100", "--network", "80Mb/s", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["least_time"]["network"] == pytest.approx(data["sent"] / 8 / 10e6)
+    assert data["least_time"]["bound"] == "network"
     assert main(["train", str(tmp_path / "small.yaml"), "--no-plugins", "--processes", "2"]) == 2
     capsys.readouterr()
     assert main([*words, "--device", "nope"]) == 2

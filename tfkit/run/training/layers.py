@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from tfkit.building.builder import graph_of
 from tfkit.building.model import is_sharded
-from tfkit.errors import Invalid
 from tfkit.run.run_spec import MachineConfig
 
 EXPENSIVE = [
@@ -38,18 +37,9 @@ def prepare_layers(model: fx.GraphModule, machine: MachineConfig) -> None:
     """Compile and recompute the layers of a model as `machine` of a run describes.
 
     Only calls with gradients change: evaluations and generated texts have other shapes.
-
-    Raises `Invalid` if the model has no layers, or fewer than the interval of `machine.recompute`.
     """
     model.meta["recompute"] = machine.recompute != "none"
-    layers = list(layers_of(model))
-    for name, value in {"recompute": model.meta["recompute"], "compile": machine.compile == "layers"}.items():
-        if value and not layers:
-            raise Invalid(f"machine.{name}", f"`{name}` has no effect: the model has no layers", help="remove it")
-    n, most = machine.recompute, max((number for number, _ in layers), default=0) + 1
-    if isinstance(n, int) and n > most:
-        raise Invalid("machine.recompute", f"`recompute` must be at most {most}, the number of layers; got {n}")
-    for number, layer in layers:
+    for number, layer in layers_of(model):
         forward: Callable[..., Any] = layer.forward
         if machine.compile == "layers":
             forward = torch.compile(forward)

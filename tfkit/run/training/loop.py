@@ -111,10 +111,7 @@ class Trainer:
                 loss = config.loss.build(self.model)
             except ValueError as error:
                 raise self.run.error(str(error), "loss") from error
-        try:
-            prepare_layers(self.model, config.machine)
-        except Invalid as error:
-            raise self.run.refused(error) from error
+        prepare_layers(self.model, config.machine)
         self.loss = torch.compile(loss) if config.machine.compile is True else loss
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))

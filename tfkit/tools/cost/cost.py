@@ -189,7 +189,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, o
     states = (
         0
         if optimizer is None
-        else sum(parameter.numel() * _bytes_kept(optimizer, parameter.itemsize) for parameter in trained)
+        else sum(parameter.numel() * bytes_of_states(optimizer, parameter.itemsize) for parameter in trained)
     )
     per_token, per_sequence, cache = _cache(graph, shape, next(model.parameters()).dtype)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
@@ -210,7 +210,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, o
     )
 
 
-def _bytes_kept(optimizer: str, itemsize: int) -> int:
+def bytes_of_states(optimizer: str, itemsize: int) -> int:
     """Return the bytes that an optimizer stores for each number of a weight."""
     if optimizer != "adamw_float32":
         return _STATES[optimizer] * itemsize

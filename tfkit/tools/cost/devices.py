@@ -4,6 +4,7 @@ title: My accelerator          # unless given, the file's name
 flops: {bfloat16: 300e12, float32: 60e12}
 bandwidth: 2e12
 memory: 80e9
+interconnect: 300e9            # optional
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Device:
         memory: bytes.
         bandwidth: bytes per second between memory and chip.
         source: where the figures are published.
+        interconnect: bytes per second to the other devices of a machine, in one direction; None if not known.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Device:
     memory: int
     bandwidth: float
     source: str
+    interconnect: float | None = None
 
     def flops(self, dtype: str) -> float:
         """Return the FLOPs per second in a dtype. Raise ValueError if the device cannot compute in it."""
@@ -81,6 +84,8 @@ class DeviceConfig(Config):
     """Bytes per second between memory and chip."""
     memory: PositiveFloat
     """Bytes."""
+    interconnect: PositiveFloat | None = None
+    """Bytes per second to the other devices of a machine, in one direction."""
 
     def check(self) -> None:
         """Refuse types that no model computes in."""
@@ -119,4 +124,4 @@ def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None)
     assert isinstance(config, DeviceConfig)
     tera = {name: flops / 1e12 for name, flops in config.flops.items()}
     title = config.title or path.stem
-    return Device(path.stem, title, "", tera, int(config.memory), config.bandwidth, str(path))
+    return Device(path.stem, title, "", tera, int(config.memory), config.bandwidth, str(path), config.interconnect)

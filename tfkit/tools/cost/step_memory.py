@@ -1,4 +1,4 @@
-"""Activations of a training step that are kept for the backward: in float32, or in bfloat16 under autocast.
+"""Memory and FLOPs of a training step: activations are in float32, or in bfloat16 under autocast.
 
 The meta device has no autocast. Here the functions that torch lists for CUDA convert their arguments as it does, and
 each weight once: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior.
@@ -6,7 +6,8 @@ each weight once: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from tfkit.building.builder import build
 from tfkit.graph.expand import Graph
 from tfkit.tools.cost.cost import shape_of
-from tfkit.tools.cost.counter import Observer, Tallies
+from tfkit.tools.cost.counter import Observer, Tallies, Tally
 from tfkit.tools.cost.model_step import make_inputs, make_step
-from tfkit.tools.cost.watch_step import LayerRun, frames_of, watch_step
+from tfkit.tools.cost.watch_step import frames_of, watch_step
 from tfkit.torch_private.dispatch import unobserved
 
 
@@ -44,34 +45,42 @@ LONG = _named("softmax", "log_softmax", "layer_norm", "group_norm", "softplus", 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Bytes of a layer.
+    """Bytes of a layer, its parameters and its FLOPs.
 
     Attributes:
         freed: activations that are not kept if the layer keeps its input only.
         kept: activations that it keeps in addition to its input and output.
         products: the results of its matrix products and of attention.
         casts: its weights in bfloat16.
+        parameters: its weights that no earlier layer has.
+        forward: FLOPs of its forward, without the pairs of query and key that a mask hides.
     """
 
     freed: int
     kept: int
     products: int
     casts: int
+    parameters: int
+    forward: int
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that the forward of a step keeps for the backward.
+    """Bytes that the forward of a step keeps for the backward, parameters, and FLOPs.
 
     Attributes:
         layers: the layers of each stack, by path.
         activations: all activations, including the layers.
         casts: weights outside of layers in bfloat16.
+        parameters: all parameters.
+        flops: FLOPs of forward and backward, without the pairs of query and key that a mask hides.
     """
 
     layers: dict[str, LayerMemory]
     activations: int
     casts: int
+    parameters: int
+    flops: int
 
 
 def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool) -> StepMemory:
@@ -85,17 +94,35 @@ def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool)
             return step(watch)
 
     seen = watch_step(model, computed, kernels="cuda", train=True, merge=True)
-    layers = {path: _layer(run, casts.get(run, 0)) for path, run in seen.layers.calls}
+    parameters, calls = Counter[str](), Counter(path for path, _ in seen.layers.calls)
+    for name, parameter in model.named_parameters():
+        parameters[".".join(name.split(".")[:3])] += parameter.numel()
+    layers = {
+        path: LayerMemory(
+            freed=run.frees,
+            kept=run.keeps,
+            products=sum(tally.products for tally in run.tallies.values()),
+            casts=casts.get(run, 0),
+            parameters=parameters[path],
+            forward=calls[path] * _flops(run.tallies.values(), 0),
+        )
+        for path, run in seen.layers.calls
+    }
     # The loss is in no frame: what it keeps is counted as logits, and as gradients of the head.
-    saved = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
-    saved += sum(seen.extra.values())
+    tallies = [tally for path in frames_of(model) for tally in seen.tallies.get(path, ())]
     runs = {run for _, run in seen.layers.calls}
-    return StepMemory(layers, saved, sum(size for record, size in casts.items() if record not in runs))
+    return StepMemory(
+        layers,
+        activations=sum(tally.saved for tally in tallies) + sum(seen.extra.values()),
+        casts=sum(size for record, size in casts.items() if record not in runs),
+        parameters=parameters.total(),
+        flops=_flops(tallies, 0) + _flops(tallies, 1),
+    )
 
 
-def _layer(run: LayerRun, casts: int) -> LayerMemory:
-    products = sum(tally.products for tally in run.tallies.values())
-    return LayerMemory(run.frees, run.keeps, products, casts)
+def _flops(tallies: Iterable[Tally], phase: int) -> int:
+    """Return the FLOPs of the forward, phase 0, or of the backward, phase 1, without hidden pairs."""
+    return sum(tally.flops[phase] - round(tally.hidden[phase]) for tally in tallies)
 
 
 class _Autocast(TorchFunctionMode):

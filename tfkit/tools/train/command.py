@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
     from tfkit.tools.train.history import History
     from tfkit.tools.train.plan import Plan
     from tfkit.tools.train.train import Trained
+
+
+class Speed(click.ParamType):  # type: ignore[type-arg]
+    """The speed of a network, as bytes per second: `400Gb/s`, `50GB/s`."""
+
+    name = "speed"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([MGT])([bB])/s", str(value))
+        speed = 0.0 if match is None else float(match[1]) * UNITS[match[2]] / (8 if match[3] == "b" else 1)
+        if speed == 0:
+            self.fail(f"`{value}` is not a speed above zero; write it like `400Gb/s` or `50GB/s`", param, ctx)
+        return speed
+
+
+UNITS = {"M": 1e6, "G": 1e9, "T": 1e12}
+NETWORK = 50e9
+"""Bytes per second of a device's network adapter, by default: 400 Gb/s."""
 
 
 @command(
@@ -51,7 +70,8 @@ if TYPE_CHECKING:
 )
 @click.option("--plan", is_flag=True, help="Print its length and costs; train nothing.")
 @click.option("--processes", type=click.IntRange(2), metavar="N", help="Plan for each of N processes; with --plan.")
-@click.option("--device", metavar="NAME", help="Name what makes a process fit this device; with --processes.")
+@click.option("--device", metavar="NAME", help="Plan for this device; with --processes.")
+@click.option("--network", type=Speed(), metavar="SPEED", help="Of a device; with --device.  [default: 400Gb/s]")
 @click.option("--stop-after", type=click.IntRange(1), metavar="N", help="End this process after step N.")
 @click.option("--allow-change", is_flag=True, help="Continue although the code of its kinds has changed.")
 @json_option
@@ -62,10 +82,13 @@ def train(
     plan: bool,
     processes: int | None,
     device: str | None,
+    network: float | None,
     stop_after: int | None,
     allow_change: bool,
     json: bool,
 ) -> None:
+    if network and not (device and processes and processes > 8):
+        raise click.UsageError("--network needs --device and more than 8 processes, the devices of a machine")
     if (processes and not plan) or (device and not processes):
         raise click.UsageError("--processes needs --plan, and --device needs --processes")
     if plan and (output is not None or stop_after is not None or allow_change):
@@ -75,7 +98,7 @@ def train(
         if processes is None:
             _plan(loaded, reader.plugins, json=json)
         else:
-            _plan_processes(reader, loaded, processes, device, json=json)
+            _plan_processes(reader, loaded, processes, device, network, json=json)
         return
 
     from tfkit.run.training.processes import launched
@@ -109,32 +132,45 @@ def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
     print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
 
 
-def _plan_processes(reader: Reader, run: Run, count: int, device: str | None, *, json: bool) -> None:
-    """Print what each of several processes needs, and the cheapest change that makes it fit a device."""
+def _plan_processes(
+    reader: Reader, run: Run, count: int, name: str | None, network: float | None, *, json: bool
+) -> None:
+    """Print what each of several processes needs, its least time, and what makes it fit a device."""
     from tfkit.console.output import print_json, show, table
-    from tfkit.tools.common.units import bytes_text
+    from tfkit.tools.common.units import bytes_text, time_text
     from tfkit.tools.cost.command import limits_of
-    from tfkit.tools.train.per_process import fitting, per_process
+    from tfkit.tools.train.per_process import fitting, least_time, per_process
     from tfkit.tools.train.plan import states_of
 
-    limit = None if device is None else limits_of(reader, device).memory
+    device = None if name is None else limits_of(reader, name)
+    if network and device and device.interconnect is None:
+        raise click.UsageError(f"--network needs a device with `interconnect`; {name} has none")
+    network = network or NETWORK
     needs = per_process(run, count, states_of(run))
-    fits = limit is None or needs.peak <= limit
-    change = None if limit is None or fits else fitting(run, count, states_of(run), limit)
+    try:
+        time = None if device is None else least_time(needs, run.config.precision, device, network)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--device") from None
+    fits = device is None or needs.peak <= device.memory
+    change = None if device is None or fits else fitting(run, count, states_of(run), device, network)
     if json:
-        sums = {"total": needs.total, "fits": None if limit is None else fits, "change": change}
-        print_json({**vars(needs), **sums})
+        sums = {"total": needs.total, "fits": None if device is None else fits, "change": change}
+        least = time and {**vars(time), "seconds": time.seconds, "bound": time.bound}
+        print_json({**vars(needs), **sums, "least_time": least})
         return
-    rows = [(name, bytes_text(size)) for name, size in needs.parts.items() if size]
+    rows = [(part, bytes_text(size)) for part, size in needs.parts.items() if size]
     rows += [("total", bytes_text(needs.total))]
     rows += [("total in an evaluation", bytes_text(needs.evaluation))] if needs.evaluation else []
     rows += [("sent in a step", bytes_text(needs.sent))]
+    rows += [(f"least time, {part}", time_text(seconds)) for part, seconds in vars(time).items()] if time else []
     show(table([f"each of {count:,} processes", "predicted"], rows, right=["predicted"]))
-    if limit is not None and fits:
-        click.echo(f"each process fits {device}")
-    elif limit is not None:
+    if time is not None:
+        click.echo(f"a step takes at least {time_text(time.seconds)} on {name}, bound by {time.bound}")
+    if device is not None and fits:
+        click.echo(f"each process fits {name}")
+    elif device is not None:
         largest = "evaluation" if needs.evaluation > needs.total else max(needs.parts, key=needs.parts.__getitem__)
-        lack = f"{bytes_text(needs.peak - limit)} do not fit {device}; the largest part is {largest}"
+        lack = f"{bytes_text(needs.peak - device.memory)} do not fit {name}; the largest part is {largest}"
         click.echo(f"{lack}: {change or 'use more processes or shorter examples'}")
 
 

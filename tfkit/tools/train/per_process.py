@@ -1,4 +1,4 @@
-"""The memory that each of several processes needs for a run, by what it is for, and what would make it fit."""
+"""The memory that each of several processes needs for a run, its least time, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from tfkit.run.run_spec import MachineConfig
 from tfkit.run.training.chunked_loss import count_pieces
 from tfkit.run.training.processes import check_count
 from tfkit.tools.common.modes import Optimizer
-from tfkit.tools.cost.cost import Cost, cost
+from tfkit.tools.cost.cost import bytes_of_states
+from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.step_memory import StepMemory, memory_of_step
 
 NUMBER = 4
 """Bytes of a number in float32, the type of weights, gradients and states."""
+DEVICES = 8
+"""Devices of a machine."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,9 @@ class PerProcess:
         casts: weights in bfloat16 that autocast keeps, because they were gathered in float32.
         logits: logits of a chunk of the loss, with their gradients.
         evaluation: all that is in memory in an evaluation, which runs layer by layer between two steps; 0 without one.
-        sent: bytes that the process receives and sends in a step.
+        sent: bytes that the process receives in a step; it sends equally many.
+        copied: the part of `sent` that other copies of the weights send.
+        flops: FLOPs of a step, including what runs again, without the pairs of query and key that a mask hides.
     """
 
     processes: int
@@ -49,6 +54,8 @@ class PerProcess:
     logits: int
     evaluation: int
     sent: int
+    copied: int
+    flops: int
 
     @property
     def parts(self) -> dict[str, int]:
@@ -72,11 +79,11 @@ def per_process(
     processes: int,
     optimizer: Optimizer,
     machine: MachineConfig | None = None,
-    counted: dict[int, tuple[Cost, StepMemory]] | None = None,
+    counted: dict[int, StepMemory] | None = None,
 ) -> PerProcess:
     """Return the memory of each of `processes` processes, with the run's machine by default.
 
-    `counted` has the costs of micro-batches by their size; the costs that are missing are added.
+    `counted` has the steps of micro-batches by their size; the steps that are missing are added.
 
     Raises SpecError if that many cannot train the run.
     """
@@ -85,25 +92,20 @@ def per_process(
     sequences = run.config.batch.sequences // processes
     size = machine.micro_batch
     micro, shard = min(size if isinstance(size, int) else sequences, sequences), machine.shard or processes
-    bfloat16 = run.config.precision == "bfloat16"
     counted = {} if counted is None else counted
     if micro not in counted:
-        precision = run.config.precision
-        counted[micro] = (
-            cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=optimizer),
-            memory_of_step(run.graph, micro, run.data.length, bfloat16=bfloat16),
-        )
-    costs, memory = counted[micro]
-    layers, single = _sizes(run, costs)
-    largest, total = max(layers, default=0), costs.total.parameters
+        bfloat16 = run.config.precision == "bfloat16"
+        counted[micro] = memory_of_step(run.graph, micro, run.data.length, bfloat16=bfloat16)
+    memory, total = counted[micro], counted[micro].parameters
+    layers = _sizes(run, memory)
+    largest, single = max(layers, default=0), total - sum(layers)
     sent = NUMBER if machine.gather == "float32" else 2
     rows = micro * run.data.length
     vocabulary = max((node.output.width or 0 for node in run.graph.nodes if node.output.type == "logits"), default=0)
-    states = NUMBER * total * costs.memory.optimizer // max(costs.memory.weights, 1)
     steps = -(-sequences // micro)
     gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * total)
-    copies = processes // shard
-    weights, states = -(-NUMBER * total // shard), -(-states // shard)
+    copied = 2 * (processes - shard) / processes * NUMBER * total / shard
+    weights, states = -(-NUMBER * total // shard), -(-bytes_of_states(optimizer, NUMBER) * total // shard)
     logits = NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0
     layer = max((layer.kept for layer in memory.layers.values()), default=memory.activations)
     evaluated = 2 * weights + states + NUMBER * single + 2 * sent * largest + layer + 2 * logits
@@ -116,7 +118,9 @@ def per_process(
         **shared,
         **fullest,
         evaluation=evaluated if run.config.eval is not None else 0,
-        sent=round(steps * (gathers + 2 * (copies - 1) / copies * NUMBER * total / shard)),
+        sent=round(steps * (gathers + copied)),
+        copied=round(steps * copied),
+        flops=steps * (memory.flops + _flops_again(memory, machine)),
     )
 
 
@@ -126,7 +130,7 @@ def _moments(
     """Return the parts that vary at the two moments that can be the fullest: the loss, and the backward of a layer."""
     sent = NUMBER if machine.gather == "float32" else 2
     inside = sent == NUMBER  # else the weights of layers arrive in bfloat16
-    again = {path for path in memory.layers if machine.recomputes(int(path.rpartition(".")[2]))}
+    again = _recomputed(memory, machine)
     products = machine.recompute == "selective"
     rerun = [memory.layers[path].kept - products * memory.layers[path].products for path in again]
     kept = memory.activations - sum(
@@ -150,6 +154,17 @@ def _moments(
     return loss, backward
 
 
+def _recomputed(memory: StepMemory, machine: MachineConfig) -> set[str]:
+    """Return the paths of the layers that run again in the backward."""
+    return {path for path in memory.layers if machine.recomputes(int(path.rpartition(".")[2]))}
+
+
+def _flops_again(memory: StepMemory, machine: MachineConfig) -> int:
+    """Return the FLOPs of layers that run again; `selective` keeps the results of all matrix products."""
+    again = set[str]() if machine.recompute == "selective" else _recomputed(memory, machine)
+    return sum(memory.layers[path].forward for path in again)
+
+
 def _head(graph: Graph) -> int:
     """Return the number of weights of the largest head."""
     widths = [node.output.width or 0 for node in graph.nodes if node.stack is not None]
@@ -157,35 +172,78 @@ def _head(graph: Graph) -> int:
     return max(heads, default=0) * max(widths, default=0)
 
 
-def _sizes(run: Run, costs: Cost) -> tuple[list[int], int]:
-    """Return the weights of each layer that is gathered alone, and the number of all other weights."""
-    alone = {
-        f"{node.name}.layers.{number}"
-        for node in run.graph.nodes
-        if node.stack is not None and node.stack.repeats == 1
-        for number in range(len(node.stack.layers))
-    }
-    layers: dict[str, int] = {}
-    for part in costs.parts:
-        if part.layer in alone:
-            layers[part.layer] = layers.get(part.layer, 0) + part.parameters
-    return list(layers.values()), costs.total.parameters - sum(layers.values())
+def _sizes(run: Run, memory: StepMemory) -> list[int]:
+    """Return the parameters of each layer that is gathered alone."""
+    stacks = [(node.name, node.stack) for node in run.graph.nodes if node.stack is not None and node.stack.repeats == 1]
+    return [memory.layers[f"{name}.layers.{i}"].parameters for name, stack in stacks for i in range(len(stack.layers))]
 
 
-def fitting(run: Run, processes: int, optimizer: Optimizer, limit: int) -> str | None:
-    """Return the cheapest changes of `machine` with which a process fits a number of bytes; None if none suffices.
+@dataclass(frozen=True)
+class LeastTime:
+    """The least seconds of a step, if its processes compute and send at the same time, at the limits of their devices.
 
-    They change no number beyond rounding.
+    Attributes:
+        compute: seconds of all FLOPs.
+        machine: seconds of what a process sends inside its machine.
+        network: seconds of what it sends to other machines.
     """
-    rounded = {"gather": "bfloat16"} if run.config.precision == "bfloat16" else {}
-    values: dict[str, Any] = {**rounded, "micro_batch": 1, "recompute": "full", "shard": None}
-    values = {name: value for name, value in values.items() if getattr(run.config.machine, name) != value}
-    counted: dict[int, tuple[Cost, StepMemory]] = {}
-    # Each costs more than all before it together: the bits of a number that counts up are the cheapest sets, in order.
-    for bits in range(1, 2 ** len(values)):
-        chosen = {name: value for place, (name, value) in enumerate(values.items()) if bits >> place & 1}
-        machine = run.config.machine.model_copy(update=chosen)
-        if per_process(run, processes, optimizer, machine, counted).peak <= limit:
-            text = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in chosen.items())
-            return f"machine: {{{text}}}"
-    return None
+
+    compute: float
+    machine: float
+    network: float
+
+    @property
+    def seconds(self) -> float:
+        """The longest of the three."""
+        return max(vars(self).values())
+
+    @property
+    def bound(self) -> str:
+        """The name of the longest of the three."""
+        return max(vars(self), key=vars(self).__getitem__)
+
+
+def least_time(needs: PerProcess, precision: str, device: Device, network: float) -> LeastTime | None:
+    """Return the least time of a step on machines of eight devices; None for a device without `interconnect`.
+
+    Each device has a network adapter of `network` bytes per second in one direction. Bytes pass from process to process
+    in rings. The ring of a group that is larger than a machine enters each machine once, and the adapters divide its
+    bytes among them: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
+
+    Raises ValueError if the device cannot compute in that precision.
+    """
+    if device.interconnect is None:
+        return None
+    gathered, shard = needs.sent - needs.copied, needs.shard
+    entering = gathered * (shard > DEVICES) + needs.copied * min(shard, DEVICES)
+    return LeastTime(
+        compute=needs.flops / device.flops(precision),
+        machine=(gathered + needs.copied * (shard < DEVICES)) / device.interconnect,
+        network=entering / DEVICES / network if needs.processes > DEVICES else 0.0,
+    )
+
+
+def fitting(run: Run, processes: int, optimizer: Optimizer, device: Device, network: float) -> str | None:
+    """Return the changes of `machine` with which a process fits a device; None if none suffices.
+
+    They change no number beyond rounding. Of all changes that suffice, these have the least time of a step.
+    """
+    rounded = [("gather", "bfloat16")] if run.config.precision == "bfloat16" else []
+    candidates: list[tuple[str, Any]] = [
+        *(*rounded, ("recompute", "selective"), ("micro_batch", 1), ("recompute", "full"), ("shard", None))
+    ]
+    candidates = [change for change in candidates if getattr(run.config.machine, change[0]) != change[1]]
+    counted: dict[int, StepMemory] = {}
+    best: dict[float, dict[str, Any]] = {}
+    # Of equally fast sets the first: each change costs more than all before it together, so that bits count sets up.
+    for bits in range(1, 2 ** len(candidates)):
+        chosen = dict(change for place, change in enumerate(candidates) if bits >> place & 1)
+        needs = per_process(run, processes, optimizer, run.config.machine.model_copy(update=chosen), counted)
+        if needs.peak <= device.memory:
+            time = least_time(needs, run.config.precision, device, network)
+            best.setdefault(time.seconds if time else 0.0, chosen)
+    if not best:
+        return None
+    changes = best[min(best)].items()
+    text = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in changes)
+    return f"machine: {{{text}}}"
