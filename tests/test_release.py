@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
+RELATIVE = re.compile(r"\]\((?!https?:|#)[^)]*\)|<img src=\"(?!https?:)")
 
 
 def release() -> ModuleType:
@@ -39,6 +41,30 @@ def test_an_sdist_has_what_its_tests_read(tmp_path: Path) -> None:
         module.check_sdist(tmp_path / "tfkit.tar.gz")
 
 
+@pytest.mark.parametrize("urls", [{}, {"Repository": "https://host/owner/tfkit"}])
+def test_long_descriptions_have_no_relative_links(monkeypatch: pytest.MonkeyPatch, urls: dict[str, str]) -> None:
+    module = release()
+    monkeypatch.setattr(module, "project", lambda folder: {"version": "0.1.0", "urls": urls})
+    for folder in module.PROJECTS:
+        readme = (folder / "README.md").read_text(encoding="utf-8")
+        text = module.long_description(readme, folder.relative_to(ROOT).as_posix())
+        assert RELATIVE.findall(text) == []
+        paths = re.findall(
+            r"https://host/owner/tfkit/(?:blob|raw)/v0.1.0/([^])#\"]+)" if urls else r"\(`([\w./-]+\.md)`\)", text
+        )
+        assert paths
+        assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_a_long_description_keeps_code_addresses_and_anchors() -> None:
+    module = release()
+    kept = "```text\n[a](b.md)\n```\n[c](https://host/d.md) and [e](#e)\n"
+    assert module.long_description(kept, ".") == kept
+    assert module.long_description("[`f`](../../docs/g.md#h)", "plugins/x") == "`f` (`docs/g.md`)"
+    assert module.long_description("[docs/g.md](docs/g.md)", ".") == "docs/g.md"
+    assert module.long_description('<img src="i.svg" alt="A plot" width="9">', "docs") == "A plot (`docs/i.svg`)"
+
+
 def test_the_workflows_call_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = []
@@ -57,4 +83,5 @@ def test_a_release_is_built_and_its_readme_runs(tmp_path: Path) -> None:
     assert module.main(["--offline", "-o", str(tmp_path / "dist")]) == 0
     names = sorted(path.name for path in (tmp_path / "dist").iterdir())
     assert len(names) == 2 * len(module.PROJECTS)
-    assert "tfkit-0.1.0-py3-none-any.whl" in names
+    with zipfile.ZipFile(tmp_path / "dist" / "tfkit-0.1.0-py3-none-any.whl") as wheel:
+        assert RELATIVE.findall(wheel.read("tfkit-0.1.0.dist-info/METADATA").decode()) == []

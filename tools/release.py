@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import tomllib
 import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
@@ -31,6 +33,13 @@ NEEDED = (
     "tests/texts.py",
 )
 """Files that the tests of an sdist read, as a sample."""
+RELATIVE = re.compile(
+    r"^```.*?^```$"
+    r"|\[(?P<text>[^][]*)\]\((?P<link>(?![a-z]+:|#)[^)\s]+)\)"
+    r'|<img src="(?P<picture>(?![a-z]+:)[^"]+)" alt="(?P<alt>[^"]*)"[^>]*>',
+    re.DOTALL | re.MULTILINE,
+)
+"""A link or a picture by a relative path. Blocks of code match as well, so that nothing inside them does."""
 FOLLOW = """
 import sys, subprocess, shlex
 from pathlib import Path
@@ -56,16 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if faults := list(versions()):
         print("\n".join(f"error: {fault}" for fault in faults), file=sys.stderr)
         return 1
+    output = options.output.resolve()
     try:
-        build(options.output)
-        check_sdist(next(options.output.glob("tfkit-*.tar.gz")))
+        build(output)
+        check_sdist(next(output.glob("tfkit-*.tar.gz")))
         with tempfile.TemporaryDirectory() as folder:
-            python = environment(Path(folder) / "environment", options.output, offline=options.offline)
+            python = environment(Path(folder) / "environment", output, offline=options.offline)
             follow_readme(python, Path(folder))
     except (subprocess.CalledProcessError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(path.name for path in sorted(options.output.iterdir())))
+    print("\n".join(path.name for path in sorted(output.iterdir())))
     return 0
 
 
@@ -81,17 +91,54 @@ def versions() -> Iterator[str]:
         yield f"CHANGELOG.md must have a section `## {version}`"
 
 
-def project(folder: Path) -> dict[str, str]:
+def project(folder: Path) -> dict[str, Any]:
     """Return the table `project` of a folder's pyproject.toml."""
-    table: dict[str, str] = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return table
 
 
 def build(output: Path) -> None:
-    """Build the wheel and the sdist of each project."""
+    """Build the sdist of each project, and from it the wheel.
+
+    The wheel's README is the project's page on a package index, as wheels are uploaded first.
+    """
     shutil.rmtree(output, ignore_errors=True)
     for folder in PROJECTS:
-        run([sys.executable, "-m", "hatchling", "build", "-d", str(output)], folder)
+        name = f"{project(folder)['name'].replace('-', '_')}-{project(folder)['version']}"
+        hatchling = [sys.executable, "-m", "hatchling", "build", "-d", str(output), "-t"]
+        run([*hatchling, "sdist"], folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            with tarfile.open(output / f"{name}.tar.gz") as archive:
+                archive.extractall(temporary, filter="data")
+            readme = Path(temporary) / name / "README.md"
+            text = long_description(readme.read_text(encoding="utf-8"), folder.relative_to(ROOT).as_posix())
+            readme.write_text(text, encoding="utf-8")
+            run([*hatchling, "wheel"], readme.parent)
+
+
+def long_description(readme: str, folder: str) -> str:
+    """Return a README of `folder` without relative links and pictures, which lead nowhere on a package index.
+
+    They point to the repository if `project.urls` has it; otherwise they become text with the path.
+    """
+    table = project(ROOT)
+    repository = table.get("urls", {}).get("Repository")
+
+    def rewrite(match: re.Match[str]) -> str:
+        target = match["link"] or match["picture"]
+        if target is None:
+            return match[0]
+        path = posixpath.normpath(posixpath.join(folder, target))
+        if repository is not None:
+            address = f"{repository}/{'blob' if match['link'] else 'raw'}/v{table['version']}/{path}"
+            if match["link"]:
+                return f"[{match['text']}]({address})"
+            return match[0].replace(f'"{target}"', f'"{address}"', 1)
+        path = path.partition("#")[0]
+        text = match["text"] or match["alt"]
+        return text if text == path else f"{text} (`{path}`)"
+
+    return RELATIVE.sub(rewrite, readme)
 
 
 def check_sdist(sdist: Path) -> None:

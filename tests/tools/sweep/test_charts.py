@@ -9,7 +9,7 @@ import pytest
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.tools.common.pages import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
 from tfkit.tools.sweep.comparison import _compared
-from tfkit.tools.sweep.page import GAPS, NAMES, ROW, forest, gaps
+from tfkit.tools.sweep.page import GAPS, ROW, forest, gaps
 from tfkit.tools.sweep.result import ArmResult, Curve
 
 LOSS = CompareConfig(on="val.loss")
@@ -83,9 +83,13 @@ def test_the_margin_is_a_band_around_nothing() -> None:
     curve = {name: [Curve(seed, "", (0,), (one,), None) for seed, one in enumerate(sides[name])] for name in sides}
     arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, tuple(curve[name])) for name in sides}
     compared = _compared(arms, LOSS)
+    chart = forest(compared, 3.0)
+    (name,) = chart.findall("text[@class='arm']")
+    (points,) = {float(circle.attrib["cy"]) for circle in chart.findall("circle")}
+    assert 20 <= float(name.attrib["y"]) <= points - 11  # on a phone: 20 of 26 units are above the baseline
     (band,) = forest(compared, 3.0).findall("rect")
     low, wide = float(band.attrib["x"]), float(band.attrib["width"])
-    assert (low, wide) == (NAMES, pytest.approx(WIDTH - RIGHT - 30 - NAMES))  # wider than the interval, 0.15 +- 0.64
+    assert (low, wide) == (LEFT, pytest.approx(WIDTH - 2 * LEFT))  # wider than the interval, 0.15 +- 0.64
     (zero,) = forest(compared, 3.0).findall("line[@class='ridge']")
     assert float(zero.attrib["x1"]) == pytest.approx(low + wide / 2)
     assert float(band.attrib["height"]) > ROW

@@ -73,6 +73,16 @@ def test_a_folder_that_cannot_be_written_is_one_error(
     assert error.splitlines()[-1].startswith("error: cannot ")
 
 
+def test_a_missing_scipy_is_an_error_before_a_run_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    write(SWEEP)
+    assert sweep() == 1
+    assert 'pip install "tfkit[train]"' in capsys.readouterr().err
+    assert not Path("out/runs").exists()
+
+
 def test_a_run_with_another_default_is_not_taken_and_not_touched(
     capsys: pytest.CaptureFixture[str], finished: list[str]
 ) -> None:

@@ -170,8 +170,11 @@ CHART_STYLE = """
 .controls output { flex-basis: 100%; min-height: 1.5em; }
 .legend [role] { cursor: pointer; } .legend [aria-pressed="false"] { opacity: 0.4; text-decoration: line-through; }
 @media print { .controls { display: none; } }
-@media (max-width: 44rem) { .chart[data-lines] text { font-size: 20px; } }
 .picture svg { max-width: 100%; height: auto; display: block; margin: 1rem auto 0; }
+@media (max-width: 44rem) {
+  .chart text { font-size: 20px; }
+  .picture { overflow-x: auto; } .picture svg { max-width: none; }
+}
 """
 """The style of a page with charts and pictures, in addition to `page.css`."""
 

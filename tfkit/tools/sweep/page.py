@@ -46,6 +46,11 @@ from tfkit.tools.sweep.result import ArmResult, Curve, Results, Scaling, pairs
 
 STYLE = """
 .seed { fill: var(--c); fill-opacity: 0.5; } .margin { fill: var(--track); }
+.arm { paint-order: stroke; stroke: var(--panel); stroke-width: 4px; }
+@media (max-width: 44rem) {
+  #differences .chart text { font-size: 26px; }
+  #differences .seed { r: 5px; } #differences .point { r: 9px; }
+}
 #differences table { margin-top: 1rem; }
 """
 
@@ -196,7 +201,7 @@ def _environments(folders: Sequence[Path]) -> dict[str, str]:
     return {name: "; ".join(filter(None, values)) for name, values in environments.items()}
 
 
-NAMES, ROW, GAPS = 200.0, 30.0, 220.0
+ROW, GAPS = 48.0, 220.0
 
 
 def seeds(arms: Sequence[ArmResult], rates: Mapping[str, Mapping[str, float]]) -> Element:
@@ -224,7 +229,10 @@ def gaps(arms: Sequence[ArmResult]) -> Element | None:
 
 
 def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
-    """Draw the difference of each arm from its baseline, its interval and each pair; the margin is a band."""
+    """Draw the difference of each arm from its baseline, its interval and each pair; the margin is a band.
+
+    The name of an arm is above its points, so that large text on a phone does not meet them.
+    """
     rows = [
         (index, arm, [curve.last - base.last for curve, base in curve_pairs])
         for index, arm, curve_pairs in _compared(arms)
@@ -232,19 +240,19 @@ def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     around = 0.0 if margin is None else margin
     ends = [-around, around, *(value for _, _, values in rows for value in values)]
     ends += [end for _, arm, _ in rows if arm.difference and arm.difference.interval for end in arm.difference.interval]
-    x = ChartAxis(min(ends), max(ends), NAMES, WIDTH - RIGHT - 30)
+    x = ChartAxis(min(ends), max(ends), LEFT, WIDTH - LEFT)
     bottom = len(rows) * ROW + 8
     picture = canvas(bottom + BOTTOM, "differences")
     if margin is not None:
         picture.append(tag("rect", x=x(-margin), width=x(margin) - x(-margin), y=0.0, height=bottom, class_="margin"))
     picture.append(tag("line", x1=x(0), x2=x(0), y1=0.0, y2=bottom, class_="ridge"))
     for value in x.ticks():
-        picture.append(tag("text", f"{value:+g}", x=x(value), y=bottom + 16, class_="middle"))
+        picture.append(tag("text", f"{value:+g}", x=x(value), y=bottom + 20, class_="middle"))
     for row, (index, arm, values) in enumerate(rows):
         assert arm.difference is not None
-        y = row * ROW + ROW / 2
-        name = cut(arm.name, NAMES - 20, 12.0)
-        picture.append(tag("text", name, tag("title", arm.name), x=0.0, y=y + 4))
+        y = row * ROW + 38
+        name = cut(arm.name, WIDTH, 26.0)
+        picture.append(tag("text", name, tag("title", arm.name), x=0.0, y=y - 16, class_="arm"))
         if arm.difference.interval is not None:
             low, high = map(x, arm.difference.interval)
             picture.append(tag("line", x1=low, x2=high, y1=y, y2=y, class_=f"mean {colour(index)}"))

@@ -19,7 +19,7 @@ from tfkit.tools.sweep.comparison import plan_remarks, results
 from tfkit.tools.sweep.equal import check_equal, sizes
 from tfkit.tools.sweep.result import Results, Tuned, speed_of
 from tfkit.tools.sweep.scaling import check_laws
-from tfkit.tools.sweep.statistics import NEEDED_PAIRS
+from tfkit.tools.sweep.statistics import NEEDED_PAIRS, scipy
 from tfkit.tools.sweep.tuning import Search, Tuning
 from tfkit.tools.sweep.work import OnFailure, check_runs, commands, is_complete, missing, work
 from tfkit.tools.train.plan import Plan
@@ -169,7 +169,7 @@ class Sweep:
         on_progress: OnProgress = lambda *numbers: None,
         on_failure: OnFailure = lambda folder, error: None,
     ) -> Results:
-        """Train the missing runs, and compare all runs.
+        """Train the missing runs, and compare all runs. Raises SpecError if scipy is needed and missing.
 
         Args:
             jobs: the number of parallel processes.
@@ -177,6 +177,8 @@ class Sweep:
             on_progress: called with the name of the stage, and the done and total numbers of its runs and steps.
             on_failure: called with the folder of a failed run, and its error, while other runs continue.
         """
+        if len(self.file.config.seeds) > 1 and any(arm.base != arm.name for arm in self.arms.arms):
+            scipy()  # before hours of training, not after them
         errors = dict[str, str]()
         more = bool(self._tunings)
         while more:
