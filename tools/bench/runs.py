@@ -75,7 +75,7 @@ def _measured(
     seconds, losses = {}, []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _write_symbols(folder / "symbols.txt", 97 if rehearse else 50304, 4 * sequences * length)
+        write_symbols(folder / "symbols.txt", 97 if rehearse else 50304, 4 * sequences * length)
         for steps in (SHORT, LONG):
             text = RUN.format(small=SMALL if rehearse else "", steps=steps, **sizes, **how)
             (folder / "run.yaml").write_text(text, encoding="utf-8")
@@ -98,7 +98,7 @@ def _launched(folder: Path, count: int, name: str) -> dict[str, Any]:
     return answer
 
 
-def _write_symbols(path: Path, symbols: int, size: int) -> None:
+def write_symbols(path: Path, symbols: int, size: int) -> None:
     """Write a text of `symbols` different characters, of planes that have no surrogates, each at least once."""
     drawn = torch.randint(symbols, (size,), generator=torch.Generator().manual_seed(0)).tolist()
     path.write_text("".join(chr(0x10000 + symbol) for symbol in [*range(symbols), *drawn]), encoding="utf-8")

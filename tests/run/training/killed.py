@@ -95,8 +95,7 @@ def kill(running: subprocess.Popen[str], folder: Path, draw: random.Random, deat
         return False
     if rank is not None:
         assert not any(Path(f"/proc/{number}").exists() for number in ranks)
-        # The first process has the store by which the others agree on who prints; with torchrun, the launcher has it.
-        assert errors.count("error: ") == 1 or rank == 0, errors
+        assert errors.count("error: ") == 1, errors
         assert LOST in errors, errors
     deaths.count += 1
     deaths.single += rank is not None

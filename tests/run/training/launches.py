@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed import TCPStore
 
 from tfkit.cli import main
 
@@ -81,7 +82,10 @@ def start_forks(folder: Path, processes: int, *arguments: str) -> subprocess.Pop
 def fork(processes: int, action: Callable[[], int]) -> int:
     """Run an action in processes that know of each other; returns how many of them failed."""
     with socket.create_server(("localhost", 0)) as free:
-        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+        port = free.getsockname()[1]
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    # The store, by which the processes agree on who prints, outlives each of them, as the store of torchrun does.
+    address |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     children = []
     for rank in range(processes):
         child = os.fork()
@@ -95,7 +99,10 @@ def fork(processes: int, action: Callable[[], int]) -> int:
             finally:
                 os._exit(1)
         children.append(child)
-    return sum(os.waitpid(one, 0)[1] != 0 for one in children)
+    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)  # its thread: only after the forks
+    failed = sum(os.waitpid(one, 0)[1] != 0 for one in children)
+    del store
+    return failed
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ All share two processes, which are forks of this one; `test_parallel_launches.py
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -21,6 +22,7 @@ from tfkit.building.model import is_sharded
 from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.nn.spread import rows_of, whole
+from tfkit.run.training import parallel
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
@@ -215,6 +217,29 @@ def test_each_process_fills_its_rows_as_one_process_does(
                 assert start == min(-(-len(full) // 3) * rank, len(full))
                 assert torch.equal(rows, full[start : start + -(-len(full) // 3)]), name
     finally:
+        dist.destroy_process_group()
+
+
+LOST = "another process of the run has ended, or does not answer"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(RuntimeError("gloo: closed by peer"), LOST), (ValueError("data"), "data")]
+)
+def test_a_process_that_lost_another_has_a_time_to_end(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may still wait for the lost process, as long as a checkpoint may take."""
+    monkeypatch.setattr(parallel, "_connected", lambda: (dist.HashStore(), 0, 1))
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises((SpecError, ValueError), match=message), parallel.together():
+            raise error
+        left = signal.alarm(0)
+        assert 0 < left <= parallel.GRACE if message == LOST else left == 0
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGTERM, handler)
         dist.destroy_process_group()
 
 

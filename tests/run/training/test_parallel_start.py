@@ -33,6 +33,7 @@ TIED = "model.head={block: lm_head, tie: embedding}"
 GQA = "model.decoder.attention={kind: gqa, n_heads: 4, n_kv_heads: 2}"
 EXPERTS = "model.decoder.ffn={kind: moe, n_experts: 5, n_experts_per_token: 2, d_ff: 8}"
 LLAMA = ("model.embedding.position=null", "model.decoder.attention.position=rope", "model.decoder.norm=rmsnorm")
+# Not `gated_delta`, whose norm amplifies rounding: see "Rounding" in the README of the plugin.
 HYBRID = """model.decoder={block: decoder, n_layers: 3, ffn: {kind: relu, d_ff: 32},
     mixer: {kind: mamba2, n_heads: 4, d_head: 8, d_state: 8}, layers: {pattern: [base, full, base],
     variants: {full: {mixer: null, attention: {kind: gqa, n_heads: 4, n_kv_heads: 2}}}}}"""
