@@ -88,7 +88,8 @@ class Transformers:
         """Write `n` tokens with the function that transformers offers."""
         settings = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
         model: Any = self.model
-        return model.generate(self.prompt, attention_mask=torch.ones_like(self.prompt), **settings)[:, PROMPT:]
+        tokens: Tensor = model.generate(self.prompt, attention_mask=torch.ones_like(self.prompt), **settings)
+        return tokens[:, self.prompt.size(1) :]
 
 
 def contenders(shape: Shape, *, compile: bool, device: str) -> tuple[dict[str, Contender], int]:

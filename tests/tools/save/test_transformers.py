@@ -133,15 +133,23 @@ def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_code_of_gpt2_is_short_and_passes_ruff(tmp_path: Path) -> None:
+def test_the_code_of_gpt2_is_short() -> None:
     code = code_of(tfkit.load("gpt2"))
     assert len(code.modeling.splitlines()) <= 350
     assert code.fields["n_layers"] == 12
-    (tmp_path / "modeling_gpt2.py").write_text(code.modeling)
-    (tmp_path / "configuration_gpt2.py").write_text(code.configuration)
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "whisper_tiny"])
+def test_the_code_passes_ruff_and_mypy(name: str, tmp_path: Path) -> None:
+    code = code_of(tfkit.load(name))
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / f"modeling_{name}.py").write_text(code.modeling)
+    (tmp_path / f"configuration_{name}.py").write_text(code.configuration)
+    settings = ("--config-file=", "--follow-imports=skip", f"--cache-dir={tmp_path / 'cache'}")
+    for command in (("ruff", "check", "--isolated"), ("mypy", *settings)):
+        done = subprocess.run([sys.executable, "-m", *command, tmp_path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow

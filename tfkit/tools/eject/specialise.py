@@ -274,8 +274,9 @@ class Function(Expressions):
                 self.bind(item.optional_vars or ast.Tuple([]), ANY)
             return [ast.With(items, self.block(step.body), lineno=0)]
         if isinstance(step, ast.Assert):
+            before, test = self.env, self.written(step.test)
             self.narrow(step.test, True)
-            return []
+            return [] if self.env is before else [ast.Assert(test)]
         if isinstance(step, ast.Break | ast.Continue):
             self.exits.append(dict(self.env))
             return [step]

@@ -185,11 +185,23 @@ def _type_lists(function: Function) -> None:
     """Add the type to lists that stay empty. As in TorchScript, such a list holds tensors."""
     text = "\n".join(map(ast.unparse, function.body))
     for block in blocks(function.body):
+        block[:] = [part for step in block for part in _split_empty_lists(step)]
         for index, step in enumerate(block):
             target = step.targets[0] if isinstance(step, ast.Assign) and ast.unparse(step.value) == "[]" else None
             if isinstance(target, ast.Name) and f"{target.id}.append" not in text:
                 annotation = ast.parse("list[Tensor]", mode="eval").body
                 block[index] = ast.AnnAssign(target, annotation, ast.List([]), simple=1)
+
+
+def _split_empty_lists(step: ast.stmt) -> list[ast.stmt]:
+    """Return `a, b = c, []` as two steps."""
+    if not (isinstance(step, ast.Assign) and isinstance(step.value, ast.Tuple)):
+        return [step]
+    target = step.targets[0]
+    if not (isinstance(target, ast.Tuple) and "[]" in map(ast.unparse, step.value.elts)):
+        return [step]
+    pairs = zip(target.elts, step.value.elts, strict=True)
+    return [ast.Assign([left], right, lineno=0) for left, right in pairs]
 
 
 class _ModelingWriter:
@@ -329,6 +341,8 @@ class _ModelingWriter:
         layers, vector = self._layer_classes(body), body is self.parts.last and self.parts.vector is not None
         output = "BaseModelOutputWithPast" if body.decodes else "BaseModelOutput"
         further = ", past_key_values=past_key_values" if body.decodes else ", pooler_output=pooled" if vector else ""
+        steps = self._steps(self.modules[body], "x, pooled" if vector else "x")
+        flags = self._flags(body) | {"masked": body.is_masked, "masks_memory": _reads(steps, "memory_mask")}
         words = {
             "class_name": f"{self.name}{body.class_end}",
             "returns": f"{SOURCES[body.argument]} to vectors",
@@ -338,10 +352,10 @@ class _ModelingWriter:
             "argument": body.argument,
             "tensor": f"{body.argument}.transpose(1, 2)" if body.argument == "input_features" else body.argument,
             "output": "BaseModelOutputWithPooling" if vector else output,
-            "steps": _indented(self._steps(self.modules[body], "x, pooled" if vector else "x")),
+            "steps": _indented(steps),
             "further": further,
         }
-        return _filled("body", self.words | words, self._flags(body) | {"masked": body.is_masked})
+        return _filled("body", self.words | words, flags)
 
     def _encoder_decoder(self) -> str:
         """Return the class that joins an encoder and a decoder."""
@@ -379,8 +393,7 @@ class _ModelingWriter:
             "output": parts.task.output,
             "loss": LOSSES[parts.task.auto],
         }
-        pools = any("mask" in reads(ast.parse(step)) for step in steps)
-        flags |= {"ties": bool(ties), "windows": self._has_windows, "pools": pools}
+        flags |= {"ties": bool(ties), "windows": self._has_windows, "pools": _reads(steps, "mask")}
         return _filled("head", self.words | words, flags)
 
     def _flags(self, body: Body) -> dict[str, bool]:
@@ -447,6 +460,10 @@ def _method(name: str, lines: Sequence[str], parameters: str = "self") -> str:
 def _indented(lines: Sequence[str]) -> str:
     """Return statements for a place in a method of the template."""
     return textwrap.indent("\n".join(lines), " " * 8).lstrip()
+
+
+def _reads(steps: Sequence[str], name: str) -> bool:
+    return name in reads(ast.parse("\n".join(steps)))
 
 
 def _type(value: Any) -> str:
