@@ -21,9 +21,10 @@ from tfkit.building.model import is_sharded
 from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.nn.spread import rows_of, whole
+from tfkit.run.training import parallel
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer
-from tfkit.run.training.parallel import Together
+from tfkit.run.training.parallel import Together, together
 from tfkit.run.training.processes import Processes, launched
 from tfkit.run.training.start import begin
 
@@ -216,6 +217,39 @@ def test_each_process_fills_its_rows_as_one_process_does(
                 assert torch.equal(rows, full[start : start + -(-len(full) // 3)]), name
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_processes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Together, "_from_all", lambda self, value: ["a", value, "c"])
+    processes = Together()
+    processes.rank = 1
+    with pytest.raises(SpecError, match="process 1 differs from 0, 2: it began with different weights"):
+        processes.check_equal("b", "began with different weights")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (dist.DistNetworkError("reset\nat line 3"), True),
+        (RuntimeError("gloo: reset\nat line 3"), True),
+        (RuntimeError("reset\nat line 3"), False),
+    ],
+)
+def test_a_lost_connection_is_reported_with_its_cause(
+    error: RuntimeError, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "_connected", lambda: (dist.HashStore(), 0, 1))
+    monkeypatch.setattr(parallel.signal, "signal", lambda *_: None)
+    try:
+        with pytest.raises(SpecError if lost else RuntimeError) as raised, together():
+            raise error
+    finally:
+        dist.destroy_process_group()
+    if isinstance(raised.value, SpecError):
+        (diagnostic,) = raised.value.diagnostics
+        assert diagnostic.message == "another process of the run has ended, or does not answer"
+        assert diagnostic.notes == (str(error).partition("\n")[0],)
 
 
 def test_dropout_differs_between_processes(tmp_path: Path) -> None:
