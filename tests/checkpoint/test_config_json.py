@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,10 +10,10 @@ import pytest
 
 import tfkit
 from tfkit.checkpoint.config_json import FieldReading, FieldWriting, pattern_of
-from tfkit.components.fields.layer_variants import FirstLayersConfig
-from tfkit.components.fields.rotary import ORIGINAL, _scaling
+from tfkit.components.fields.layer_variants import FirstLayersConfig, LayerNumbersConfig
+from tfkit.components.fields.rotary import ORIGINAL, _partial, _scaling
 from tfkit.components.fields.value import ValueConfig
-from tfkit.components.fields.words import _numbered
+from tfkit.components.fields.words import ActivationNameConfig, _numbered
 from tfkit.errors import Invalid, Source, Span
 from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.families import FamilyConfig
@@ -119,6 +120,18 @@ def test_no_layer_is_of_the_first_variant(reading: FieldReading, number: int | N
     assert arranged == [["base", "base"]]
 
 
+@pytest.mark.parametrize(("numbers", "second"), [(None, "base"), ([], "base"), ([1], "local")])
+def test_the_layers_in_a_list_have_another_variant(numbers: list[int] | None, second: str) -> None:
+    arranged = list[Any]()
+    file = SimpleNamespace(
+        value=lambda name: numbers,
+        layers=lambda path: ["base", "base"],
+        arrange=lambda path, names: arranged.append(names),
+    )
+    LayerNumbersConfig(layer_numbers={"base": "local"}, at="decoder").read("dense_layers", cast(Any, file))
+    assert arranged == [["base", second]]
+
+
 WRITTEN = """
 tfkit: 1
 name: m
@@ -150,6 +163,18 @@ def test_a_value_that_the_spec_lacks(
     assert writing.fields == fields
 
 
+@pytest.mark.parametrize(("kind", "refused"), [("relu", False), ("gelu", True)])
+def test_an_activation_name_is_that_of_all_variants(kind: str, refused: bool) -> None:
+    family = FamilyConfig(
+        model_type="m", architecture="M", tensors={}, fields={"act": ActivationNameConfig(activation="decoder.ffn")}
+    )
+    layers = f"n_layers: 2, layers: {{variants: {{wide: {{ffn: {{kind: {kind}, d_ff: 32}}}}}}, pattern: [base, wide]}}"
+    writing = FieldWriting(tfkit.loads(WRITTEN.replace("n_layers: 1", layers)).spec, family)
+    with pytest.raises(Invalid) if refused else nullcontext():
+        writing.write("act")
+    assert writing.fields == ({} if refused else {"act": "relu"})
+
+
 def test_arithmetic_writes_the_fields_that_it_needs() -> None:
     rules = {"width": ValueConfig(at="d_model"), "half": ValueConfig(at="decoder.ffn.d_ff * width")}
     family = FamilyConfig(model_type="m", architecture="M", tensors={}, fields=rules)
@@ -167,6 +192,12 @@ def test_default_names_of_at_most_a_million_classes() -> None:
     for count in (0, 10**6, True):
         with pytest.raises(Invalid, match="must be a number of classes"):
             _numbered(count)
+
+
+def test_a_rotated_fraction_is_rounded_down() -> None:
+    position = {"theta": 1e4, "scaling": None}
+    assert _partial(0.3, position, 8) == {"width": 2}
+    assert _partial(0.3, position, 10) == {"width": 4, "theta": 1e4 ** (4 / 3)}
 
 
 @pytest.mark.parametrize("positions", [True, "64", 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -79,6 +80,15 @@ def test_a_prefix_with_a_pairwise_mask() -> None:
     mask = context(MaskConfig(right=0))(torch.zeros(3, LENGTH, 4), pairs, prefix).mask
     assert mask is not None
     assert torch.equal(mask[:, 0] == 0, naive(MaskConfig(right=0), None, prefix) & pairs)
+
+
+@pytest.mark.parametrize("part", ["rotary", "position", "relative", "left", None])
+def test_padding_between_tokens_is_refused_where_distances_matter(part: str | None) -> None:
+    key = ContextKey(MaskConfig(left=2 if part == "left" else None), prefix=False, flag=False)
+    modules = {name: nn.Identity() if name == part else None for name in ("rotary", "position", "relative")}
+    module, padding = AttentionContext(key, **modules, slopes=None), torch.tensor([[True, False, True]])
+    with pytest.raises(ValueError, match="padding must not be between tokens") if part else nullcontext():
+        module(torch.zeros(1, 3, 4), padding, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

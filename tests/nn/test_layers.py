@@ -100,6 +100,11 @@ def test_the_fastest_kernel_is_taken_for_its_shape_rows_and_layout(
     assert len(calls) == (fastest == "onednn") + 2
 
 
+def test_a_race_reads_the_weights_that_fill_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SAMPLE", 40)
+    assert len(kernels.sample([torch.zeros(4)] * 5)) == 3
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_race_reads_every_weight_by_every_kernel(rows: int) -> None:
     weight, _ = layer()

@@ -232,6 +232,10 @@ def test_numbered_classes_of_features(tmp_path: Path) -> None:
     assert len(trained(run)[0].losses) == 6
     with pytest.raises(SpecError, match=r"features of width 2, but `x` of the model takes .*3"):
         columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}", "model.inputs.x.width=3")
+    for x in ([[1, 2, 3]], []):
+        write_lines(tmp_path / "rows.jsonl", [*rows, {"x": x, "label": [0]}])
+        with pytest.raises(SpecError, match=r"line 31(.|\n)*a list of numbers, or of lists of numbers, of width 2"):
+            columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}")
 
 
 # ---- several targets ----

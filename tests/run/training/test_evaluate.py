@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ def test_metrics_do_not_depend_on_chunks_of_logits(tmp_path: Path, monkeypatch: 
     assert max(rows) == 5
     monkeypatch.undo()
     assert results == pytest.approx(numbers_of(run), abs=1e-6)
+
+
+def test_a_single_position_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = evaluated(tmp_path)
+    batch = run.data.examples("val", "sequential").batch(np.arange(1))
+    targets = np.full_like(batch.targets, IGNORED)
+    targets[0, 0] = batch.targets[0, 0]
+    monkeypatch.setattr("tfkit.run.training.evaluate._batches", lambda *_: [replace(batch, targets=targets)])
+    assert numbers_of(run)["val.loss"] > 0
 
 
 # ---- memory ----

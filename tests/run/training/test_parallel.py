@@ -25,7 +25,7 @@ from tfkit.nn.spread import rows_of, whole
 from tfkit.run.training import parallel
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer
-from tfkit.run.training.parallel import Together
+from tfkit.run.training.parallel import Together, together
 from tfkit.run.training.processes import Processes, launched
 from tfkit.run.training.start import begin
 
@@ -241,6 +241,40 @@ def test_a_process_that_lost_another_has_a_time_to_end(
         signal.alarm(0)
         signal.signal(signal.SIGTERM, handler)
         dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_processes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Together, "_from_all", lambda self, value: ["a", value, "c"])
+    processes = Together()
+    processes.rank = 1
+    with pytest.raises(SpecError, match="process 1 differs from 0, 2: it began with different weights"):
+        processes.check_equal("b", "began with different weights")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (dist.DistNetworkError("reset\nat line 3"), True),
+        (RuntimeError("gloo: reset\nat line 3"), True),
+        (RuntimeError("reset\nat line 3"), False),
+    ],
+)
+def test_a_lost_connection_is_reported_with_its_cause(
+    error: RuntimeError, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "_connected", lambda: (dist.HashStore(), 0, 1))
+    monkeypatch.setattr(parallel.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(parallel.signal, "alarm", lambda _: None)
+    try:
+        with pytest.raises(SpecError if lost else RuntimeError) as raised, together():
+            raise error
+    finally:
+        dist.destroy_process_group()
+    if isinstance(raised.value, SpecError):
+        (diagnostic,) = raised.value.diagnostics
+        assert diagnostic.message == LOST
+        assert diagnostic.notes == (str(error).partition("\n")[0],)
 
 
 def test_dropout_differs_between_processes(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from tfkit.tools.sweep import scaling
-from tfkit.tools.sweep.scaling import law_of
+from tfkit.tools.sweep.scaling import law_of, scalings
 
 SIZES = [0.25e6, 0.5e6, 1e6, 2e6, 4e6]
 E, A, EXPONENT = 1.2, 30.0, 0.3
@@ -60,6 +63,26 @@ def test_the_largest_size_is_foretold_from_the_others_alone() -> None:
     every = losses(np.random.default_rng(2), SIZES, 3, 0.0)
     every[-1] = [one + 0.25 for one in every[-1]]
     assert law_of(SIZES, every).missed == pytest.approx(0.25, abs=1e-4)
+
+
+def test_a_variant_has_a_law_from_the_seeds_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "_losses", lambda runs, number: runs)
+    monkeypatch.setattr(scaling, "law_of", lambda *args: args)
+    names = [(variant, number) for variant in "ab" for number in (3, 1, 0, 2)]
+    arms = SimpleNamespace(
+        config=SimpleNamespace(fit=SimpleNamespace(on="params"), fitted="val.loss", seeds=[0, 1]),
+        arms=[SimpleNamespace(name=f"{variant}{number}", variant=variant) for variant, number in names],
+        file=SimpleNamespace(variants=["a", "b"]),
+    )
+    plans = {arm.name: SimpleNamespace(parameters=SIZES[int(arm.name[1])]) for arm in arms.arms}
+    values = losses(np.random.default_rng(0), SIZES[:4], 2, 0.001)
+    complete = {arm.name: dict(enumerate(values[int(arm.name[1])])) for arm in arms.arms}
+    del complete["a2"][1]
+    complete["b0"].clear()
+    (law,) = scalings(cast(Any, arms), cast(Any, complete), cast(Any, plans))
+    assert (law.name, law.words, law.sizes) == ("a", "parameters", tuple(SIZES[:4]))
+    assert law.losses == tuple((row[0],) for row in values)
+    assert law.law == (SIZES[:4], law.losses)
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ class LabelledConfig(ColumnsConfig):
         assert self.features is not None
         expected = "a list of numbers, or of lists of numbers" + ("" if width is None else f", of width {width}")
         vectors = _array(row, self.features, expected, axes=2)
-        if not len(vectors) or width not in (None, vectors.shape[1]):
+        if width not in (None, vectors.shape[1]):
             raise row.error(self.features, expected)
         return vectors
 
@@ -164,12 +164,12 @@ def _classes(row: Row, column: str) -> Iterator[str | int]:
 
 
 def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float32]:
-    """Return the finite numbers in a column, [n, width]."""
+    """Return the finite numbers in a column, [n, width], at least one."""
     try:
         values = np.asarray(row[column], dtype=np.float32)
     except (ValueError, TypeError) as error:
         raise row.error(column, expected) from error
-    if not np.isfinite(values).all() or (values.ndim != axes and (axes, values.ndim) != (2, 1)):
+    if not values.size or not np.isfinite(values).all() or (values.ndim != axes and (axes, values.ndim) != (2, 1)):
         raise row.error(column, expected)
     return values.reshape(len(values) if values.ndim else 1, -1)
 
