@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import fx
+from torch.nn import functional as F
 
 import tfkit
 from tfkit.console.hub import on_disk
@@ -71,21 +73,8 @@ HEADS = {
     "embeddings": ("bert_base", "pooled: {block: pooler, select: mean}"),
 }
 """Models with other outputs than logits of tokens: the spec that they extend, and the nodes instead of its head."""
-GENERATING = (
-    "gpt2",
-    "gemma3_1b",
-    "deepseek_v2_lite",
-    "mixtral_8x7b",
-    "falcon_h1_0_5b",
-    "gated_streams_small",
-    "bert_base",
-    "t5_small",
-    "t5gemma_2b_2b",
-    "whisper_tiny",
-    "vit_base_16",
-    "token_classes",
-    "embeddings",
-)
+ADDITIVE = DECODER.replace("max_len: 8", "max_len: 32").replace("{n_heads: 2}", "{kind: additive, n_heads: 2}")
+MODELS = (*SPECS, *(name for name in HEADS if name != "squeezed"), "additive")
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +86,8 @@ def folders() -> Iterator[Folders]:
 
 def loaded(name: str) -> tfkit.Graph:
     """Load a spec by its name, or a spec of `HEADS`."""
+    if name == "additive":
+        return tfkit.loads(ADDITIVE)
     if name not in HEADS:
         return tfkit.load(name)
     base, nodes = HEADS[name]
@@ -110,7 +101,9 @@ def small_model(name: str) -> fx.GraphModule:
 
 
 def write_inputs(model: fx.GraphModule, file: Path) -> None:
-    """Write inputs by their names in transformers, and the tokens that tfkit generates for the first row."""
+    """Write inputs by their names in transformers, the tokens that tfkit generates for the first row, and the number of
+    calls of torch's attention.
+    """
     graph = model.meta["graph"]
     parts, inputs, tokens = parts_of(graph), random_inputs(graph, batch=2, length=8, seed=4), None
     if parts.decodes:
@@ -122,7 +115,10 @@ def write_inputs(model: fx.GraphModule, file: Path) -> None:
     arguments = {parts.arguments[name]: value for name, value in inputs.items()}
     if "input_features" in arguments:
         arguments["input_features"] = arguments["input_features"].transpose(1, 2)
-    torch.save({"inputs": arguments, "tokens": tokens}, file)
+    kernel = F.scaled_dot_product_attention
+    with torch.no_grad(), patch.object(F, kernel.__name__, side_effect=kernel) as attention:
+        model.eval()(**inputs)
+    torch.save((arguments, tokens, attention.call_count), file)
 
 
 def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
@@ -244,7 +240,7 @@ def test_a_model_by_its_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SPECS, *(HEADS.keys() - {"squeezed"})])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_folder_is_the_model(name: str, folders: Folders, tmp_path: Path) -> None:
     model = small_model(name)
     write_folder(model, tmp_path, render(model.meta["graph"].spec.model), folders)
@@ -256,8 +252,9 @@ def test_a_folder_is_the_model(name: str, folders: Folders, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_use_in_transformers(folders: Folders, tmp_path: Path) -> None:
-    for name in GENERATING:
+@pytest.mark.parametrize("names", [MODELS[start : start + 8] for start in range(0, len(MODELS), 8)], ids=" ".join)
+def test_use_in_transformers(names: tuple[str, ...], folders: Folders, tmp_path: Path) -> None:
+    for name in names:
         (tmp_path / name).mkdir()
         model = small_model(name)
         write_folder(model, tmp_path / name, render(model.meta["graph"].spec.model), folders)
@@ -267,10 +264,10 @@ def test_use_in_transformers(folders: Folders, tmp_path: Path) -> None:
         "-I",
         GENERATION,
         tmp_path / "code",
-        *map(tmp_path.joinpath, GENERATING),
+        *map(tmp_path.joinpath, names),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [[name] for name in GENERATING], done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[name] for name in names], done.stderr
 
 
 @pytest.mark.slow

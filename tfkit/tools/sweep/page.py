@@ -91,7 +91,7 @@ def page(
 
 COSTS = (
     "FLOPs: for a full run. Memory: peak memory; on a CPU, of the entire process. To equal: the fraction of the "
-    "baseline's tokens after which a variant reaches the baseline's last value, the geometric mean over seeds. r: the "
+    "baseline's steps after which a variant reaches the baseline's last value, the geometric mean over seeds. r: the "
     "correlation of the pairs."
 )
 TUNING = (
