@@ -62,8 +62,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if not path.exists():
             pytest.fail(f"no golden file {name}.txt: look at the text, then pytest --renew-golden\n\n{text}")
         expected = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        found = text.rstrip("\n").split("\n")
-        diff = "\n".join(unified_diff(expected, found, f"golden/{name}.txt", "now", lineterm=""))
+        actual = text.rstrip("\n").split("\n")
+        diff = "\n".join(unified_diff(expected, actual, f"golden/{name}.txt", "now", lineterm=""))
         if diff:
             pytest.fail(f"{diff}\n\nif this is what it should say: pytest --renew-golden", pytrace=False)
 
@@ -76,9 +76,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def call(*arguments: str, status: int = 0, stderr: bool = False) -> str:
         plain = arguments[0].startswith("-") or arguments[0] == "list" or len(arguments) == 0
-        found = main(arguments if plain else [*arguments, "--no-plugins"])
+        actual = main(arguments if plain else [*arguments, "--no-plugins"])
         out, err = capsys.readouterr()
-        assert found == status, err
+        assert actual == status, err
         assert "\x1b" not in out + err
         if not stderr:
             assert err == ""

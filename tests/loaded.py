@@ -23,21 +23,21 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
 
     @cache
     def kept(entry_points: bool, *_: object) -> Plugins:
-        found = load(entry_points=entry_points)
-        found.registry.shared_names()  # which the copies then have
-        return found
+        actual = load(entry_points=entry_points)
+        actual.registry.shared_names()  # which the copies then have
+        return actual
 
     @wraps(load)
-    def call(*wrong: Any, **given: Any) -> Plugins:
+    def call(*invalid: Any, **options: Any) -> Plugins:
         changed = os.environ.get(discover.PLUGIN_DIR) or discover.entry_points is not installed
-        named = {name: value for name, value in given.items() if value != () and name != "entry_points"}
-        if changed or named or wrong:
-            return load(*wrong, **given)
+        named = {name: value for name, value in options.items() if value != () and name != "entry_points"}
+        if changed or named or invalid:
+            return load(*invalid, **options)
         places = (os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS), *sys.path)
-        found = kept(given.get("entry_points", True), *places)
-        registry, hooks = copy(found.registry), copy(found.hooks)
+        actual = kept(options.get("entry_points", True), *places)
+        registry, hooks = copy(actual.registry), copy(actual.hooks)
         registry._slots = {slot: {**kinds} for slot, kinds in registry._slots.items()}
         hooks.calls = [*hooks.calls]
-        return replace(found, registry=registry, hooks=hooks)
+        return replace(actual, registry=registry, hooks=hooks)
 
     return call

@@ -18,8 +18,8 @@ def chosen(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
 
 def some(cases: Iterable[Any], count: int) -> list[Any]:
     """All cases, as parameters of a test; slow are all but `count` of them, spread evenly."""
-    given = list(cases)
-    return chosen(given, spread(given, count))
+    options = list(cases)
+    return chosen(options, spread(options, count))
 
 
 def spread(cases: Sequence[T], count: int) -> list[T]:

@@ -139,7 +139,7 @@ def complaint(call: Callable[[], Any]) -> str | None:
     try:
         call()
     except (TypeError, ValueError) as error:
-        frame = [one for one, _ in walk_tb(error.__traceback__)][-1]
+        frame = [item for item, _ in walk_tb(error.__traceback__)][-1]
         if Path(frame.f_code.co_filename).is_relative_to(OWN):
             return str(error)
         raise AssertionError(f"{type(error).__name__} of {frame.f_code.co_filename}: {error}") from error
@@ -148,13 +148,13 @@ def complaint(call: Callable[[], Any]) -> str | None:
 
 def failures(calls: Iterable[Call]) -> list[str]:
     """The calls that end in an error of torch or of Python."""
-    found = []
+    result = []
     for name, call in calls:
         try:
             complaint(call)
         except Exception as error:
-            found.append(f"{name}: {type(error).__name__}: {error}")
-    return found
+            result.append(f"{name}: {type(error).__name__}: {error}")
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -246,8 +246,8 @@ def test_every_input(name: str) -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_every_mask(name: str) -> None:
-    found = {what: complaint(partial(MASKS[name], value)) for what, value in BAD_MASKS.items()}
-    assert None not in found.values(), found
+    actual = {what: complaint(partial(MASKS[name], value)) for what, value in BAD_MASKS.items()}
+    assert None not in actual.values(), actual
 
 
 @pytest.mark.parametrize(
@@ -330,17 +330,17 @@ def test_changes_of_a_loaded_graph_are_refused() -> None:
 
 
 def test_options_of_a_backward_have_no_effect_on_decoding() -> None:
-    for given in ({"optimizer": "sgd"}, {"recompute": True}):
+    for item in ({"optimizer": "sgd"}, {"recompute": True}):
         with pytest.raises(ValueError, match="has no effect without a backward"):
-            tfkit.cost(GRAPH, mode="decode", **given)  # type: ignore[arg-type]
+            tfkit.cost(GRAPH, mode="decode", **item)  # type: ignore[arg-type]
 
 
 def test_types_and_devices_have_names() -> None:
     assert tfkit.build(GRAPH, dtype="bfloat16").logits.forward is not None
-    assert {one.dtype for one in tfkit.build(GRAPH, dtype="torch.float16", device="meta").parameters()} == {
+    assert {parameter.dtype for parameter in tfkit.build(GRAPH, dtype="torch.float16", device="meta").parameters()} == {
         torch.float16
     }
-    for given, message in (
+    for item, message in (
         ({"dtype": "bf16"}, "got 'bf16': a similar one is 'bfloat16'"),
         ({"dtype": torch.int8}, "the type of weights must be one of float32, .*; got torch.int8"),
         ({"dtype": torch.float8_e4m3fn}, "the type of weights must be one of float32, .*; got torch.float8_e4m3fn"),
@@ -348,7 +348,7 @@ def test_types_and_devices_have_names() -> None:
         ({"attention_backend": "spda"}, "a similar one is 'sdpa'"),
     ):
         with pytest.raises(ValueError, match=message):
-            tfkit.build(GRAPH, **given)  # type: ignore[arg-type]
+            tfkit.build(GRAPH, **item)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -365,17 +365,17 @@ def test_names_of_transformers_are_its_own() -> None:
     theirs = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters}
     read = {"input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids", "past_key_values"}
     assert set(FOREIGN) <= theirs | read
-    own = set(inspect.signature(tfkit.generate).parameters)
+    local = set(inspect.signature(tfkit.generate).parameters)
     for text in FOREIGN.values():
-        named = {one for one in re.findall(r"`(\w+)`", text) if one not in ("NAME_mask",)}
-        assert named <= own
+        named = {match for match in re.findall(r"`(\w+)`", text) if match not in ("NAME_mask",)}
+        assert named <= local
 
 
 def test_the_package_says_its_version_and_its_names() -> None:
     assert tfkit.__version__ == version("tfkit")
-    for wrong, near in (("params", "count_params"), ("biuld", "build"), ("importconfig", "import_config")):
+    for invalid, near in (("params", "count_params"), ("biuld", "build"), ("importconfig", "import_config")):
         with pytest.raises(AttributeError, match=f"one with a similar name is '{near}'"):
-            getattr(tfkit, wrong)
+            getattr(tfkit, invalid)
     with pytest.raises(AttributeError, match=r"no attribute '__wrapped__'$"):
         tfkit.__wrapped__  # noqa: B018
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CODE = ["tfkit/**/*.py", "plugins/*/src/**/*.py", "tools/**/*.py"]
+TESTS = ["tests/**/*.py", "plugins/*/tests/**/*.py"]
 PAGES = ["README.md", "stability.md", "docs/*.md", "plugins/*/README.md"]
 
 NAMES = re.compile(r"(one|found|given|made|said|told|known|own|wanted|wrong|every|some|others|beside)\Z")
@@ -128,7 +129,7 @@ def findings(patterns: list[str], find: Callable[[ast.AST], Iterator[tuple[int, 
 
 
 def test_names_are_nouns_of_the_field() -> None:
-    assert not findings(CODE, lambda tree: ((line, name) for line, name in names(tree) if NAMES.match(name)))
+    assert not findings([*CODE, *TESTS], lambda tree: ((line, name) for line, name in names(tree) if NAMES.match(name)))
 
 
 def test_docstrings_of_functions_start_with_a_verb() -> None:

@@ -64,7 +64,7 @@ def test_each_is_listed_once_in_order_and_can_be_imported() -> None:
 def test_each_is_documented(module: str) -> None:
     home = importlib.import_module(module)
     values = {name: getattr(home, name) for name in dir(home) if not name.startswith("_")}
-    bare = [name for name, one in values.items() if not inspect.ismodule(one) and not documented(name, one)]
+    bare = [name for name, value in values.items() if not inspect.ismodule(value) and not documented(name, value)]
     assert bare == []
 
 
@@ -77,8 +77,8 @@ def test_an_archive_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with ZipFile(tmp_path / "tfkit.zip", "w") as packed:
         packed.write(tfkit.__file__, "tfkit/__init__.py")
     code = f"import sys; sys.path[:0] = [{str(tmp_path / 'tfkit.zip')!r}]; import tfkit"
-    found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
-    assert "ImportError: tfkit needs its files in a folder, not in an archive" in found.stderr
+    actual = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: tfkit needs its files in a folder, not in an archive" in actual.stderr
 
 
 def test_importing_tfkit_imports_little() -> None:
@@ -103,11 +103,11 @@ def test_a_plugin_imports_public_modules_only(path: Path) -> None:
     )
     if path.name == "reference.py":
         public.add("tfkit.reference")
-    found = [
+    actual = [
         name
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [value.name for value in node.names])
         if name is not None and name.split(".")[0] == "tfkit" and name not in public
     ]
-    assert found == []
+    assert actual == []

@@ -25,12 +25,12 @@ from tfkit.testing import check_script, example_inputs
 
 LAYER = ["n_layers=2", "attention.n_heads=2", "ffn.d_ff=24"]
 SPECS = {
-    "gpt2": ["d_model=16", "vocab_size=13", "max_len=32", *(f"graph.decoder.{one}" for one in LAYER)],
+    "gpt2": ["d_model=16", "vocab_size=13", "max_len=32", *(f"graph.decoder.{field}" for field in LAYER)],
     "vaswani_base": [
         *("d_model=16", "vocab_size=13", "max_len=32"),
-        *(f"graph.{stack}.{one}" for stack in ("encoder", "decoder") for one in LAYER),
+        *(f"graph.{stack}.{field}" for stack in ("encoder", "decoder") for field in LAYER),
     ],
-    "bert_base": ["d_model=16", "vocab_size=13", "max_len=32", *(f"graph.encoder.{one}" for one in LAYER)],
+    "bert_base": ["d_model=16", "vocab_size=13", "max_len=32", *(f"graph.encoder.{field}" for field in LAYER)],
 }
 TABLE = {"gpt2": "embedding", "vaswani_base": "source_embedding", "bert_base": "embedding"}
 
@@ -81,7 +81,7 @@ def test_the_default_type_of_torch_is_the_default_type() -> None:
 def test_a_path_a_name_and_a_graph_give_the_same(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("tfkit: 1\nextends: gpt2\nname: mine\n", encoding="utf-8")
-    states = [tfkit.build(one, sets=SPECS["gpt2"]).state_dict() for one in ("gpt2", path, str(path))]
+    states = [tfkit.build(name, sets=SPECS["gpt2"]).state_dict() for name in ("gpt2", path, str(path))]
     states.append(tfkit.build(graph_of("gpt2")).state_dict())
     for other in states[1:]:
         assert all(torch.equal(states[0][key], value) for key, value in other.items())
@@ -89,11 +89,11 @@ def test_a_path_a_name_and_a_graph_give_the_same(tmp_path: Path) -> None:
 
 def test_each_submodule_knows_the_component_that_made_it() -> None:
     model = model_of("gpt2")
-    found = {path: (config.slot, config.kind_name()) for path, config in model.meta["components"].items()}
-    assert found["decoder.layers.0.attention"] == ("attention", "mha")
-    assert found["decoder.layers.1.ffn_norm_in"] == ("norm", "layernorm")
-    assert found["embedding.position"] == ("position", "learned")
-    assert set(found) <= {name for name, _ in model.named_modules()}
+    actual = {path: (config.slot, config.kind_name()) for path, config in model.meta["components"].items()}
+    assert actual["decoder.layers.0.attention"] == ("attention", "mha")
+    assert actual["decoder.layers.1.ffn_norm_in"] == ("norm", "layernorm")
+    assert actual["embedding.position"] == ("position", "learned")
+    assert set(actual) <= {name for name, _ in model.named_modules()}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "t5_small", "deepseek_v3"])
@@ -237,4 +237,4 @@ def test_a_changed_table_changes_both_ends() -> None:
 def test_masks_go_by_name_or_in_the_order_of_the_inputs(name: str) -> None:
     model, inputs = model_of(name), inputs_of(name)
     order = [node.target for node in model.graph.find_nodes(op="placeholder")]
-    assert torch.equal(model(**inputs), model(*(inputs.get(str(one)) for one in order)))
+    assert torch.equal(model(**inputs), model(*(inputs.get(str(value)) for value in order)))

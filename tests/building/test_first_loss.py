@@ -106,7 +106,7 @@ def small(name: str) -> tfkit.Graph:
     sizes[f"_factor={[1.5] * 4}"] = f"_factor={[1.5] * 32}"  # of the pairs of a head, which are eight times as many
     sets = [*reductions(graph)]
     for old, new in sizes.items():
-        sets = [f"{one.removesuffix(old)}{new}" if one.endswith(old) else one for one in sets]
+        sets = [f"{value.removesuffix(old)}{new}" if value.endswith(old) else value for value in sets]
     scales = {node.name: getattr(node.config, "scale", None) for node in graph.nodes if node.output.type == "logits"}
     return tfkit.load(name, sets=[*sets, *(f"{node}.scale={scale}" for node, scale in scales.items() if scale)])
 
@@ -179,16 +179,17 @@ TRIED = [
 
 
 @pytest.mark.parametrize(
-    ("placement", "kind", "sets"), some([(one, *tried) for one in ("pre", "post", "sandwich") for tried in TRIED], 8)
+    ("placement", "kind", "sets"),
+    some([(value, *tried) for value in ("pre", "post", "sandwich") for tried in TRIED], 8),
 )
 def test_the_estimate_is_what_a_run_shows(placement: str, kind: str, sets: list[str]) -> None:
     graph = graph_of(f"init={kind}", f"decoder.placement={placement}", *sets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tfkit.FirstLossWarning)
-        (found,) = first_losses(tfkit.build(graph), graph)
+        (actual,) = first_losses(tfkit.build(graph), graph)
     shown = measured(graph)
-    assert found.even == math.log(VOCAB)
-    assert shown / 2.5 - 0.5 < found.loss - found.even < shown * 2.5 + 0.5
+    assert actual.even == math.log(VOCAB)
+    assert shown / 2.5 - 0.5 < actual.loss - actual.even < shown * 2.5 + 0.5
 
 
 BAD = {

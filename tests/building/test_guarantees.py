@@ -282,8 +282,8 @@ def test_what_would_broadcast_is_refused(
 
 def test_what_is_added_has_one_shape() -> None:
     text = spec(MIDDLE="shorter").replace("body: {", "body: {input: embedding, ")
-    (wrong,) = refusal(text, Shorter).diagnostics
-    assert wrong.message == "block `add` takes tensors of one shape, but got [2, 1, 8] and [2, 3, 8]"
+    (diagnostic,) = refusal(text, Shorter).diagnostics
+    assert diagnostic.message == "block `add` takes tensors of one shape, but got [2, 1, 8] and [2, 3, 8]"
 
 
 def test_a_fault_in_many_layers_is_told_once() -> None:
@@ -292,8 +292,8 @@ def test_a_fault_in_many_layers_is_told_once() -> None:
 
 def test_a_wrong_type_is_told_of_its_component_alone() -> None:
     """What is computed from it is of a wrong type too, and not at fault."""
-    (wrong,) = refusal(spec(FFN="{kind: wrong, module: double}", NORM="rmsnorm"), WrongFFN).diagnostics
-    assert wrong.message == "ffn kind `wrong` returns float64 for float32: it must keep the type of its input"
+    (diagnostic,) = refusal(spec(FFN="{kind: wrong, module: double}", NORM="rmsnorm"), WrongFFN).diagnostics
+    assert diagnostic.message == "ffn kind `wrong` returns float64 for float32: it must keep the type of its input"
 
 
 def test_the_first_trial_looks_at_built_in_components_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +309,9 @@ def test_building_leaves_no_trace() -> None:
     graph = tfkit.loads(spec(FFN="right"), plugins=plugins(Right))
     torch.manual_seed(0)
     model = tfkit.build(graph)
-    found = torch.rand(1)
+    actual = torch.rand(1)
     torch.manual_seed(0)
-    assert torch.equal(found, torch.rand(1))
+    assert torch.equal(actual, torch.rand(1))
     assert all(module.training and not module._forward_hooks for module in model.modules())
 
 

@@ -61,30 +61,30 @@ SHARDED = {"sharded": sharded, "sharded at the root": fully_shard}
 @pytest.mark.parametrize("name", some(WRAPPERS | SHARDED, 4))
 def test_a_wrapped_model_generates_what_it_generates_alone(name: str) -> None:
     wrapped, model = (WRAPPERS | SHARDED)[name](built()), built()
-    wanted = tfkit.generate(model, TOKENS, max_new_tokens=5).tokens
-    assert torch.equal(tfkit.generate(wrapped, TOKENS, max_new_tokens=5).tokens, wanted)
+    expected = tfkit.generate(model, TOKENS, max_new_tokens=5).tokens
+    assert torch.equal(tfkit.generate(wrapped, TOKENS, max_new_tokens=5).tokens, expected)
     with torch.no_grad():
-        found = tfkit.CachedModel(wrapped.eval())(TOKENS)
-        torch.testing.assert_close(found, model(TOKENS))
+        actual = tfkit.CachedModel(wrapped.eval())(TOKENS)
+        torch.testing.assert_close(actual, model(TOKENS))
         if name in SHARDED:  # and it still runs as a whole
             torch.testing.assert_close(wrapped(TOKENS), model(TOKENS))
 
 
 def test_a_sharded_encoder_decoder_reads_its_source() -> None:
     stack = ["n_layers=1", "attention.n_heads=2", "attention.d_head=8", "ffn.d_ff=24"]
-    sets = ["d_model=16", "vocab_size=23", *[f"graph.{one}.{key}" for one in ("encoder", "decoder") for key in stack]]
+    sets = ["d_model=16", "vocab_size=23", *[f"graph.{name}.{key}" for name in ("encoder", "decoder") for key in stack]]
     model, other = (tfkit.build("t5_small", sets=sets, seed=1) for _ in range(2))
-    given: dict[str, Any] = {"source": TOKENS, "max_new_tokens": 4}
-    wanted = tfkit.generate(model, [[0], [0]], **given).tokens
-    assert torch.equal(tfkit.generate(fully_shard(other), [[0], [0]], **given).tokens, wanted)
+    options: dict[str, Any] = {"source": TOKENS, "max_new_tokens": 4}
+    expected = tfkit.generate(model, [[0], [0]], **options).tokens
+    assert torch.equal(tfkit.generate(fully_shard(other), [[0], [0]], **options).tokens, expected)
 
 
 def test_a_model_sharded_in_mixed_precision_keeps_what_it_has_read() -> None:
     model = sharded(built().eval(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     cached = tfkit.CachedModel(model)
     with torch.no_grad():
-        found = torch.cat([cached(piece) for piece in TOKENS.split([3, 1, 2], dim=1)], dim=1)
-        torch.testing.assert_close(found, model(TOKENS), atol=0.02, rtol=0)
+        actual = torch.cat([cached(piece) for piece in TOKENS.split([3, 1, 2], dim=1)], dim=1)
+        torch.testing.assert_close(actual, model(TOKENS), atol=0.02, rtol=0)
 
 
 def test_what_peft_puts_into_a_model_is_part_of_it() -> None:
@@ -110,7 +110,7 @@ def test_the_loss_says_that_torch_func_cannot_follow_it() -> None:
     loss = tfkit.Loss(built())
     parameters = dict(loss.named_parameters())
     with pytest.raises(ValueError, match=r"torch\.func cannot follow this loss: use"):
-        torch.func.grad(lambda given: torch.func.functional_call(loss, given, (TOKENS,)))(parameters)
+        torch.func.grad(lambda options: torch.func.functional_call(loss, options, (TOKENS,)))(parameters)
 
 
 @pytest.mark.filterwarnings("ignore:.*are deprecated:UserWarning")
@@ -152,14 +152,14 @@ LOSSES: dict[str, Callable[[torch.fx.GraphModule], nn.Module]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_has_the_value_and_the_gradients_of_the_model_alone(name: str) -> None:
     model, other = built(), built()
-    loss, wanted = LOSSES[name](model), tfkit.Loss(other)
+    loss, reference = LOSSES[name](model), tfkit.Loss(other)
     for _ in range(2):  # the second step begins where the first has left it
-        found, expected = loss(TOKENS), wanted(TOKENS)
-        found.backward()
+        actual, expected = loss(TOKENS), reference(TOKENS)
+        actual.backward()
         expected.backward()
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
     theirs = dict(other.named_parameters())
-    gradients = {name: full(one.grad) for name, one in unwrapped(loss).named_parameters()}
+    gradients = {name: full(first.grad) for name, first in unwrapped(loss).named_parameters()}
     assert gradients.keys() == theirs.keys()
     for path, gradient in gradients.items():
         torch.testing.assert_close(gradient, theirs[path].grad)
@@ -240,11 +240,11 @@ def test_compile_beside_sharding() -> None:
 
 
 def test_the_attention_of_a_wrapped_model() -> None:
-    wanted = tfkit.attention_weights(built(), TOKENS)
+    expected = tfkit.attention_weights(built(), TOKENS)
     for wrap in WRAPPERS.values():
-        found = tfkit.attention_weights(wrap(built()), TOKENS)
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        actual = tfkit.attention_weights(wrap(built()), TOKENS)
+        assert actual.keys() == expected.keys()
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.slow

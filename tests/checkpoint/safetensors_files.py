@@ -30,19 +30,19 @@ def raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
-def entry(start: Any = 0, end: Any = 8, shape: Any = (2,), dtype: Any = "F32", **others: Any) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end], **others}
+def entry(start: Any = 0, end: Any = 8, shape: Any = (2,), dtype: Any = "F32", **options: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end], **options}
 
 
 def assert_holds(checkpoint: TensorFiles, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
-    found = {name: checkpoint.read(name) for name in checkpoint.names}
-    assert_same(found, tensors)
-    assert all(checkpoint.names[name][:2] == (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items())
+    actual = {name: checkpoint.read(name) for name in checkpoint.names}
+    assert_same(actual, tensors)
+    assert all(checkpoint.names[name][:2] == (tensor.dtype, tuple(tensor.shape)) for name, tensor in actual.items())
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """The same names, types, shapes and bits."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-        assert found[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
+        assert (actual[name].dtype, actual[name].shape) == (tensor.dtype, tensor.shape)
+        assert actual[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))

@@ -109,9 +109,9 @@ def test_only_what_is_held_stays_mapped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(files, "safe_open", counted)
     monkeypatch.setattr(files, "MAPPED", 20_000)
     with TensorFiles.open(".") as checkpoint:
-        held = {name: checkpoint.read(name) for name in tensors}
+        stored = {name: checkpoint.read(name) for name in tensors}
     assert len(opened) == 1 + 3
-    assert all(torch.equal(held[name], tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())
 
 
 def test_folders_without_weights() -> None:

@@ -13,7 +13,7 @@ from tfkit.errors import SpecError
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [one for one in DTYPES.values() if one.is_floating_point or one.is_complex])
+@pytest.mark.parametrize("dtype", [item for item in DTYPES.values() if item.is_floating_point or item.is_complex])
 def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
     tensor = torch.ones(3, 4).to(dtype)
     check_finite("w", tensor, Path("f.safetensors"))

@@ -199,9 +199,9 @@ def test_bytes_that_were_changed_at_random(data: st.DataObject) -> None:
     if data.draw(st.booleans()):  # the length is that of the changed header: what follows is looked at, too
         length = max(0, len(content) - 8 - 40)
         content = length.to_bytes(8, "little") + content[8:]
-    found = read_all(content)
-    if found is not None:
-        assert_same(found, load(content))
+    actual = read_all(content)
+    if actual is not None:
+        assert_same(actual, load(content))
 
 
 ODD = st.sampled_from(
@@ -218,9 +218,9 @@ VALUES = ODD | st.lists(ODD, max_size=3)
 def test_headers_of_odd_values(odd: object, size: int) -> None:
     described = entry(8, 8 + size, [size // 4]) | odd if isinstance(odd, dict) else odd
     content = raw({"up": entry(0, 8, [2]), "w": described}, bytes(8 + size))
-    found = read_all(content)
-    if found is not None:
-        assert_same(found, load(content))
+    actual = read_all(content)
+    if actual is not None:
+        assert_same(actual, load(content))
 
 
 MEMORY = """

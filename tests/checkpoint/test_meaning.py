@@ -138,9 +138,9 @@ def test_every_writer_says_what_its_weights_mean(layout: str, tmp_path: Path) ->
         save(model, out, layout=layout)  # type: ignore[arg-type]
     for file in out.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
-            said = opened.metadata()
-        assert said["format"] == "pt"
-        assert said[DIGEST] == meaning_of(graph).digest
+            text = opened.metadata()
+        assert text["format"] == "pt"
+        assert text[DIGEST] == meaning_of(graph).digest
     build_with_weights(graph, out)
     with pytest.raises(tfkit.SpecError, match="belong to a different model"):
         build_with_weights(tfkit.load("gpt2", sets=[*GPT2, "decoder.norm.eps=0.1"]), out)
@@ -160,10 +160,10 @@ def test_files_that_say_nothing_load_as_they_are(weights: Path) -> None:
 
 
 def test_a_field_that_did_not_exist_means_its_default(weights: Path) -> None:
-    said = json.loads(meaning_of(graph_of()).text)
+    report = json.loads(meaning_of(graph_of()).text)
     for path in ("layers.0-3.attention.softcap", "layers.0-3.norm.offset"):
-        del said["graph"]["decoder"][path]
-    written(weights, said)
+        del report["graph"]["decoder"][path]
+    written(weights, report)
     build_with_weights(graph_of(), weights)
     with pytest.raises(tfkit.SpecError) as refused:
         build_with_weights(graph_of("decoder.attention.softcap=5.0"), weights)
@@ -171,7 +171,7 @@ def test_a_field_that_did_not_exist_means_its_default(weights: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "metadata",
     [
         "no json",
         "[]",
@@ -184,17 +184,17 @@ def test_a_field_that_did_not_exist_means_its_default(weights: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_what_a_file_says_is_not_believed_unchecked(said: Any, weights: Path) -> None:
-    written(weights, said)
+def test_what_a_file_says_is_not_believed_unchecked(metadata: Any, weights: Path) -> None:
+    written(weights, metadata)
     with pytest.raises(tfkit.SpecError, match="has an invalid description of the semantics of its weights"):
         build_with_weights(graph_of(), weights)
 
 
 @pytest.mark.parametrize("value", [10**400, {"a": 1}, [1, {}], "text", True, 1e308])
 def test_values_of_any_kind_are_differences(value: Any, weights: Path) -> None:
-    said = json.loads(meaning_of(graph_of()).text)
-    said["graph"]["decoder"]["layers.0-3.norm.eps"] = value
-    written(weights, said)
+    report = json.loads(meaning_of(graph_of()).text)
+    report["graph"]["decoder"]["layers.0-3.norm.eps"] = value
+    written(weights, report)
     with pytest.raises(tfkit.SpecError, match=r"decoder\.norm\.eps: "):
         build_with_weights(graph_of(), weights)
 
@@ -232,6 +232,6 @@ def test_a_plugin_says_which_of_its_fields_do_not_matter(tmp_path: Path) -> None
         return meaning_of(tfkit.loads(SPEC, sets=[f"decoder.ffn={ffn}"], plugins=plugins))
 
     assert meaning().digest == meaning(rate=0.75).digest
-    assert [str(one) for one in changes(meaning(), meaning(factor=2.0))] == [
+    assert [str(change) for change in changes(meaning(), meaning(factor=2.0))] == [
         "decoder.ffn.factor: 1.0 in the file, 2.0 here"
     ]

@@ -34,16 +34,18 @@ def test_transpose_and_reshape():
 def test_joined_and_taken_apart():
     q, k, v = count(4, 3), count(2, 3) + 100, count(1, 3) + 200
     assert torch.equal(apply("q i, k i, v i -> [q k v] i", q, k, v, q=4, k=2)[0], torch.cat([q, k, v]))
-    for part, found in zip((q, k, v), apply("[q k v] i -> q i, k i, v i", torch.cat([q, k, v]), q=4, v=1), strict=True):
-        assert torch.equal(part, found)
+    for part, actual in zip(
+        (q, k, v), apply("[q k v] i -> q i, k i, v i", torch.cat([q, k, v]), q=4, v=1), strict=True
+    ):
+        assert torch.equal(part, actual)
     assert torch.equal(apply("[u g] i -> [g u] i", torch.cat([q, k]), u=4)[0], torch.cat([k, q]))
     assert torch.equal(apply("i [u g] -> [g u] i", torch.cat([q, k]).T, u=4)[0], torch.cat([k, q]))
 
 
 def test_interleaved_rows():
     w = count(3, 8)
-    found = apply("e (f [g u]) -> e [(g f) (u f)]", w, g=1, u=1)[0]
-    assert torch.equal(found, torch.cat([w[:, ::2], w[:, 1::2]], 1))
+    actual = apply("e (f [g u]) -> e [(g f) (u f)]", w, g=1, u=1)[0]
+    assert torch.equal(actual, torch.cat([w[:, ::2], w[:, 1::2]], 1))
     a, b = apply("(f [g u]) -> g f, u f", w[0], g=1, u=1)
     assert torch.equal(a[0], w[0, ::2])
     assert torch.equal(b[0], w[0, 1::2])
@@ -54,9 +56,9 @@ def test_rotary_rows():
     assert torch.equal(
         apply("(h t d) i -> (h d t) i", w, h=2, t=2)[0], w.view(2, 2, 3, 5).transpose(1, 2).reshape(12, 5)
     )
-    found = apply("(h [(t d) p]) i -> (h [(d t) p]) i", w, h=2, t=2, d=2, p=2)[0]
+    actual = apply("(h [(t d) p]) i -> (h [(d t) p]) i", w, h=2, t=2, d=2, p=2)[0]
     heads = [torch.cat([head[[0, 2, 1, 3]], head[4:]]) for head in w.chunk(2)]
-    assert torch.equal(found, torch.cat(heads))
+    assert torch.equal(actual, torch.cat(heads))
 
 
 def test_experts():
@@ -141,21 +143,21 @@ def elements(axis, sizes):
 
 def numbered(tensors, sizes):
     """Tensors in which an element's value tells which one it is."""
-    made = []
+    results = []
     for axes in tensors:
         shape = [len(elements(axis, sizes)) for axis in axes]
         values = [hash(frozenset(element.items())) for element in elements(("(", axes), sizes)]
-        made.append(torch.tensor(values).view(shape))
-    return made
+        results.append(torch.tensor(values).view(shape))
+    return results
 
 
 @few
 @given(patterns())
 def test_every_element_goes_where_the_names_say_and_comes_back(drawn):
     (left, right), sizes = drawn
-    found = apply(f"{side_text(left)} -> {side_text(right)}", *numbered(left, sizes), **sizes)
-    for tensor, wanted in zip(found, numbered(right, sizes), strict=True):
-        assert torch.equal(tensor, wanted)
+    actual = apply(f"{side_text(left)} -> {side_text(right)}", *numbered(left, sizes), **sizes)
+    for tensor, expected in zip(actual, numbered(right, sizes), strict=True):
+        assert torch.equal(tensor, expected)
 
 
 @few
@@ -164,12 +166,12 @@ def test_a_size_that_is_not_given_is_found_or_asked_for(drawn, left_out):
     (left, right), sizes = drawn
     tensors, given_sizes = numbered(left, sizes), {n: size for n, size in sizes.items() if n not in left_out}
     try:
-        found = Pattern.parse(f"{side_text(left)} -> {side_text(right)}").apply(tensors, given_sizes)
+        actual = Pattern.parse(f"{side_text(left)} -> {side_text(right)}").apply(tensors, given_sizes)
     except PatternError as error:
         if "does not determine" not in error.message:
             raise
         return
-    assert all(torch.equal(a, b) for a, b in zip(found, numbered(right, sizes), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, numbered(right, sizes), strict=True))
 
 
 @few

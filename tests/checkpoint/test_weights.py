@@ -85,8 +85,8 @@ def test_any_map_gives_back_the_same_bits(checkpoint: dict[str, Any], max_bytes:
         old.unlink()
     family = model.meta["graph"].spec.family
     write_shards(published(model, family), model.state_dict(), tmp_path, metadata={}, max_bytes=max_bytes)
-    found = build_with_weights(model.meta["graph"], tmp_path).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+    actual = build_with_weights(model.meta["graph"], tmp_path).state_dict()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in model.state_dict().items())
 
 
 PLAIN_MAP: dict[str, Any] = {
@@ -182,7 +182,7 @@ def test_values_that_are_not_finite_and_copies_that_differ(file: Path) -> None:
 @pytest.mark.parametrize("start", ["m.", ""])
 def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(start: str, file: Path) -> None:
     stored = load_file(file)
-    bare = {f"{start}{name.removeprefix('m.')}" if name[:2] == "m." else name: one for name, one in stored.items()}
+    bare = {f"{start}{name.removeprefix('m.')}" if name[:2] == "m." else name: value for name, value in stored.items()}
     family = {**PLAIN_MAP, "extra": {**PLAIN_MAP["extra"], "m.gone": "= 0", "m.half": 0.5}}
     sound = {f"{start}gone": torch.zeros(3), f"{start}half": torch.tensor(0.5)}
     save_file({**bare, **sound}, file)
@@ -205,7 +205,7 @@ def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(star
     ],
 )
 def test_maps_that_cannot_be(changes: dict[str, Any], text: str, file: Path) -> None:
-    tensors = {name: one for name, one in {**PLAIN_MAP["tensors"], **changes}.items() if one is not None}
+    tensors = {name: tensor for name, tensor in {**PLAIN_MAP["tensors"], **changes}.items() if tensor is not None}
     assert text in refusal(file, {**PLAIN_MAP, "tensors": tensors})
 
 

@@ -69,16 +69,20 @@ def numbers() -> list[tuple[str, str]]:
     """Every command with each of its options that must be a number with a point."""
     context = click.Context(cli)
     commands = {name: cli.get_command(context, name) for name in COMMANDS}
-    options = [(name, one) for name, command in commands.items() if command for one in command.params]
-    return [(name, one.opts[0]) for name, one in options if isinstance(one.type, click.types.FloatParamType)]
+    options = [(name, parameter) for name, command in commands.items() if command for parameter in command.params]
+    return [
+        (name, parameter.opts[0])
+        for name, parameter in options
+        if isinstance(parameter.type, click.types.FloatParamType)
+    ]
 
 
 @pytest.mark.parametrize(("command", "option"), numbers())
 @pytest.mark.parametrize("value", ["nan", "-inf"])
 def test_every_number_is_finite(run: Callable[..., str], command: str, option: str, value: str) -> None:
-    found = run(command, option, value, status=2, stderr=True)
-    assert found.startswith(f"error: `{option}` must be a number ")
-    assert found.splitlines()[0].endswith(f"; got {value}")
+    actual = run(command, option, value, status=2, stderr=True)
+    assert actual.startswith(f"error: `{option}` must be a number ")
+    assert actual.splitlines()[0].endswith(f"; got {value}")
 
 
 def test_help_and_usage_errors_import_little() -> None:
@@ -108,7 +112,7 @@ def test_wrong_spec(run: Callable[..., str], golden: Golden) -> None:
 @pytest.mark.parametrize("command", ["build", "params", "show"])
 def test_errors_as_json(run: Callable[..., str], command: str) -> None:
     errors = json.loads(run(command, "wrong.yaml", "--json", status=1))["errors"]
-    assert [(one["path"], one["line"]) for one in errors] == [
+    assert [(error["path"], error["line"]) for error in errors] == [
         ("graph.decoder.n_layers", 12),
         ("graph.decoder.attention.kind", 13),
     ]
@@ -137,7 +141,7 @@ def test_a_broken_plugin_is_one_warning(
 
 
 def test_interrupt(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object, **given: object) -> None:
+    def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tfkit.spec.load.read_spec", interrupt)

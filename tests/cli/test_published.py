@@ -66,11 +66,11 @@ def test_diff(folder: Path, run: Run, golden: Golden) -> None:
     assert run("diff", "my.yaml", "theirs").startswith("no value differs")
     changes = ["--set", "decoder.attention.n_heads=2", "--set", "decoder.ffn.d_ff=64", "--set", "logits.tie=null"]
     golden("published/diff", run("diff", "my.yaml", "theirs", *changes))
-    found = json.loads(run("diff", "theirs/config.json", "my.yaml", *changes, "--json"))
-    (heads,) = [one for one in found["differences"] if one["path"].endswith("n_heads")]
-    assert (found["a"], found["b"]) == ("theirs/config.json", "my.yaml")
+    report = json.loads(run("diff", "theirs/config.json", "my.yaml", *changes, "--json"))
+    (heads,) = [difference for difference in report["differences"] if difference["path"].endswith("n_heads")]
+    assert (report["a"], report["b"]) == ("theirs/config.json", "my.yaml")
     assert (heads["before"], heads["after"]) == ("4", "2")
-    assert found["parameters"] == [28192, tfkit.count_params(tfkit.load("my.yaml", sets=changes[1::2])).total]
+    assert report["parameters"] == [28192, tfkit.count_params(tfkit.load("my.yaml", sets=changes[1::2])).total]
 
 
 def test_a_folder_with_a_spec_is_that_spec(folder: Path, run: Run) -> None:
@@ -93,8 +93,8 @@ WRONG_DIFFS = {
 @pytest.mark.parametrize("name", WRONG_DIFFS)
 def test_a_wrong_diff(name: str, folder: Path, run: Run, golden: Golden) -> None:
     arguments, status = WRONG_DIFFS[name]
-    for one in ("elsewhere", "odd"):
-        Path(one).mkdir()
+    for value in ("elsewhere", "odd"):
+        Path(value).mkdir()
     Path("elsewhere/model.safetensors").touch()
     Path("odd/config.json").write_text('{"model_type": "gtp2"}', encoding="utf-8")
     Path("plain.yaml").write_text("extends: gpt2\nname: plain\ncheckpoint: null\n", encoding="utf-8")
@@ -115,10 +115,10 @@ def test_compare(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "they diverge at decoder.layers.0.attention_norm_in: " in out
     assert main(["compare", "my.yaml", "theirs", *changes, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["first"]["other"] == "transformer.h.0.ln_1"
-    assert found["first"]["reference"] < 1e-6 < found["first"]["difference"]
-    assert found["first"]["values"][0] != found["first"]["values"][1]
+    report = json.loads(capsys.readouterr().out)
+    assert report["first"]["other"] == "transformer.h.0.ln_1"
+    assert report["first"]["reference"] < 1e-6 < report["first"]["difference"]
+    assert report["first"]["values"][0] != report["first"]["values"][1]
 
 
 @pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")

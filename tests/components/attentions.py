@@ -81,10 +81,10 @@ def cores(model: nn.Module) -> list[nn.Module]:
 
 def served(model: nn.Module) -> list[bool]:
     """Fills up with whether each core is given a rule."""
-    found: list[bool] = []
+    result: list[bool] = []
     for core in cores(model):
-        core.register_forward_hook(lambda _module, args, _output: found.append(isinstance(args[3], FlexMask)))
-    return found
+        core.register_forward_hook(lambda _module, args, _output: result.append(isinstance(args[3], FlexMask)))
+    return result
 
 
 def mixed(graph: tfkit.Graph) -> dict[str, Tensor]:

@@ -109,14 +109,14 @@ def reference(case: Published) -> nn.Module:
 
 def port(theirs: nn.Module, case: Published, backend: Any) -> tuple[nn.Module, nn.Module]:
     """Our decoder, and the attention of its only layer, with their weights."""
-    found = dict(theirs.state_dict())
+    actual = dict(theirs.state_dict())
     weights = {
-        ours: found.pop(name) if isinstance(name, str) else torch.stack([found.pop(one) for one in name])
+        ours: actual.pop(name) if isinstance(name, str) else torch.stack([actual.pop(value) for value in name])
         for ours, name in case.weights.items()
     }
-    weights["project.qkv.weight"] = torch.cat([found.pop(f"{x}_proj.weight") for x in "qkv"])
-    weights["output.weight"] = found.pop("o_proj.weight")
-    assert not found
+    weights["project.qkv.weight"] = torch.cat([actual.pop(f"{x}_proj.weight") for x in "qkv"])
+    weights["output.weight"] = actual.pop("o_proj.weight")
+    assert not actual
     part = yaml.safe_load(f"{{{case.attention}}}")
     model = tfkit.build(spec("decoder", part), attention_backend=backend).eval()
     stack = model.get_submodule("stack")
@@ -144,13 +144,13 @@ def test_a_step_is_what_a_published_model_does(name: str, backend: str, side: st
     visible = (columns[:, None] >= columns) & tokens[:, None]
     hidden = torch.zeros(3, 1, LENGTH, LENGTH).masked_fill(~visible[:, None], torch.finfo(torch.float32).min)
     theirs = reference(case)
-    given = {"position_ids": positions} if case.cls == "Ministral3" else {}
+    options = {"position_ids": positions} if case.cls == "Ministral3" else {}
     table = tables(case, positions)
-    want = theirs(hidden_states=x, position_embeddings=table, attention_mask=hidden, **given)[0]
+    want = theirs(hidden_states=x, position_embeddings=table, attention_mask=hidden, **options)[0]
     stack, attention = port(theirs, case, backend)
-    found = attention(x, stack.contexts(x, None if side == "none" else tokens, None, None, None)[0])  # type: ignore[operator]
+    actual = attention(x, stack.contexts(x, None if side == "none" else tokens, None, None, None)[0])  # type: ignore[operator]
     if not (case.counts_padding and side == "left"):
-        torch.testing.assert_close(found[tokens], want[tokens], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual[tokens], want[tokens], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])

@@ -34,8 +34,8 @@ TURNED = {"position": "rope", "temperature": {"beta": 0.7, "original_max_len": 3
 
 def angles(positions: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Cosines and sines for heads of 8 channels, as they make them."""
-    found = positions[..., None].float() * 10000.0 ** (-torch.arange(0, 8, 2) / 8)
-    both = found.repeat_interleave(2, dim=-1) if interleaved else torch.cat((found, found), dim=-1)
+    actual = positions[..., None].float() * 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    both = actual.repeat_interleave(2, dim=-1) if interleaved else torch.cat((actual, actual), dim=-1)
     return both.cos(), both.sin()
 
 
@@ -154,16 +154,16 @@ def test_sinks_take_part_in_the_softmax_and_add_nothing(name: str, mask: str, qu
         readable[1:] = False
         readable[1, :, 3:] = True
     bias = torch.randn(4, queries, 6, generator=generator) if mask == "bias" else torch.zeros(4, queries, 6)
-    given = {
+    options = {
         "none": None,
         "flag": None,
         "bool": readable[:, None],
         "bias": bias[None],
     }.get(mask, torch.zeros(3, 1, queries, 6).masked_fill(~readable[:, None], -math.inf))
-    found = core(q, k, v, given)
+    actual = core(q, k, v, options)
     want = naive(q, k, v, readable, bias, core.get_parameter("softmax.sinks"), cap)
-    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
-    assert mask != "empty" or not found[2].any()
+    torch.testing.assert_close(actual, want, rtol=1e-5, atol=1e-5)
+    assert mask != "empty" or not actual[2].any()
 
 
 def test_no_key_is_copied_for_a_single_query(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,10 +251,10 @@ def test_backends_agree(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for inputs in (mixed(graph), example_inputs(graph, length=LENGTH)):
         models = {backend: shaken(tfkit.build(graph, attention_backend=backend)) for backend in BACKENDS}
         rules = served(models["flex"])
-        found = {backend: results(model, inputs) for backend, model in models.items()}
-        for backend, (name, want) in product(("eager", "flex"), found["sdpa"].items()):
+        actual = {backend: results(model, inputs) for backend, model in models.items()}
+        for backend, (name, want) in product(("eager", "flex"), actual["sdpa"].items()):
             scale = float(want.abs().max().clamp(min=1))
-            torch.testing.assert_close(found[backend][name] / scale, want / scale, rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(actual[backend][name] / scale, want / scale, rtol=0, atol=1e-5, msg=name)
         assert "sinks" not in STEPS[step] or not any(rules)
 
 

@@ -45,15 +45,15 @@ def test_outputs_and_gradients_are_equal(feature: str, padded: bool) -> None:
     inputs = mixed(graph) if padded else example_inputs(graph, length=9)
     models = {backend: tfkit.build(graph, attention_backend=backend) for backend in BACKENDS}
     rules = served(models["flex"])
-    found = {backend: results(model, inputs) for backend, model in models.items()}
+    actual = {backend: results(model, inputs) for backend, model in models.items()}
     for backend in ("eager", "flex"):
-        assert found[backend].keys() == found["sdpa"].keys()
-        for name, want in found["sdpa"].items():
+        assert actual[backend].keys() == actual["sdpa"].keys()
+        for name, want in actual["sdpa"].items():
             assert want.isfinite().all()
             scale = float(want.abs().max().clamp(min=1))
-            torch.testing.assert_close(found[backend][name] / scale, want / scale, rtol=0, atol=1e-5, msg=name)
-    own = feature not in LEFT_TO_OTHERS and (padded or feature not in PLAINLY_CAUSAL)
-    assert rules == ([own, False] if FEATURES[feature][0] == "memory" else [own]) * 2
+            torch.testing.assert_close(actual[backend][name] / scale, want / scale, rtol=0, atol=1e-5, msg=name)
+    self_served = feature not in LEFT_TO_OTHERS and (padded or feature not in PLAINLY_CAUSAL)
+    assert rules == ([self_served, False] if FEATURES[feature][0] == "memory" else [self_served]) * 2
 
 
 # ---- which core a model has ----
@@ -154,8 +154,8 @@ def test_training_with_recomputed_layers(feature: str, compiler: str | None) -> 
     model = tfkit.build(graph, attention_backend="flex", recompute=True)
     if compiler is not None:
         model.compile(backend=compiler, fullgraph=True)
-    found, want = results(model, inputs), results(tfkit.build(graph, attention_backend="flex"), inputs)
-    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+    actual, want = results(model, inputs), results(tfkit.build(graph, attention_backend="flex"), inputs)
+    torch.testing.assert_close(actual, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("flex")
@@ -166,10 +166,10 @@ def test_mixed_precision(backend: AttentionBackend, feature: str) -> None:
     model, inputs = tfkit.build(graph, attention_backend=backend), example_inputs(graph)
     exact = model(**inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model(**inputs)
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - exact).abs().max() < 0.1 * exact.std()
-    found.float().square().mean().backward()
+        actual = model(**inputs)
+    assert actual.dtype == torch.bfloat16
+    assert (actual.float() - exact).abs().max() < 0.1 * exact.std()
+    actual.float().square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -193,16 +193,16 @@ def test_one_capture_serves_all_lengths(feature: str) -> None:
 def test_the_kernel_on_a_gpu(feature: str, compiled: bool) -> None:
     graph = spec(*FEATURES[feature])
     inputs = {name: value.cuda() for name, value in mixed(graph).items()}
-    found = {}
+    result = {}
     for backend in BACKENDS:
         model: Any = tfkit.build(graph, attention_backend=backend, device="cuda")
         rules = served(model)
         runs = torch.compile(model) if compiled and backend == "flex" else model
         output = runs(**inputs)
         (output * torch.linspace(-1, 1, 17, device="cuda")).sum().backward()
-        found[backend] = {"output": output.detach(), **{name: p.grad for name, p in model.named_parameters()}}
+        result[backend] = {"output": output.detach(), **{name: p.grad for name, p in model.named_parameters()}}
         assert any(rules) == (backend == "flex")
-    for backend, name in product(("eager", "flex"), found["sdpa"]):
-        want = found["sdpa"][name]
+    for backend, name in product(("eager", "flex"), result["sdpa"]):
+        want = result["sdpa"][name]
         scale = want.abs().max().clamp(min=1)
-        torch.testing.assert_close(found[backend][name] / scale, want / scale, rtol=0, atol=1e-4, msg=name)
+        torch.testing.assert_close(result[backend][name] / scale, want / scale, rtol=0, atol=1e-4, msg=name)

@@ -86,18 +86,18 @@ def graph_of(attention: Mapping[str, Any], layout: str = "decoder") -> tfkit.Gra
 def test_a_position_with_slopes_is_a_rule_of_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of({"position": "fall", "d_head": 16})
     dense, flex = (tfkit.build(graph, attention_backend=backend).eval() for backend in ("sdpa", "flex"))
-    given: list[Any] = []
+    arguments: list[Any] = []
     core = flex.get_submodule("stack.layers.0.attention.core")
-    core.register_forward_pre_hook(lambda module, args: given.append(args[3]))
+    core.register_forward_pre_hook(lambda module, args: arguments.append(args[3]))
     run_flex_on_the_cpu(monkeypatch)
     torch.testing.assert_close(flex(TOKENS), dense(TOKENS), rtol=1e-4, atol=1e-5)
-    assert isinstance(given[0], FlexMask)
-    assert given[0].slopes.tolist() == [0.5, 0.5]
+    assert isinstance(arguments[0], FlexMask)
+    assert arguments[0].slopes.tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("given", [{"position": "rope"}, {"heat": {"beta": 0.5, "original_max_len": 2}}])
-def test_padding_does_not_count_where_tokens_stand(given: dict[str, Any]) -> None:
-    model = tfkit.build(graph_of({"kind": "absolute", **given})).eval()
+@pytest.mark.parametrize("options", [{"position": "rope"}, {"heat": {"beta": 0.5, "original_max_len": 2}}])
+def test_padding_does_not_count_where_tokens_stand(options: dict[str, Any]) -> None:
+    model = tfkit.build(graph_of({"kind": "absolute", **options})).eval()
     padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), TOKENS), dim=1)
     mask = torch.arange(8).expand(2, -1) >= 3
     torch.testing.assert_close(model(padded, mask)[:, 3:], model(TOKENS))
@@ -105,7 +105,7 @@ def test_padding_does_not_count_where_tokens_stand(given: dict[str, Any]) -> Non
 
 def test_a_temperature_comes_by_any_name() -> None:
     plain, hot = ({}, {"heat": {"beta": 0.5, "original_max_len": 2}})
-    first, second = (tfkit.build(graph_of({"kind": "absolute", **one})).eval()(TOKENS) for one in (plain, hot))
+    first, second = (tfkit.build(graph_of({"kind": "absolute", **value})).eval()(TOKENS) for value in (plain, hot))
     assert torch.equal(first[:, :2], second[:, :2])
     assert not torch.equal(first[:, 2:], second[:, 2:])
 
@@ -116,6 +116,6 @@ def test_what_only_self_attention_has() -> None:
     assert stack.attention.heat is not None
     assert stack.cross().heat is None
     assert stack.cross().mask is None
-    with pytest.raises(tfkit.Invalid, match="a memory has no temperature") as wrong:
+    with pytest.raises(tfkit.Invalid, match="a memory has no temperature") as raised:
         stack.model_copy(update={"cross_attention": stack.attention}).check()
-    assert wrong.value.field == "cross_attention.heat"
+    assert raised.value.field == "cross_attention.heat"

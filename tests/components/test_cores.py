@@ -73,11 +73,11 @@ def test_a_core_is_the_formula_and_gives_zeros_where_nothing_is_read(
     if name == "flex":
         mask = flex_mask(torch.zeros(3, t, 64), padding, None, left=2, right=0, slopes=slopes if sloped else None)
         assert mask.blocks.shape == (3, 1, t, t)
-    found = core_of(name, cap)(q, k, v, mask)
-    torch.testing.assert_close(found, naive(q, k, v, readable, cap=cap, slopes=slopes), rtol=1e-5, atol=1e-5)
-    assert not found[2].any()
-    assert not found[1, :, :2].any()
-    found.square().sum().backward()
+    actual = core_of(name, cap)(q, k, v, mask)
+    torch.testing.assert_close(actual, naive(q, k, v, readable, cap=cap, slopes=slopes), rtol=1e-5, atol=1e-5)
+    assert not actual[2].any()
+    assert not actual[1, :, :2].any()
+    actual.square().sum().backward()
     for gradient in (q.grad, k.grad, v.grad):
         assert gradient is not None
         assert gradient.isfinite().all()
@@ -85,11 +85,11 @@ def test_a_core_is_the_formula_and_gives_zeros_where_nothing_is_read(
 
 
 @pytest.mark.usefixtures("flex")
-@pytest.mark.parametrize("given", ["nothing", "slopes", "cap"])
-def test_what_hides_nothing_is_left_to_the_fused_kernel_if_the_scores_stay_as_they_are(given: str) -> None:
+@pytest.mark.parametrize("change", ["nothing", "slopes", "cap"])
+def test_what_hides_nothing_is_left_to_the_fused_kernel_if_the_scores_stay_as_they_are(change: str) -> None:
     q, k, v = tensors()
-    cap = 2.0 if given == "cap" else None
-    slopes = [0.5, 0.25, 0.125, 1.0] if given == "slopes" else None
+    cap = 2.0 if change == "cap" else None
+    slopes = [0.5, 0.25, 0.125, 1.0] if change == "slopes" else None
     mask = flex_mask(torch.zeros(3, SIZES["t"], 64), None, None, left=None, right=None, slopes=slopes)
     assert mask.blocks is None
     everything = torch.ones(3, SIZES["t"], SIZES["t"], dtype=torch.bool)
@@ -97,7 +97,7 @@ def test_what_hides_nothing_is_left_to_the_fused_kernel_if_the_scores_stay_as_th
     core.dense.register_forward_hook(lambda *_: left.append(True))
     want = naive(q, k, v, everything, cap=cap, slopes=slopes or [0.0] * 4)
     torch.testing.assert_close(core(q, k, v, mask), want, rtol=1e-5, atol=1e-5)
-    assert bool(left) == (given == "nothing")
+    assert bool(left) == (change == "nothing")
 
 
 @pytest.mark.usefixtures("flex")
@@ -105,10 +105,10 @@ def test_flex_computes_in_the_type_of_the_values() -> None:
     """In mixed precision queries and keys may come from a rotation in float32."""
     q, k, v = tensors()
     mask = flex_mask(torch.zeros(3, SIZES["t"], 64), None, None, left=2, right=0, slopes=None)
-    found = core_of("flex", None)(q, k, v.bfloat16(), mask)
-    assert found.dtype == torch.bfloat16
+    actual = core_of("flex", None)(q, k, v.bfloat16(), mask)
+    assert actual.dtype == torch.bfloat16
     want = core_of("flex", None)(q, k, v, mask)
-    torch.testing.assert_close(found.float(), want, rtol=0.03, atol=0.03)
+    torch.testing.assert_close(actual.float(), want, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize("prefixed", [False, True], ids=["", "prefix"])
@@ -171,12 +171,12 @@ def test_weights_drop_out_in_training_and_nowhere_else(name: str) -> None:
     softmax = SinkSoftmax(SIZES["h"])
     softmax.reset_parameters()
     heads = SIZES["h"], SIZES["g"]
-    made: dict[str, Callable[[float], nn.Module]] = {
+    built: dict[str, Callable[[float], nn.Module]] = {
         "sdpa": lambda rate: ScaledDotProduct(scale=SCALE, dropout=rate, causal=False, grouped=True),
         "eager": lambda rate: Eager(scale=SCALE, dropout=rate, heads=heads, cap=2.0),
         "sinks": lambda rate: SinkDotProduct(scale=SCALE, dropout=rate, causal=False, heads=heads, softmax=softmax),
     }
-    plain, dropping = made[name](0.0), made[name](0.5)
+    plain, dropping = built[name](0.0), built[name](0.5)
     want = plain(*tensors(), None)
     assert torch.equal(dropping.eval()(*tensors(), None), want)
     assert not torch.allclose(dropping.train()(*tensors(), None), want, atol=1e-3)

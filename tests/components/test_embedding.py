@@ -29,8 +29,8 @@ def test_ctrl_scales_its_tokens_and_not_its_positions() -> None:
     position = "scale: sqrt_d_model, position: {kind: sinusoidal, layout: half}"
     ours = embedding_of(position, {"tokens.weight": theirs.w.weight.data})
     with torch.no_grad():
-        wanted = theirs(IDS).last_hidden_state
-        torch.testing.assert_close(theirs.layernorm(ours(IDS)), wanted, rtol=1e-5, atol=1e-5)
+        expected = theirs(IDS).last_hidden_state
+        torch.testing.assert_close(theirs.layernorm(ours(IDS)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_esm_without_mask_tokens_is_scaled_by_a_constant() -> None:
@@ -42,8 +42,8 @@ def test_esm_without_mask_tokens_is_scaled_by_a_constant() -> None:
     norm = theirs.layer_norm
     tensors = {"tokens.weight": theirs.word_embeddings.weight, "norm.weight": norm.weight, "norm.bias": norm.bias}
     ours = embedding_of("scale: 0.88, norm: {kind: layernorm, eps: 1e-12}", tensors)
-    wanted = theirs(IDS, attention_mask=MASK.long())
-    torch.testing.assert_close(ours(IDS)[MASK], wanted[MASK], rtol=1e-5, atol=1e-5)
+    expected = theirs(IDS, attention_mask=MASK.long())
+    torch.testing.assert_close(ours(IDS)[MASK], expected[MASK], rtol=1e-5, atol=1e-5)
 
 
 def test_zeros_in_place_of_padding_do_not_reach_the_tokens_of_xlm() -> None:

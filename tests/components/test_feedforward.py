@@ -42,21 +42,21 @@ def drawn(module: nn.Module) -> nn.Module:
 
 def equal(theirs: nn.Module, ours: nn.Module, names: Mapping[str, tuple[str, ...]]) -> None:
     """Outputs and all gradients agree, and no parameter is left over."""
-    given = dict(drawn(theirs).named_parameters())
-    assert set(given) == {name for found in names.values() for name in found}
-    ours.load_state_dict({name: torch.cat([given[one].data for one in found]) for name, found in names.items()})
+    options = dict(drawn(theirs).named_parameters())
+    assert set(options) == {name for actual in names.values() for name in actual}
+    ours.load_state_dict({name: torch.cat([options[value].data for value in actual]) for name, actual in names.items()})
     x = torch.randn(3, 7, 16) * 2
     results = []
     for module in (theirs, ours):
-        one = x.clone().requires_grad_()
-        y = module(one)
+        value = x.clone().requires_grad_()
+        y = module(value)
         y.square().sum().backward()
-        results.append((y, one.grad))
+        results.append((y, value.grad))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
-    for name, found in names.items():
-        wanted = torch.cat([grad(given[one]) for one in found])
-        assert wanted.abs().max() > 1e-3
-        torch.testing.assert_close(grad(ours.get_parameter(name)), wanted, rtol=1e-4, atol=1e-3)
+    for name, actual in names.items():
+        expected = torch.cat([grad(options[value]) for value in actual])
+        assert expected.abs().max() > 1e-3
+        torch.testing.assert_close(grad(ours.get_parameter(name)), expected, rtol=1e-4, atol=1e-3)
 
 
 def grad(parameter: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ def test_xielu_starts_as_that_of_apertus() -> None:
     ours = tfkit.build(spec).encoder.layers[0].ffn.activation
     x = torch.linspace(-200, 200, 4001, requires_grad=True)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
-    found, wanted = (torch.autograd.grad(module(x).sum(), x)[0] for module in (ours, theirs))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    actual, expected = (torch.autograd.grad(module(x).sum(), x)[0] for module in (ours, theirs))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert ours(x.bfloat16()).dtype == torch.bfloat16
 
 

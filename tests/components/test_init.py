@@ -108,9 +108,9 @@ def test_tables(kind: str, name: str) -> None:
 @pytest.mark.parametrize("d_model", [64, 1024])
 def test_a_table_that_a_head_shares_is_small_where_it_is_wide(d_model: int) -> None:
     sets = [f"d_model={d_model}", "graph.decoder.n_layers=1", "graph.logits.tie=embedding"]
-    found = weights("fan_in", *sets)
-    check_spread(found["embedding.tokens.weight"], "normal", min(0.02, 4 / d_model))
-    check_spread(found["embedding.position.table.weight"], "normal", 0.02)
+    actual = weights("fan_in", *sets)
+    check_spread(actual["embedding.tokens.weight"], "normal", min(0.02, 4 / d_model))
+    check_spread(actual["embedding.position.table.weight"], "normal", 0.02)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,17 +128,17 @@ def test_biases_and_norms(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore::tfkit.FirstLossWarning")
 @pytest.mark.parametrize("kind", ["gpt2", "normal"])
 def test_the_deviation_can_be_set(kind: str) -> None:
-    found = weights(f"{{kind: {kind}, std: 0.5}}")
-    check_spread(found["embedding.tokens.weight"], "normal", 0.5)
-    check_spread(found[PARTS["q"][0]], "normal", 0.5)
+    actual = weights(f"{{kind: {kind}, std: 0.5}}")
+    check_spread(actual["embedding.tokens.weight"], "normal", 0.5)
+    check_spread(actual[PARTS["q"][0]], "normal", 0.5)
 
 
 def test_torch_is_what_torch_does() -> None:
     torch.manual_seed(0)
-    layer, found = nn.Linear(D, 4 * D), weights("torch")
+    layer, actual = nn.Linear(D, 4 * D), weights("torch")
     for mine, theirs in (
-        (found[PARTS["down"][0]] * math.sqrt(FF / D), layer.weight),
-        (found[PARTS["q"][0]], layer.weight),
+        (actual[PARTS["down"][0]] * math.sqrt(FF / D), layer.weight),
+        (actual[PARTS["q"][0]], layer.weight),
     ):
         assert abs(mine.std() / theirs.std() - 1) < 0.03
 
@@ -163,10 +163,10 @@ def test_building_does_not_touch_the_global_generator() -> None:
 
 
 def test_no_two_parameters_start_alike_nor_do_the_parts_of_one() -> None:
-    found = weights("normal")
+    actual = weights("normal")
     fused = {name for name, *_ in PARTS.values()}
-    parts = [tensor for name, tensor in found.items() if name not in fused and tensor.unique().numel() > 1]
-    parts += [found[name][first:last] for name, first, last, *_ in PARTS.values()]
+    parts = [tensor for name, tensor in actual.items() if name not in fused and tensor.unique().numel() > 1]
+    parts += [actual[name][first:last] for name, first, last, *_ in PARTS.values()]
     starts = [tuple(part.flatten()[:4].tolist()) for part in parts]
     assert len(set(starts)) == len(starts) > len(fused) > 0
 

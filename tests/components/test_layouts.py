@@ -96,11 +96,11 @@ LAYOUTS: dict[str, tuple[Formula, list[str]]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layer_is_its_formula(layout: str) -> None:
     formula, sets = LAYOUTS[layout]
-    model, x = build(LAYOUT, *(f"graph.encoder.{one}" for one in sets)), features(16)
+    model, x = build(LAYOUT, *(f"graph.encoder.{value}" for value in sets)), features(16)
     scramble(model)
     layer = model.encoder.layers[0]
-    wanted = formula(layer, x, lambda y: layer.attention(y, Context(None, None, None)))
-    torch.testing.assert_close(model(x), wanted, atol=1e-5, rtol=1e-5)
+    expected = formula(layer, x, lambda y: layer.attention(y, Context(None, None, None)))
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
     used = {name.partition(".")[0] for name, _ in layer.named_parameters()}
     assert all(name in formula.__code__.co_names or name == "attention" for name in used), used
 

@@ -44,18 +44,18 @@ def context(mask: MaskConfig, *, flag: bool = False) -> AttentionContext:
 @pytest.mark.parametrize("padded", PADDINGS)
 @pytest.mark.parametrize("prefixed", PREFIXES)
 def test_the_mask_is_that_of_a_loop(padded: str, prefixed: str) -> None:
-    given, lengths = PADDINGS[padded], PREFIXES[prefixed]
-    padding = None if given is None else torch.tensor(given, dtype=torch.bool)
+    options, lengths = PADDINGS[padded], PREFIXES[prefixed]
+    padding = None if options is None else torch.tensor(options, dtype=torch.bool)
     prefix = None if lengths is None else torch.tensor(lengths)
     for left, right in product([None, 0, 2, 10], [None, 0, 1, 10]):
         mask = MaskConfig(left=left, right=right)
-        found = context(mask)(torch.zeros(3, LENGTH, 4), padding, prefix).mask
-        if found is None:
+        actual = context(mask)(torch.zeros(3, LENGTH, 4), padding, prefix).mask
+        if actual is None:
             assert (left, right, padding) == (None, None, None)
             continue
-        visible = (found == 0).expand(3, 1, LENGTH, LENGTH)
+        visible = (actual == 0).expand(3, 1, LENGTH, LENGTH)
         assert torch.equal(visible[:, 0], naive(mask, padding, prefix)), mask
-        assert torch.equal(found == -math.inf, found != 0), mask
+        assert torch.equal(actual == -math.inf, actual != 0), mask
 
 
 def test_the_causal_flag_leaves_the_mask_out_until_there_is_padding() -> None:
@@ -151,13 +151,13 @@ def test_each_dropout_is_alone_and_only_in_train_mode(place: str) -> None:
 
 @pytest.mark.parametrize("place", ["embedding", "residual", "ffn"])
 def test_a_share_of_the_values_is_zero_and_the_rest_is_scaled_up(place: str) -> None:
-    model, seen = model_with(place).train(), []
+    model, records = model_with(place).train(), []
     torch.manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
+            module.register_forward_hook(lambda _, args, output: records.append((args[0], output)))
     model(torch.randint(11, (40, 16)))
-    for before, after in seen:
+    for before, after in records:
         kept = after != 0
         nonzero = before != 0
         assert abs(1 - kept[nonzero].float().mean() - P) < 0.02

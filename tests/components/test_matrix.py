@@ -93,11 +93,11 @@ def every_value(rows: Sequence[Row]) -> list[Row]:
 
 def kinds(slot: str) -> dict[str, Part]:
     """The mapping of every kind in a slot, with small values for the fields that it requires, and of our variants."""
-    found = {}
-    for kind, one in PLUGINS.registry.kinds(slot).items():
-        fields = one.config.model_fields.items()
-        found[kind] = {"kind": kind, **{n: SMALL[n] for n, info in fields if n in SMALL and info.is_required()}}
-    return found | VARIANTS.get(slot, {})
+    result = {}
+    for kind, first in PLUGINS.registry.kinds(slot).items():
+        fields = first.config.model_fields.items()
+        result[kind] = {"kind": kind, **{n: SMALL[n] for n, info in fields if n in SMALL and info.is_required()}}
+    return result | VARIANTS.get(slot, {})
 
 
 @cache
@@ -117,9 +117,9 @@ def parts() -> dict[str, dict[str, Part]]:
 
 
 def config_of(slot: str, part: Part) -> type[Component]:
-    found = PLUGINS.registry.find(slot, part["kind"])
-    assert found is not None
-    return found.config
+    component = PLUGINS.registry.find(slot, part["kind"])
+    assert component is not None
+    return component.config
 
 
 def attention_of(row: Row) -> Part:
@@ -189,8 +189,8 @@ def test_the_rows_hold_every_kind_and_every_pair() -> None:
         assert set(PLUGINS.registry.kinds(slot)) <= set(parts()[slot])
     for rows, pairs in ((ROWS, combinations(AXES, 2)), (FEW, MEETING)):
         for first, second in pairs:
-            found = {(row[first], row[second]) for row in rows}
-            assert len(found) == len(AXES[first]) * len(AXES[second]), (first, second)
+            actual = {(row[first], row[second]) for row in rows}
+            assert len(actual) == len(AXES[first]) * len(AXES[second]), (first, second)
     assert len(FEW) < 0.6 * len(ROWS)
     for axis, values in AXES.items():
         assert {row[axis] for row in CHOSEN} == set(values)

@@ -49,8 +49,8 @@ def test_a_new_layernorm_with_an_offset_has_zeros(bias: bool) -> None:
 @torch.no_grad()
 def test_a_norm_is_its_formula(kind: str, offset: int, eps: float) -> None:
     module = build(f"{{kind: {kind}, eps: {eps}, offset: {offset}}}")
-    found = dict(module.named_parameters())
-    weight, bias = found["weight"] + offset, found.get("bias", torch.zeros(8))
+    actual = dict(module.named_parameters())
+    weight, bias = actual["weight"] + offset, actual.get("bias", torch.zeros(8))
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
     want = formula(x, eps=eps, centred=kind == "layernorm") * weight + bias
     torch.testing.assert_close(module(x), want)

@@ -62,8 +62,8 @@ def test_losses_are_those_of_separate_rows() -> None:
     whole = tfkit.loss(model, {"tokens": TOKENS, "tokens_mask": PAIRS}, reduction="sum")
     logits = [model(TOKENS[row : row + 1, places])[0] for row, places in of_documents()]
     tokens = [TOKENS[row, places] for row, places in of_documents()]
-    alone = [F.cross_entropy(one[:-1], ids[1:], reduction="sum") for one, ids in zip(logits, tokens, strict=True)]
-    assert whole.item() == pytest.approx(sum(one.item() for one in alone), abs=1e-4)
+    alone = [F.cross_entropy(value[:-1], ids[1:], reduction="sum") for value, ids in zip(logits, tokens, strict=True)]
+    assert whole.item() == pytest.approx(sum(value.item() for value in alone), abs=1e-4)
     mean = tfkit.loss(model, {"tokens": TOKENS, "tokens_mask": PAIRS})
     assert mean.item() == pytest.approx(whole.item() / sum(len(ids) - 1 for ids in tokens), abs=1e-5)
 
@@ -71,9 +71,9 @@ def test_losses_are_those_of_separate_rows() -> None:
 def test_a_mask_of_pairs_that_is_one_of_padding() -> None:
     model, real = built("learned"), DOCUMENTS > 0
     with torch.no_grad():
-        wanted = model(TOKENS, tokens_mask=real)
-        found = model(TOKENS, tokens_mask=real[:, :, None] & real[:, None, :])
-    torch.testing.assert_close(found[real], wanted[real], atol=1e-6, rtol=0)
+        expected = model(TOKENS, tokens_mask=real)
+        actual = model(TOKENS, tokens_mask=real[:, :, None] & real[:, None, :])
+    torch.testing.assert_close(actual[real], expected[real], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", some(["learned", "temperature", "encoder_alibi"], 1))
@@ -117,7 +117,7 @@ def test_a_pooler_knows_no_documents() -> None:
 
 
 def test_a_memory_is_read_as_a_whole() -> None:
-    sizes = ["d_model=16", "vocab_size=17", *(f"{one}.n_layers=1" for one in ("encoder", "decoder"))]
+    sizes = ["d_model=16", "vocab_size=17", *(f"{value}.n_layers=1" for value in ("encoder", "decoder"))]
     graph = tfkit.load("t5_small", sets=sizes)
     assert deaf_to_pairs(graph) == "decoder"
     with pytest.raises(ValueError, match="source_mask has pairs of tokens"):

@@ -227,8 +227,8 @@ def text_of(spec: Part) -> str:
 
 
 def required(kind: str, fields: Any) -> Part:
-    wanted = {name: SMALL[name] for name, info in fields.items() if name in SMALL and info.is_required()}
-    return wanted | SMALL_OF.get(kind, {})
+    expected = {name: SMALL[name] for name, info in fields.items() if name in SMALL and info.is_required()}
+    return expected | SMALL_OF.get(kind, {})
 
 
 def fields_of_parts() -> Iterator[Any]:
@@ -236,27 +236,27 @@ def fields_of_parts() -> Iterator[Any]:
     for slot in PLUGINS.registry.slots():
         if slot in NOT_SHOWN or slot in ELSEWHERE:
             continue
-        for kind, found in PLUGINS.registry.kinds(slot).items():
-            if found.config.__module__.startswith(OTHER_MODELS):
+        for kind, component in PLUGINS.registry.kinds(slot).items():
+            if component.config.__module__.startswith(OTHER_MODELS):
                 continue
-            for name, info in found.config.model_fields.items():
+            for name, info in component.config.model_fields.items():
                 hidden = {name, f"{kind}.{name}"} & NOT_SHOWN.keys() and (kind, name) != ("learned", "max_len")
-                if name != found.config.word_key and not hidden and marker(info, WireMarker) is None:
+                if name != component.config.word_key and not hidden and marker(info, WireMarker) is None:
                     yield pytest.param(slot, kind, name, id=f"{kind}.{name}")
 
 
 @pytest.mark.parametrize(("slot", "kind", "name"), some(fields_of_parts(), 20))
 def test_every_field_shows(slot: str, kind: str, name: str) -> None:
     key = f"{kind}.{name}"
-    others = OTHERS.get(key) or OTHERS.get(name)
-    assert others is not None, f"say in OTHERS which values `{kind}.{name}` takes that give other models"
-    found = PLUGINS.registry.find(slot, kind)
-    assert found is not None
-    beside = BESIDE.get(key) or BESIDE.get(name, {})
-    part = {**required(kind, found.config.model_fields), **beside}
-    spec_of = blocks(kind) if slot == "block" else in_a_stack(found.config, kind)
+    rest = OTHERS.get(key) or OTHERS.get(name)
+    assert rest is not None, f"say in OTHERS which values `{kind}.{name}` takes that give other models"
+    component = PLUGINS.registry.find(slot, kind)
+    assert component is not None
+    extra = BESIDE.get(key) or BESIDE.get(name, {})
+    part = {**required(kind, component.config.model_fields), **extra}
+    spec_of = blocks(kind) if slot == "block" else in_a_stack(component.config, kind)
     texts = {text_of(spec_of(part)): "as it was"}
-    for value in others:
+    for value in rest:
         text = text_of(spec_of({**part, name: value}))
         assert text not in texts, f"`{name}: {value}` looks like `{name}: {texts[text]}`"
         texts[text] = str(value)
@@ -275,19 +275,19 @@ def blocks(kind: str) -> Callable[[Part], Part]:
     before: Part = {"embedding": {"block": "embedding", "input": "tokens"}}
 
     def spec_of(part: Part) -> Part:
-        given, graph, inputs = dict(part), copy.deepcopy(before), ["tokens"]
+        options, graph, inputs = dict(part), copy.deepcopy(before), ["tokens"]
         shared: Part = {"d_model": 16, "vocab_size": 11, "max_len": 32}
         if kind in ("encoder", "decoder"):
-            given, shared = {**copy.deepcopy(stack), **part}, {**shared, "dropout": 0.1}
-        if "memory" in given:
+            options, shared = {**copy.deepcopy(stack), **part}, {**shared, "dropout": 0.1}
+        if "memory" in options:
             graph["source"] = {"block": "embedding", "input": "other"}
             inputs.append("other")
         if kind == "embedding":
-            graph["embedding"] |= {"dropout": 0.1, **given}
-            inputs += list(given.get("tables", ()))
+            graph["embedding"] |= {"dropout": 0.1, **options}
+            inputs += list(options.get("tables", ()))
         else:
             sources = {"inputs": ["embedding", "embedding"]} if kind in ("add", "concat") else {"input": "embedding"}
-            graph["node"] = {"block": kind, **sources, **given}
+            graph["node"] = {"block": kind, **sources, **options}
         return {"tfkit": 1, "name": "small", **shared, "inputs": inputs, "graph": graph}
 
     return spec_of

@@ -34,19 +34,19 @@ def scramble(model: nn.Module) -> None:
 
 def copy(theirs: nn.Module, ours: nn.Module, names: dict[str, str]) -> None:
     """Their parameters under our names; every one is used."""
-    given = dict(theirs.named_parameters())
-    found: dict[str, Tensor] = {}
+    options = dict(theirs.named_parameters())
+    result: dict[str, Tensor] = {}
     for name in ours.state_dict():
         module, _, leaf = name.rpartition(".")
-        found[name] = given.pop(f"{names[module]}.{leaf}" if module in names else names[name]).data
-    assert not given, list(given)
-    ours.load_state_dict(found)
+        result[name] = options.pop(f"{names[module]}.{leaf}" if module in names else names[name]).data
+    assert not options, list(options)
+    ours.load_state_dict(result)
 
 
 def gradients(theirs: Tensor, ours: Tensor, x: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    wanted, found = (torch.autograd.grad(y.square().sum(), x)[0] for y in (theirs, ours))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    expected, actual = (torch.autograd.grad(y.square().sum(), x)[0] for y in (theirs, ours))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_onto_normed_is_the_layer_of_bloom() -> None:
@@ -114,7 +114,7 @@ def test_a_learned_factor_of_what_it_is_added_to_is_that_of_doge() -> None:
 
 
 class Nothing(nn.Module):
-    def forward(self, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, **options: Any) -> tuple[Tensor, None]:
         return torch.zeros_like(hidden_states), None
 
 
@@ -188,6 +188,6 @@ graph:
 def test_the_sublayer_is_multiplied_by_the_factor() -> None:
     half = "block: encoder, n_layers: 1, sublayers: [ffn], ffn: {kind: relu, d_ff: 24}, placement: pre"
     x = torch.randn(2, 3, 16)
-    one, other = build(half), build(f"{half}, residual: {{scale: 0.25}}")
-    other.load_state_dict(one.state_dict())
-    torch.testing.assert_close(other(x) - x, 0.25 * (one(x) - x))
+    first, other = build(half), build(f"{half}, residual: {{scale: 0.25}}")
+    other.load_state_dict(first.state_dict())
+    torch.testing.assert_close(other(x) - x, 0.25 * (first(x) - x))

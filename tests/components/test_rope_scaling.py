@@ -48,9 +48,9 @@ def table_of(position: str, d_head: int = 8) -> RotaryTable:
 
 
 def rope_config(cls: type[Any], rope: dict[str, Any], max_len: int = 256, **sizes: Any) -> Any:
-    given = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
+    options = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
     parameters = {"rope_theta": 10000.0, **rope}
-    return cls(**{**given, **sizes}, max_position_embeddings=max_len, rope_parameters=parameters)
+    return cls(**{**options, **sizes}, max_position_embeddings=max_len, rope_parameters=parameters)
 
 
 def agree(rotary: RotaryTable, frequencies: Tensor, factor: float, n_keys: int = 5) -> None:
@@ -118,8 +118,8 @@ def test_yarn(case: str, width: int) -> None:
     ids=lambda case: case if isinstance(case, str) else "",
 )
 def test_longrope(length: int, ours: str, theirs: dict[str, Any]) -> None:
-    given = {**theirs, "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 8}
-    config = rope_config(transformers.LlamaConfig, given, max_len=128)
+    options = {**theirs, "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 8}
+    config = rope_config(transformers.LlamaConfig, options, max_len=128)
     rotary = table_of(f"{{kind: rope, scaling: {LONGROPE}{ours}}}}}")
     agree(rotary, *ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length), n_keys=length)
 
@@ -210,9 +210,9 @@ def test_reverse_is_the_rotation_of_nanochat() -> None:
     q = torch.randn(2, 2, 7, 16)
     config = rope_config(transformers.NanoChatConfig, {"rope_type": "default"}, hidden_size=32)
     cos, sin = nanochat.NanoChatRotaryEmbedding(config)(q, torch.arange(7)[None])
-    wanted, _ = nanochat.apply_rotary_pos_emb(q, q, cos, sin)
-    torch.testing.assert_close(rotated("{kind: rope, reverse: true}", q), wanted)
-    assert not torch.allclose(rotated("rope", q), wanted, atol=0.1)
+    expected, _ = nanochat.apply_rotary_pos_emb(q, q, cos, sin)
+    torch.testing.assert_close(rotated("{kind: rope, reverse: true}", q), expected)
+    assert not torch.allclose(rotated("rope", q), expected, atol=0.1)
 
 
 def test_interleaved_is_the_rotation_of_roformer() -> None:
@@ -220,5 +220,5 @@ def test_interleaved_is_the_rotation_of_roformer() -> None:
     sinusoidal = roformer.RoFormerSinusoidalPositionalEmbedding(32, 16)
     sinusoidal.weight = nn.Parameter(sinusoidal.create_weight(), requires_grad=False)
     angles = sinusoidal(torch.Size([2, 7]))[None, None]
-    wanted, _ = roformer.RoFormerSelfAttention.apply_rotary_position_embeddings(angles, q, q)
-    torch.testing.assert_close(rotated("{kind: rope, style: interleaved}", q), wanted)
+    expected, _ = roformer.RoFormerSelfAttention.apply_rotary_position_embeddings(angles, q, q)
+    torch.testing.assert_close(rotated("{kind: rope, style: interleaved}", q), expected)

@@ -28,15 +28,15 @@ def test_gradients_of_the_tables_are_those_of_umt5(tmp_path: Path) -> None:
     trial.theirs(source, decoder_input_ids=target).logits.square().sum().backward()
     gradients = {name: p.grad for name, p in trial.theirs.named_parameters()}
     save_file(gradients, tmp_path / "gradients.safetensors")
-    wanted = deepcopy(trial.ours).requires_grad_(False)
-    load_weights(wanted, tmp_path / "gradients.safetensors")
-    found = {name: p.grad for name, p in trial.ours.named_parameters()}
-    tables = [name for name in found if "buckets" in name]
+    expected = deepcopy(trial.ours).requires_grad_(False)
+    load_weights(expected, tmp_path / "gradients.safetensors")
+    actual = {name: p.grad for name, p in trial.ours.named_parameters()}
+    tables = [name for name in actual if "buckets" in name]
     assert len(tables) == 2 + 3
-    for name, grad in wanted.named_parameters():
+    for name, grad in expected.named_parameters():
         largest = float(grad.abs().max())
         assert largest > 1
-        torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-5 * largest)
+        torch.testing.assert_close(actual[name], grad, rtol=0, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -45,8 +45,8 @@ def test_each_distance_is_in_the_bucket_of_t5(n_buckets: int, max_distance: int,
     """At powers of two the last bit of a logarithm decides, and processors differ in it."""
     bias = T5Bias(T5BiasConfig(n_buckets=n_buckets, max_distance=max_distance), n_heads=1, causal=causal)
     offsets = torch.arange(-2000, 2001)[None, None]
-    wanted = T5Attention._relative_position_bucket(offsets, not causal, n_buckets, max_distance)
-    assert torch.equal(bias.bucket(offsets), wanted)
+    expected = T5Attention._relative_position_bucket(offsets, not causal, n_buckets, max_distance)
+    assert torch.equal(bias.bucket(offsets), expected)
 
 
 SPEC = """
@@ -71,14 +71,14 @@ def test_each_layer_has_the_table_of_its_number() -> None:
     """Twelve layers: in the order of the names, those of two digits stand between 1 and 2."""
     model = tfkit.build(tfkit.loads(SPEC)).eval()
     assert set(model.decoder.shared) == {str(i) for i in range(12)}
-    seen: list[Tensor] = []
+    calls: list[Tensor] = []
     for layer in model.decoder.layers:
-        layer.attention.register_forward_hook(lambda module, args, output: seen.append(args[1].mask))
+        layer.attention.register_forward_hook(lambda module, args, output: calls.append(args[1].mask))
     with torch.no_grad():
         for i in range(12):
             model.decoder.shared[str(i)].position.buckets.weight.fill_(i)
         model(torch.randint(61, (3, 9)))
-    assert [bias.max().item() for bias in seen] == list(range(12))
+    assert [bias.max().item() for bias in calls] == list(range(12))
 
 
 @pytest.mark.slow

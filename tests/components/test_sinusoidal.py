@@ -60,5 +60,5 @@ def added(position: str, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """What an embedding adds to its tokens, [t, d]."""
     text = f"tfkit: 1\nname: test\nd_model: {D}\nvocab_size: 11\ngraph:\n  embedding: {{block: embedding}}\n"
     model = tfkit.build(tfkit.loads(text, sets=[f"graph.embedding.position={position}"]))
-    found: Tensor = model(ids, mask) - model.embedding.tokens(ids)
-    return found[0].detach()
+    actual: Tensor = model(ids, mask) - model.embedding.tokens(ids)
+    return actual[0].detach()

@@ -41,13 +41,15 @@ def looped(plugins: Any) -> Callable[..., tfkit.Graph]:
 
 
 def test_it_is_no_stack_of_ours(looped: Callable[..., tfkit.Graph]) -> None:
-    _, *parents = (one for one in type(looped().node("loop").config).__mro__ if one.__module__.startswith("tfkit"))
+    _, *parents = (
+        value for value in type(looped().node("loop").config).__mro__ if value.__module__.startswith("tfkit")
+    )
     assert {base.__module__ for base in parents} == {"tfkit.component.block", "tfkit.component.config"}
 
 
 def test_show_writes_its_programs(looped: Callable[..., tfkit.Graph]) -> None:
     think = "x = x + 0.5 * think(layernorm(x))"
-    assert [(one.title, one.lines) for one in programs_of(looped())] == [
+    assert [(value.title, value.lines) for value in programs_of(looped())] == [
         ("layer 0, thinking, each 2 times in a row", (think,)),
         ("layers 1-2, reading, each 2 times in a row", ("x = x + learned_vector * read(layernorm(x))", think)),
         ("after the last layer", ("x = layernorm(x)",)),
@@ -103,9 +105,9 @@ def test_it_is_drawn_as_a_tower_with_all_its_weights(looped: Callable[..., tfkit
 
 def test_cost_counts_what_its_mask_hides(looped: Callable[..., tfkit.Graph]) -> None:
     """Of 6 queries and keys, a causal mask hides 15 of 36 pairs, in scores and what they weigh."""
-    found = tfkit.cost(looped(), length=6, mode="prefill").total
+    actual = tfkit.cost(looped(), length=6, mode="prefill").total
     pairs = 4 * 2 * 2 * 4 * 6 * 6 * 8  # runs of reading, scores and values, multiply and add, heads, pairs, width
-    assert found.flops_forward - found.visible_forward == pytest.approx(pairs * 15 / 36)
+    assert actual.flops_forward - actual.visible_forward == pytest.approx(pairs * 15 / 36)
 
 
 def test_solve_makes_it_deeper(plugins: Any, tmp_path: Path) -> None:
@@ -122,11 +124,11 @@ def test_its_first_loss_is_known(looped: Callable[..., tfkit.Graph]) -> None:
     graph = looped("init={kind: normal, std: 0.3}", "embedding.scale=50")
     with pytest.warns(tfkit.FirstLossWarning, match="`logits` starts at a loss of about"):
         model = tfkit.build(graph).eval()
-    (found,) = first_losses(model, graph)
+    (actual,) = first_losses(model, graph)
     tokens = torch.randint(64, (64, 16), generator=torch.Generator().manual_seed(0))
     measured = nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    assert found.loss == pytest.approx(measured.item(), rel=0.2)
-    assert found.own_token
+    assert actual.loss == pytest.approx(measured.item(), rel=0.2)
+    assert actual.own_token
 
 
 def test_it_decodes_step_by_step(looped: Callable[..., tfkit.Graph]) -> None:
@@ -151,12 +153,12 @@ def test_its_file_has_a_class_for_each_variant(looped: Callable[..., tfkit.Graph
 
 
 def renamed(stack: tfkit.Layers) -> tfkit.Layers:
-    first, *others = stack.layers
-    return replace(stack, layers=(replace(first, steps=(replace(first.steps[0], name="consider"),)), *others))
+    first, *rest = stack.layers
+    return replace(stack, layers=(replace(first, steps=(replace(first.steps[0], name="consider"),)), *rest))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("invalid", "message"),
     [
         (renamed, "block `loop` describes layers with modules that it does not have: layers.0.consider, "),
         (
@@ -167,11 +169,11 @@ def renamed(stack: tfkit.Layers) -> tfkit.Layers:
 )
 def test_a_stack_that_describes_other_modules_is_refused(
     looped: Callable[..., tfkit.Graph],
-    wrong: Callable[[tfkit.Layers], tfkit.Layers],
+    invalid: Callable[[tfkit.Layers], tfkit.Layers],
     message: str,
 ) -> None:
     graph = looped()
-    nodes = tuple(replace(node, stack=wrong(node.stack)) if node.stack else node for node in graph.nodes)
+    nodes = tuple(replace(node, stack=invalid(node.stack)) if node.stack else node for node in graph.nodes)
     with pytest.raises(tfkit.SpecError, match=message):
         tfkit.build(replace(graph, nodes=nodes), device="meta")
 

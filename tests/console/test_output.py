@@ -18,9 +18,9 @@ def test_progress_is_for_terminals_and_patience(monkeypatch: pytest.MonkeyPatch)
         def isatty(self) -> bool:
             return True
 
-    def slow(*args: object, **given: object) -> object:
+    def slow(*args: object, **options: object) -> object:
         time.sleep(0.3)
-        return build(*args, **given)  # type: ignore[arg-type]
+        return build(*args, **options)  # type: ignore[arg-type]
 
     build = first_run.build
     monkeypatch.setattr(first_run, "build", slow)

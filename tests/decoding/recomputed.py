@@ -37,5 +37,5 @@ class Recomputed(CachedModel):
         return logits[:, -(keep or tokens.size(1)) :]
 
     def repeat(self, n: int) -> None:
-        self.tokens, self.mask = (one.repeat_interleave(n, dim=0) for one in (self.tokens, self.mask))
+        self.tokens, self.mask = (item.repeat_interleave(n, dim=0) for item in (self.tokens, self.mask))
         self.inputs = {name: value.repeat_interleave(n, dim=0) for name, value in self.inputs.items()}

@@ -81,13 +81,13 @@ graph:
 }
 
 
-def cached(name: str, length: int = 12, **given: Any) -> CachedModel:
-    return CachedModel(build(SPECS[name]), length=length, **given)
+def cached(name: str, length: int = 12, **options: Any) -> CachedModel:
+    return CachedModel(build(SPECS[name]), length=length, **options)
 
 
 def tokens(rows: int, columns: int, seed: int = 0) -> Tensor:
     return torch.randint(23, (rows, columns), generator=torch.Generator().manual_seed(seed))
 
 
-def error(found: Tensor, want: Tensor) -> float:
-    return float((found - want).detach().abs().max())
+def error(actual: Tensor, want: Tensor) -> float:
+    return float((actual - want).detach().abs().max())

@@ -218,11 +218,15 @@ several_outputs:
 """)
 SOURCE = {"type": "features", "width": 12}
 SPECS = {name: spec_of(fields) for name, fields in STACKS.items()}
-SPECS |= {f"memory_{name}": spec_of({**one, "memory": "source"}, source=SOURCE) for name, one in WITH_MEMORY.items()}
-SPECS |= {f"prefix_{name}": spec_of({**one, "prefix": "known"}, known="lengths") for name, one in WITH_PREFIX.items()}
-for name, one in GRAPHS.items():
+SPECS |= {
+    f"memory_{name}": spec_of({**stack, "memory": "source"}, source=SOURCE) for name, stack in WITH_MEMORY.items()
+}
+SPECS |= {
+    f"prefix_{name}": spec_of({**stack, "prefix": "known"}, known="lengths") for name, stack in WITH_PREFIX.items()
+}
+for name, graph in GRAPHS.items():
     sizes = {} if name == "features" else {"d_model": 16, "vocab_size": 23, "max_len": 40}
-    SPECS[name] = yaml.safe_dump({"tfkit": 1, "name": "m", **sizes, **one}, sort_keys=False)
+    SPECS[name] = yaml.safe_dump({"tfkit": 1, "name": "m", **sizes, **graph}, sort_keys=False)
 
 
 SHOWN = {f"window_{left + 1}_{position}" for left, position in ((0, "rope"), (0, "t5"), (4, "alibi"), (4, "t5"))}
@@ -254,5 +258,5 @@ def test_the_real_compiler(name: str) -> None:
     cached = tfkit.CachedModel(model, length=LENGTH, compile=True)
     for rows in (ids, ids.flip(0)):
         cached.start(3)
-        found = torch.cat([cached(one) for one in (rows[:, :5], *rows[:, 5:].split(1, dim=1))], dim=1)
-        torch.testing.assert_close(found, model(rows), atol=1e-5, rtol=1e-5)
+        actual = torch.cat([cached(value) for value in (rows[:, :5], *rows[:, 5:].split(1, dim=1))], dim=1)
+        torch.testing.assert_close(actual, model(rows), atol=1e-5, rtol=1e-5)

@@ -57,13 +57,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case: str) -> None:
-    name, start, args, given, message = REFUSED[case]
+    name, start, args, options, message = REFUSED[case]
     model = cached(name)
 
     def read() -> None:
         if start is not None:
             model.start(2, **start)
-        model(*args, **given)
+        model(*args, **options)
 
     with pytest.raises(ValueError, match=message):
         read()

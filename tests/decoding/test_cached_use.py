@@ -38,9 +38,9 @@ def test_one_batch_leaves_nothing_for_the_next() -> None:
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[False, True, True, True], [True, True, True, True]])
     model(x[:, :4], mask)
-    found = model(x[:, 4:])
+    actual = model(x[:, 4:])
     want = torch.cat((model.model(x[:1, 1:]), model.model(x[1:])[:, 1:]))
-    assert error(found[:, -1], want[:, -1]) < 1e-5
+    assert error(actual[:, -1], want[:, -1]) < 1e-5
 
 
 def test_a_memory_of_another_length_and_batch() -> None:
@@ -48,8 +48,8 @@ def test_a_memory_of_another_length_and_batch() -> None:
     for rows, columns in ((3, 5), (2, 7), (2, 4), (3, 5)):
         source, ids = torch.randn(rows, columns, 12, generator=generator), tokens(rows, 6, columns)
         model.start(rows, source=source)
-        found = torch.cat([model(ids[:, :2]), *[model(one) for one in ids[:, 2:].split(1, dim=1)]], dim=1)
-        assert error(found, model.model(ids, source=source)) < 1e-5
+        actual = torch.cat([model(ids[:, :2]), *[model(word) for word in ids[:, 2:].split(1, dim=1)]], dim=1)
+        assert error(actual, model.model(ids, source=source)) < 1e-5
 
 
 @torch.no_grad()
@@ -57,10 +57,10 @@ def test_a_memory_with_an_input_that_may_be_left_out() -> None:
     model = tfkit.build(tfkit.loads(OPTIONAL)).eval()
     source, types, ids = tokens(2, 7), tokens(2, 7, 1) % 2, tokens(2, 5, 2)
     reading = CachedModel(model, length=8)
-    for given in ({"source": source}, {"source": source, "types": types}):
-        reading.start(2, **given)
-        found = torch.cat([reading(ids[:, :3]), reading(ids[:, 3:])], dim=1)
-        assert error(found, model(target=ids, **given)) < 1e-5
+    for value in ({"source": source}, {"source": source, "types": types}):
+        reading.start(2, **value)
+        actual = torch.cat([reading(ids[:, :3]), reading(ids[:, 3:])], dim=1)
+        assert error(actual, model(target=ids, **value)) < 1e-5
 
 
 def test_without_a_start_the_sequences_go_on() -> None:
@@ -132,13 +132,13 @@ def test_a_piece_that_overwrites_slots_attends_to_their_keys(start: int) -> None
 def test_repeated_before_anything_was_read(name: str) -> None:
     model = cached(name)
     inputs = example_inputs(model.model.meta["graph"], batch=2, length=5)
-    once = {one: inputs[one] for one in inputs if one != "tokens"}
+    once = {item: inputs[item] for item in inputs if item != "tokens"}
     model.start(2, **once)
     model.repeat(3)
     ids = tokens(6, 6)
-    found = torch.cat((model(ids[:, :5]), model(ids[:, 5:])), dim=1)
-    once = {one: value.repeat_interleave(3, dim=0) for one, value in once.items()}
-    assert error(found, model.model(tokens=ids, **once)) < 1e-5
+    actual = torch.cat((model(ids[:, :5]), model(ids[:, 5:])), dim=1)
+    once = {item: value.repeat_interleave(3, dim=0) for item, value in once.items()}
+    assert error(actual, model.model(tokens=ids, **once)) < 1e-5
 
 
 @pytest.mark.parametrize("keep", [1, 2, 9])
@@ -162,8 +162,8 @@ def test_the_input_with_padding_is_the_one_that_is_counted() -> None:
     assert spec != SPECS["types"]
     model, ids, types = CachedModel(build(spec), length=12), tokens(1, 5), torch.tensor([[0, 1, 2, 1, 0]])
     model(ids[:, :4], torch.tensor([[False, False, True, True]]), types=types[:, :4])
-    found = model(ids[:, 4:], types=types[:, 4:])
-    assert error(found, model.model(tokens=ids[:, 2:], types=types[:, 2:])[:, 2:]) < 1e-5
+    actual = model(ids[:, 4:], types=types[:, 4:])
+    assert error(actual, model.model(tokens=ids[:, 2:], types=types[:, 2:])[:, 2:]) < 1e-5
 
 
 # ---- lengths and types ----
@@ -174,8 +174,8 @@ def test_more_places_than_are_used() -> None:
     ids = tokens(2, 9)
     for length in (9, 10, 40):
         read = CachedModel(model, length=length)
-        found = torch.cat([read(one) for one in ids.split((4, 1, 1, 3), dim=1)], dim=1)
-        assert error(found, model(ids)) < 1e-5
+        actual = torch.cat([read(word) for word in ids.split((4, 1, 1, 3), dim=1)], dim=1)
+        assert error(actual, model(ids)) < 1e-5
 
 
 def test_a_window_holds_no_more_than_it_reads() -> None:
@@ -192,9 +192,9 @@ def test_a_window_holds_no_more_than_it_reads() -> None:
 def test_a_scaling_takes_the_length_of_the_caches() -> None:
     """Theirs, not that of what was read: dynamic scaling of 6 tokens is that of 12."""
     model, ids = cached("dynamic", length=12), tokens(1, 12)
-    found = torch.cat((model(ids[:, :4]), model(ids[:, 4:6])), dim=1)
-    assert error(found, model.model(ids)[:, :6]) < 1e-5
-    assert error(found, model.model(ids[:, :6])) > 1e-3
+    actual = torch.cat((model(ids[:, :4]), model(ids[:, 4:6])), dim=1)
+    assert error(actual, model.model(ids)[:, :6]) < 1e-5
+    assert error(actual, model.model(ids[:, :6])) > 1e-3
 
 
 def test_max_len_is_the_length_unless_given() -> None:
@@ -218,9 +218,9 @@ def test_autocast(name: str) -> None:
 
 def test_the_device_of_new_tensors_changes_nothing() -> None:
     model, tokens = build(SPECS["prefix"]), torch.tensor([[3, 4, 5], [6, 7, 8]])
-    known = torch.tensor([2, 3])
+    names = torch.tensor([2, 3])
     with torch.device("meta"):
         cached = CachedModel(model, length=8)
-        cached.start(2, known=known)
-        found = cached(tokens)
-    torch.testing.assert_close(found, model(tokens, known))
+        cached.start(2, known=names)
+        actual = cached(tokens)
+    torch.testing.assert_close(actual, model(tokens, names))

@@ -49,12 +49,12 @@ def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Trial.of(CASES[request.param], tmp_path_factory.mktemp(request.param))
 
 
-def theirs_continues(theirs: nn.Module, new: int, *, start: int | None = None, **given: Any) -> list[list[int]]:
+def theirs_continues(theirs: nn.Module, new: int, *, start: int | None = None, **options: Any) -> list[list[int]]:
     """Hugging Face's own generation, greedy, each prompt by itself; `start` is the decoder's token, if it has one."""
     config = {"do_sample": False, "num_beams": 1, "max_new_tokens": new, "pad_token_id": 0, "eos_token_id": None}
     if start is not None:  # their cache of T5 has as many layers as the encoder
         config |= {"decoder_start_token_id": start, "forced_eos_token_id": None, "use_cache": False}
-    rows = [theirs.generate(torch.tensor([prompt]), **config | given)[0].tolist() for prompt in PROMPTS]  # type: ignore[operator]
+    rows = [theirs.generate(torch.tensor([prompt]), **config | options)[0].tolist() for prompt in PROMPTS]  # type: ignore[operator]
     return [row[1 if start is not None else len(prompt) :] for row, prompt in zip(rows, PROMPTS, strict=True)]
 
 
@@ -64,10 +64,10 @@ def theirs_continues(theirs: nn.Module, new: int, *, start: int | None = None, *
 def test_greedy_equals_hugging_face(trial: Trial, penalty: float, cached: bool) -> None:
     expected = theirs_continues(trial.theirs, 10, repetition_penalty=penalty)
     model = trial.ours if cached else Recomputed(trial.ours)
-    found = generate(model, PROMPTS, max_new_tokens=10, repetition_penalty=penalty)  # type: ignore[arg-type]
-    assert found.rows() == expected
+    actual = generate(model, PROMPTS, max_new_tokens=10, repetition_penalty=penalty)  # type: ignore[arg-type]
+    assert actual.rows() == expected
     assert len({tuple(row) for row in expected}) == 3
-    assert found.ended == ("length",) * 3
+    assert actual.ended == ("length",) * 3
 
 
 @pytest.mark.parametrize("cached", some([False, True], 1), ids=["recomputed", "cached"])
@@ -75,8 +75,8 @@ def test_greedy_equals_hugging_face(trial: Trial, penalty: float, cached: bool) 
 def test_encoder_decoder_equals_hugging_face(trial: Trial, start: int, cached: bool) -> None:
     expected = theirs_continues(trial.theirs, 8, start=start, repetition_penalty=1.5)
     model = trial.ours if cached else Recomputed(trial.ours)
-    found = generate(model, [[start]] * 3, max_new_tokens=8, repetition_penalty=1.5, source=PROMPTS)  # type: ignore[arg-type]
-    assert found.rows() == expected
+    actual = generate(model, [[start]] * 3, max_new_tokens=8, repetition_penalty=1.5, source=PROMPTS)  # type: ignore[arg-type]
+    assert actual.rows() == expected
     assert len({tuple(row) for row in expected}) == 3
 
 
@@ -84,20 +84,20 @@ def test_encoder_decoder_equals_hugging_face(trial: Trial, start: int, cached: b
 def test_a_stop_token_equals_hugging_face(trial: Trial) -> None:
     free = theirs_continues(trial.theirs, 10)
     end = free[0][4]
-    found = generate(trial.ours, PROMPTS, max_new_tokens=10, stop=[end], pad=1)
-    assert found.rows() == theirs_continues(trial.theirs, 10, eos_token_id=end)
-    assert found.rows()[0][-1] == end
-    assert found.ended[0] == "stop"
-    assert all(set(row[length:]) <= {1} for row, length in zip(found.tokens.tolist(), found.lengths, strict=True))
+    actual = generate(trial.ours, PROMPTS, max_new_tokens=10, stop=[end], pad=1)
+    assert actual.rows() == theirs_continues(trial.theirs, 10, eos_token_id=end)
+    assert actual.rows()[0][-1] == end
+    assert actual.ended[0] == "stop"
+    assert all(set(row[length:]) <= {1} for row, length in zip(actual.tokens.tolist(), actual.lengths, strict=True))
 
 
 def test_cached_samples_are_the_recomputed_ones(model: torch.fx.GraphModule) -> None:
-    given = {"max_new_tokens": 6, "temperature": 1.0, "top_k": 15, "top_p": 0.99, "n_samples": 3, "seed": 3}
+    options = {"max_new_tokens": 6, "temperature": 1.0, "top_k": 15, "top_p": 0.99, "n_samples": 3, "seed": 3}
     prompts = [[1, 2, 3], [4]]
-    found = generate(model, prompts, **given)  # type: ignore[arg-type]
-    expected = generate(Recomputed(tfkit.build(tfkit.loads(SPEC)).eval()), prompts, **given)  # type: ignore[arg-type]
-    assert torch.equal(found.tokens, expected.tokens)
-    assert len({tuple(row) for row in found.rows()}) == 6
+    actual = generate(model, prompts, **options)  # type: ignore[arg-type]
+    expected = generate(Recomputed(tfkit.build(tfkit.loads(SPEC)).eval()), prompts, **options)  # type: ignore[arg-type]
+    assert torch.equal(actual.tokens, expected.tokens)
+    assert len({tuple(row) for row in actual.rows()}) == 6
 
 
 def test_parts_of_a_list_of_prompts_draw_what_the_entire_list_draws(model: torch.fx.GraphModule) -> None:
@@ -172,16 +172,16 @@ def script(*rows: Sequence[int]) -> Any:
     return Script(model, length=100)
 
 
-def said(rows: Sequence[Sequence[int]], most: int = 9, **given: Any) -> Generated:
-    return generate(script(*rows), [[1]] * len(rows), max_new_tokens=most, **given)
+def said(rows: Sequence[Sequence[int]], most: int = 9, **options: Any) -> Generated:
+    return generate(script(*rows), [[1]] * len(rows), max_new_tokens=most, **options)
 
 
 def test_rows_end_one_by_one() -> None:
     rows = [[5, 6, 7, 8, 9, 4, 4, 4, 4], [5, 8, 6, 7, 6, 4, 4, 4, 4], [4, 4, 4, 4, 4, 4, 4, 9, 4]]
-    found = said(rows, stop=[9, (6, 7)], pad=3)
-    assert found.rows() == [[5, 6, 7], [5, 8, 6, 7], [4, 4, 4, 4, 4, 4, 4, 9]]
-    assert found.tokens.tolist()[0] == [5, 6, 7, 3, 3, 3, 3, 3]
-    assert found.lengths == (3, 4, 8)
+    actual = said(rows, stop=[9, (6, 7)], pad=3)
+    assert actual.rows() == [[5, 6, 7], [5, 8, 6, 7], [4, 4, 4, 4, 4, 4, 4, 9]]
+    assert actual.tokens.tolist()[0] == [5, 6, 7, 3, 3, 3, 3, 3]
+    assert actual.lengths == (3, 4, 8)
     assert said(rows, stop=[9, (6, 7)], most=4).ended == ("stop", "stop", "length")
     assert said(rows, stop=[9, (6, 7)], most=4).tokens.shape == (3, 4)
 
@@ -197,10 +197,10 @@ def test_on_token_sees_every_step_and_may_end_rows() -> None:
         steps.append(list(tokens))
         return [1] if len(steps) == 2 else None
 
-    found = said([[5, 6, 9, 4], [7, 8, 9, 4]], most=4, stop=[9], on_token=take)
+    actual = said([[5, 6, 9, 4], [7, 8, 9, 4]], most=4, stop=[9], on_token=take)
     assert steps == [[5, 7], [6, 8], [9, None]]
-    assert found.rows() == [[5, 6, 9], [7, 8]]
-    assert found.ended == ("stop", "stop")
+    assert actual.rows() == [[5, 6, 9], [7, 8]]
+    assert actual.ended == ("stop", "stop")
 
 
 def test_each_token_is_read_once_and_the_last_not_at_all() -> None:
@@ -215,7 +215,7 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("tokens", "given", "message"),
+    ("tokens", "options", "message"),
     [
         ([[1] * 13], {}, "the prompt has 13 tokens, longer than a sequence of this model can be (12)"),
         ([[1] * 12], {}, "the prompt has 12 tokens, as long as a sequence of this model can be (12)"),
@@ -253,9 +253,9 @@ NAN = float("nan")
         ([[1]], {"top_p": 2.0}, "`top_p` of `generate` must be a number of more than 0 and at most 1 or None; got 2.0"),
     ],
 )
-def test_what_is_refused(model: torch.fx.GraphModule, tokens: Any, given: dict[str, Any], message: str) -> None:
+def test_what_is_refused(model: torch.fx.GraphModule, tokens: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}$"):
-        generate(model, tokens, **{"max_new_tokens": 1, **given})
+        generate(model, tokens, **{"max_new_tokens": 1, **options})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -263,11 +263,11 @@ def test_what_is_refused(model: torch.fx.GraphModule, tokens: Any, given: dict[s
 def test_logits_that_are_no_numbers(
     model: torch.fx.GraphModule, break_at: Callable[[nn.Module, int], None], temperature: float, when: str
 ) -> None:
-    said: list[object] = []
+    messages: list[object] = []
     break_at(model.logits, 0 if when == "at once" else 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^the model's logits are NaN, in torch\.float32: its weights are broken"):
-        generate(model, [[1]], max_new_tokens=5, temperature=temperature, on_token=said.append)
-    assert bool(said) == (when == "later")
+        generate(model, [[1]], max_new_tokens=5, temperature=temperature, on_token=messages.append)
+    assert bool(messages) == (when == "later")
 
 
 @pytest.fixture
@@ -290,5 +290,5 @@ def break_at() -> Callable[[nn.Module, int], None]:
 def test_the_device_of_new_tensors_changes_nothing(model: torch.fx.GraphModule, sampling: dict[str, Any]) -> None:
     want = generate(model, [[5, 9, 2], [7]], max_new_tokens=4, **sampling)
     with torch.device("meta"):
-        found = generate(model, [[5, 9, 2], [7]], max_new_tokens=4, **sampling)
-    assert torch.equal(found.tokens, want.tokens)
+        actual = generate(model, [[5, 9, 2], [7]], max_new_tokens=4, **sampling)
+    assert torch.equal(actual.tokens, want.tokens)

@@ -44,18 +44,18 @@ def decoded(model: fx.GraphModule, rows: int) -> torch.Tensor:
 
 
 def test_both_layouts_compute_the_same(model: fx.GraphModule, monkeypatch: pytest.MonkeyPatch) -> None:
-    want, state = decoded(model, 2), {name: one.clone() for name, one in model.state_dict().items()}
+    want, state = decoded(model, 2), {name: tensor.clone() for name, tensor in model.state_dict().items()}
     faster(monkeypatch, "columns")
-    found = prepare_decoding(model, 2)
-    assert [(one.shape, one.count, one.layout) for one in found] == [
+    actual = prepare_decoding(model, 2)
+    assert [(tensor.shape, tensor.count, tensor.layout) for tensor in actual] == [
         ((LARGE // 128, 128), 2, "columns"),
         ((128, LARGE // 128), 2, "columns"),
     ]
     assert not any(weight.is_contiguous() for group in large_weights(model) for weight in group)
     torch.testing.assert_close(decoded(model, 2), want, rtol=1e-4, atol=1e-4)
-    assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     faster(monkeypatch, "rows")
-    assert {one.layout for one in prepare_decoding(model, 2)} == {"rows"}
+    assert {tensor.layout for tensor in prepare_decoding(model, 2)} == {"rows"}
     assert all(parameter.is_contiguous() for parameter in model.parameters())
 
 
@@ -79,21 +79,21 @@ def test_a_prepared_model_trains_is_written_and_is_read(
 def test_a_small_gain_moves_nothing(model: fx.GraphModule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "GAIN", 3.0)
     faster(monkeypatch, "columns")
-    assert {one.layout for one in prepare_decoding(model)} == {"rows"}
+    assert {value.layout for value in prepare_decoding(model)} == {"rows"}
 
 
 def test_a_machine_is_asked_once_for_each_batch(model: fx.GraphModule, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     race = kernels._race
     monkeypatch.setattr(
-        kernels, "_race", lambda groups, rows: (asked.append((len(groups), rows)), race(groups, rows))[1]
+        kernels, "_race", lambda groups, rows: (calls.append((len(groups), rows)), race(groups, rows))[1]
     )
     decoded(model, 1)
     decoded(model, 1)
     decoded(model, 2)
-    assert asked == [(2, 1), (2, 2)]
+    assert calls == [(2, 1), (2, 2)]
     tfkit.generate(model, tokens(1, 3), max_new_tokens=2, n_samples=3, temperature=1.0)
-    assert asked == [(2, 1), (2, 2), (2, 3)]
+    assert calls == [(2, 1), (2, 2), (2, 3)]
 
 
 def test_what_has_no_choice_is_left_alone(model: fx.GraphModule) -> None:

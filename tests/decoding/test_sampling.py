@@ -30,23 +30,23 @@ VOCAB = 11
 
 def processors(sampling: Sampling) -> list[LogitsProcessor]:
     """Theirs, in the order in which `generate()` applies them."""
-    made: list[LogitsProcessor] = []
+    results: list[LogitsProcessor] = []
     if sampling.repetition_penalty != 1:
-        made.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
-    made.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        results.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
+    results.append(TemperatureLogitsWarper(float(sampling.temperature)))
     if sampling.top_k is not None:
-        made.append(TopKLogitsWarper(sampling.top_k))
+        results.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p is not None:
-        made.append(TopPLogitsWarper(sampling.top_p))
-    return made
+        results.append(TopPLogitsWarper(sampling.top_p))
+    return results
 
 
 def seen(ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """Which tokens stand in each row, by a loop."""
-    found = torch.zeros(ids.size(0), VOCAB, dtype=torch.bool)
+    actual = torch.zeros(ids.size(0), VOCAB, dtype=torch.bool)
     for row, column in torch.ones_like(ids).nonzero().tolist():
-        found[row, ids[row, column]] |= mask is None or bool(mask[row, column])
-    return found
+        actual[row, ids[row, column]] |= mask is None or bool(mask[row, column])
+    return actual
 
 
 SAMPLINGS = st.builds(
@@ -76,9 +76,9 @@ def test_scores_equal_hugging_face(sampling: Sampling, seed: int, ties: bool) ->
     expected = logits.clone()
     for process in processors(sampling):
         expected = process(ids, expected)
-    found = sampling.scores(logits, seen(ids))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert bool(found.isfinite().any(dim=1).all())
+    actual = sampling.scores(logits, seen(ids))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert bool(actual.isfinite().any(dim=1).all())
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75])
@@ -92,7 +92,9 @@ def test_the_order_is_that_of_generate() -> None:
     config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.5, repetition_penalty=1.5, num_beams=1)
     theirs = model._get_logits_processor(config, input_ids_seq_length=3, device="cpu")
     ours = processors(Sampling(0.5, 3, 0.5, 1.5))
-    assert [type(one) for one in theirs if type(one) in map(type, ours)] == [type(one) for one in ours]
+    assert [type(processor) for processor in theirs if type(processor) in map(type, ours)] == [
+        type(processor) for processor in ours
+    ]
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -121,9 +123,9 @@ def test_half_precision_is_widened_before_anything_is_done_to_it() -> None:
     assert torch.equal(sampling.scores(logits), sampling.scores(logits.float()))
 
 
-def choose(steps: int, logits: Tensor, **given: object) -> Tensor:
+def choose(steps: int, logits: Tensor, **options: object) -> Tensor:
     """Tokens [rows, steps] with the same logits in every step."""
-    arguments = {"prompts": 2, "n_samples": 2, "seed": 7, "sampling": Sampling(1.0), **given}
+    arguments = {"prompts": 2, "n_samples": 2, "seed": 7, "sampling": Sampling(1.0), **options}
     prompts = range(arguments["prompts"])  # type: ignore[call-overload]
     sampler = Sampler(steps=steps, device=CPU, **(arguments | {"prompts": prompts}))  # type: ignore[arg-type]
     rows = arguments["prompts"] * arguments["n_samples"]  # type: ignore[operator]
@@ -131,7 +133,7 @@ def choose(steps: int, logits: Tensor, **given: object) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("given", "rows", "steps"),
+    ("options", "rows", "steps"),
     [
         ({"prompts": 5}, [0, 1, 2, 3], 40),
         ({"n_samples": 3}, [0, 1, 3, 4], 40),
@@ -139,10 +141,12 @@ def choose(steps: int, logits: Tensor, **given: object) -> Tensor:
     ],
     ids=["more prompts", "more samples", "more steps"],
 )
-def test_a_row_does_not_depend_on_what_else_is_drawn(given: Mapping[str, object], rows: list[int], steps: int) -> None:
+def test_a_row_does_not_depend_on_what_else_is_drawn(
+    options: Mapping[str, object], rows: list[int], steps: int
+) -> None:
     logits = torch.zeros(1, VOCAB)
     before = choose(40, logits)
-    assert torch.equal(choose(steps, logits, **given)[rows, :40], before)
+    assert torch.equal(choose(steps, logits, **options)[rows, :40], before)
     assert len({tuple(row) for row in before.tolist()}) == 4, "all rows have draws of their own"
     assert not torch.equal(choose(40, logits, seed=8), before)
 
@@ -159,17 +163,17 @@ def test_the_penalty_is_for_the_prompt_without_padding_and_for_what_was_chosen()
     sampler = Sampler(Sampling(repetition_penalty=4.0), range(2), 1, 5, seed=0, device=CPU)
     sampler.read(ids, mask, VOCAB)
     logits = torch.linspace(2.0, 1.0, VOCAB).expand(2, -1)
-    found = []
+    result = []
     for _ in range(4):
         expected = RepetitionPenaltyLogitsProcessor(4.0)(ids[:, -1:], logits.clone())[:1].argmax()
-        found.append(sampler(logits))
-        ids = torch.cat([ids, found[-1][:, None]], dim=1)
-        assert len(found) > 1 or expected == 0
-    assert torch.stack(found, dim=1).tolist() == [[0, 1, 2, 4], [0, 1, 4, 6]]
+        result.append(sampler(logits))
+        ids = torch.cat([ids, result[-1][:, None]], dim=1)
+        assert len(result) > 1 or expected == 0
+    assert torch.stack(result, dim=1).tolist() == [[0, 1, 2, 4], [0, 1, 4, 6]]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"temperature": -0.1}, "`temperature` of `Sampling` must be a number of 0 or more; got -0.1"),
         ({"temperature": float("nan")}, "`temperature` of `Sampling` must be a number of 0 or more; got nan"),
@@ -187,6 +191,6 @@ def test_the_penalty_is_for_the_prompt_without_padding_and_for_what_was_chosen()
         ({"top_p": 0.3}, "top_p has no effect at temperature 0, which takes the likeliest token"),
     ],
 )
-def test_what_is_refused(given: dict[str, float], message: str) -> None:
+def test_what_is_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Sampling(**given)  # type: ignore[arg-type]
+        Sampling(**options)  # type: ignore[arg-type]

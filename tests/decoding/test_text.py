@@ -21,15 +21,15 @@ END = "<|end|>"
 
 def byte_level(lines: Sequence[str] = LINES, size: int = 300) -> tokenizers.Tokenizer:
     """As GPT-2's: a character may be spread over several tokens."""
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet() if size > 256 else []
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         lines,
         trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False),
     )
-    return made
+    return tokenizer
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
@@ -37,14 +37,14 @@ def byte_fallback() -> tokenizers.Tokenizer:
     words = sorted(set("▁abcdefghijklmnopqrstuvwxyz") | {"▁the", "he", "in", "▁q", "th"})
     vocab = {token: i for i, token in enumerate(["<unk>", "<s>", *(f"<0x{i:02X}>" for i in range(256)), *words])}
     merges = [("h", "e"), ("i", "n"), ("t", "h"), ("▁", "q")]
-    made = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    made.add_special_tokens(["<s>"])
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
-    return made
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    return tokenizer
 
 
 BYTE_LEVEL, BYTE_FALLBACK = FileTokenizer(byte_level()), FileTokenizer(byte_fallback())
@@ -95,12 +95,12 @@ def test_a_stop_text_ends_the_stream_and_is_never_shown(text: str, stop: list[st
     for end, token in enumerate(tokenizer.encode(text), 1):
         shown += stream.feed(token)
         assert text.startswith(shown)
-        assert stream.stopped == any(one in text[:end] for one in stop)
-    ends = [place for one in stop if (place := text.find(one)) >= 0]
+        assert stream.stopped == any(value in text[:end] for value in stop)
+    ends = [place for value in stop if (place := text.find(value)) >= 0]
     if not ends:
         assert shown + stream.finish() == text
     else:
-        assert not any(one in shown for one in stop)
+        assert not any(value in shown for value in stop)
         assert stream.finish() == ""
 
 
@@ -117,15 +117,15 @@ def test_the_first_of_two_stop_texts_in_one_token() -> None:
 
 
 def test_the_texts_of_several_rows() -> None:
-    seen = []
-    texts = Texts(CharacterTokenizer("abc\n"), 3, ["\n", "cc"], lambda texts: seen.append(list(texts.texts)))
+    calls = []
+    texts = Texts(CharacterTokenizer("abc\n"), 3, ["\n", "cc"], lambda texts: calls.append(list(texts.texts)))
     assert texts([0, 1, 2]) == []
     assert texts([0, 3, None]) == [1]
     assert texts.complete == [False, True, True]
     assert texts([2, None, None]) == [1]
     assert texts.finish() == ["aac", "b", "c"]
     assert texts.complete == [True] * 3
-    assert seen == [["a", "b", ""], ["aa", "b", "c"], ["aa", "b", "c"], ["aac", "b", "c"]]
+    assert calls == [["a", "b", ""], ["aa", "b", "c"], ["aa", "b", "c"], ["aac", "b", "c"]]
 
 
 # ---- tokenizers ----
@@ -153,19 +153,19 @@ def test_special_tokens_are_added_and_not_shown() -> None:
 
 
 def test_characters(tmp_path: Path) -> None:
-    made = CharacterTokenizer.of_text("hello\nwörld")
-    assert made.characters == "\ndehlorwö"
-    assert made.decode(made.encode("wöw\n")) == "wöw\n"
-    assert made.decode([0, 99]) == "\n\N{REPLACEMENT CHARACTER}"
-    made.save(tmp_path / "chars.json")
+    tokenizer = CharacterTokenizer.of_text("hello\nwörld")
+    assert tokenizer.characters == "\ndehlorwö"
+    assert tokenizer.decode(tokenizer.encode("wöw\n")) == "wöw\n"
+    assert tokenizer.decode([0, 99]) == "\n\N{REPLACEMENT CHARACTER}"
+    tokenizer.save(tmp_path / "chars.json")
     (tmp_path / "text.txt").write_text("hello\nwörld", encoding="utf-8")
     for name in ("chars.json", "text.txt"):
         again = load_tokenizer(tmp_path / name)
         assert isinstance(again, CharacterTokenizer)
-        assert again.characters == made.characters
+        assert again.characters == tokenizer.characters
     assert json.loads((tmp_path / "chars.json").read_text(encoding="utf-8")) == {"characters": "\ndehlorwö"}
     with pytest.raises(ValueError, match=r"^not among the 9 characters of the tokenizer: `x`, `!`$"):
-        made.encode("lox!x")
+        tokenizer.encode("lox!x")
     with pytest.raises(ValueError, match=r"^characters must be one or more, each of them once$"):
         CharacterTokenizer("aba")
 
@@ -175,14 +175,14 @@ def test_ids_beyond_the_vocabulary_of_bytes() -> None:
 
 
 def test_numbers() -> None:
-    made = NumberTokenizer()
-    assert made.encode(" 3, 14,15") == [3, 14, 15]
-    assert made.encode("") == []
-    assert made.decode([3, 14]) == "3, 14"
-    assert made.special("7") == 7
-    for wrong in ("-1", "1.5", "two", "1,,2", "9" * 10):
+    tokenizer = NumberTokenizer()
+    assert tokenizer.encode(" 3, 14,15") == [3, 14, 15]
+    assert tokenizer.encode("") == []
+    assert tokenizer.decode([3, 14]) == "3, 14"
+    assert tokenizer.special("7") == 7
+    for name in ("-1", "1.5", "two", "1,,2", "9" * 10):
         with pytest.raises(ValueError, match=r"is not a token id: ids are whole numbers, as in `5,7`$"):
-            made.encode(wrong)
+            tokenizer.encode(name)
 
 
 @pytest.mark.parametrize(

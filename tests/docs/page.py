@@ -48,10 +48,10 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = [Block(one["language"], one["text"], one["file"]) for one in _BLOCK.finditer(text)]
-    assert len(found) == text.count("```") / 2, "a block that nobody reads"
-    assert {one.language for one in found} <= LANGUAGES
-    return found
+    actual = [Block(match["language"], match["text"], match["file"]) for match in _BLOCK.finditer(text)]
+    assert len(actual) == text.count("```") / 2, "a block that nobody reads"
+    assert {match.language for match in actual} <= LANGUAGES
+    return actual
 
 
 def sessions(text: str) -> Iterator[tuple[str, str]]:
@@ -96,7 +96,7 @@ def run(command: str, read: Callable[[], tuple[str, str]]) -> str:
         command = [sys.executable, "-I", "-c", start, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     if program == "export":
-        os.environ.update(one.split("=", 1) for one in arguments)
+        os.environ.update(argument.split("=", 1) for argument in arguments)
         return ""
     assert program == "python"
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=300)

@@ -42,7 +42,11 @@ def _alone() -> Iterator[None]:
 def packages(block: str) -> list[str]:
     """What a block imports beside torch and tfkit, and what that needs; tfkit-moe for its experts."""
     named = [name for name in NEEDED if re.search(rf"^(from|import) {name}\b", block, re.MULTILINE)]
-    return [*named, *[one for name in named for one in EXTRA.get(name, ())], *["tfkit_moe"] * ("kind: moe" in block)]
+    return [
+        *named,
+        *[value for name in named for value in EXTRA.get(name, ())],
+        *["tfkit_moe"] * ("kind: moe" in block),
+    ]
 
 
 def test_no_block_is_left_unread() -> None:

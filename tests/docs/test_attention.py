@@ -136,8 +136,8 @@ def test_rotary_positions_are_refused(plugins: object) -> None:
 
 @pytest.mark.parametrize("kind", [tfkit.Context, tfkit.Cache, tfkit.Past])
 def test_help_says_every_field(kind: type) -> None:
-    said = kind.__doc__ or ""
+    text = kind.__doc__ or ""
     for field in kind._fields:
-        assert re.search(rf"^ +{field}: \w", said, re.MULTILINE), field
+        assert re.search(rf"^ +{field}: \w", text, re.MULTILINE), field
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", TEXT, re.MULTILINE)
     assert {*tfkit.Context._fields} <= {name for row in rows for name in re.findall(r"\w+", row)}

@@ -39,5 +39,5 @@ def test_records_name_no_place() -> None:
     for path in KEPT.rglob("run.json"):
         facts = json.loads(path.read_text(encoding="utf-8"))
         assert facts["ended"] == "finished"
-        assert {one["command"] for one in facts["sessions"]} == {f"tfkit train {path.parent.name}"}
+        assert {value["command"] for value in facts["sessions"]} == {f"tfkit train {path.parent.name}"}
         assert not any("code" in session for session in facts["sessions"])  # later code may show the tables

@@ -200,9 +200,9 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("plugins")
     for name, text in WRITTEN.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
-    found = tfkit.load_plugins(plugin_dirs=[folder], entry_points=False)
-    assert found.broken == ()
-    return found
+    actual = tfkit.load_plugins(plugin_dirs=[folder], entry_points=False)
+    assert actual.broken == ()
+    return actual
 
 
 @pytest.mark.slow
@@ -245,13 +245,13 @@ def test_they_decode_and_lead_out(plugins: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ("decoder.attention.softcap=30", "cosine attention has no `softcap`"),
         ("decoder.ffn.n_groups=3", "must be a multiple of n_groups"),
         ("norm={kind: scalenorm, eps: 0}", "greater than 0|above 0"),
     ],
 )
-def test_they_refuse_what_cannot_work(change: str, said: str, plugins: Any) -> None:
-    with pytest.raises(tfkit.SpecError, match=said):
+def test_they_refuse_what_cannot_work(change: str, text: str, plugins: Any) -> None:
+    with pytest.raises(tfkit.SpecError, match=text):
         tfkit.loads(SPEC, plugins=plugins, sets=[change])

@@ -105,8 +105,8 @@ def test_a_page_does_what_it_says_to_the_end(page: str, tmp_path: Path, capsys: 
 def test_slow_blocks_are_run_by_the_slow_test() -> None:
     """What the quick test leaves out stands on those pages only."""
     slow = re.compile(r"^\$ (python|tfkit (eject|export|profile)) |check_component", re.MULTILINE)
-    found = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
-    assert found == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams", "transformers"}
+    actual = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
+    assert actual == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams", "transformers"}
 
 
 @pytest.mark.parametrize("printed", ["a\nx\ny\nb 3.1 2 ms", "a\nb 3.1 10 s"])
@@ -151,7 +151,7 @@ def test_commands_in_the_text_can_be_called(page: Path, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"", prose(page))
-    for target in ("".join(one) for one in targets):
+    for target in ("".join(value) for value in targets):
         if not target.startswith("https://"):
             assert (page.parent / target.partition("#")[0]).exists(), target
 
@@ -201,7 +201,7 @@ def test_the_first_screen_is_targets_of_the_makefile() -> None:
 def test_one_command_installs_all_that_the_specs_need() -> None:
     (command,) = re.findall(r'`(pip install "\.\[all\]".*?)`', README.read_text(encoding="utf-8"))
     projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in command.split()[3:]]
-    assert {one["name"] for one in projects} == {name for spec in shipped() for name in spec.requires}
+    assert {project["name"] for project in projects} == {name for spec in shipped() for name in spec.requires}
 
 
 def test_the_readme_counts_the_specs_of_a_wheel() -> None:

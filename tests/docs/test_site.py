@@ -119,11 +119,13 @@ def test_a_sidebar_is_built_once_for_a_folder() -> None:
     pytest.importorskip("sphinx")
     from tools.docs.conf import sidebar
 
-    own = '<ul class="current"><li class="toctree-l1 current"><a class="current reference internal" href="#">A</a></li>'
+    local = (
+        '<ul class="current"><li class="toctree-l1 current"><a class="current reference internal" href="#">A</a></li>'
+    )
     rest = (
         '<li class="toctree-l1"><a href="b.html">B</a><ul><li class="toctree-l2"><a href="c.html">C</a></li></ul></li>'
     )
-    first = sidebar("pages/a", lambda: f"{own}{rest}</ul>")
+    first = sidebar("pages/a", lambda: f"{local}{rest}</ul>")
     second = sidebar("pages/c", lambda: pytest.fail("built twice"))
     entry = re.compile(r'<li class="toctree-l\d( current)?"><a[^>]*href="(\w+).html"')
     assert entry.findall(first) == [(" current", "a"), ("", "b"), ("", "c")]

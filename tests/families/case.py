@@ -175,7 +175,7 @@ def _batch(trial: Trial, side: str) -> tuple[list[Tensor], list[Tensor]]:
         last = masks[0].long().cumsum(dim=1).argmax(dim=1)
         ids[0] = ids[0].scatter(1, last[:, None], config.eos_token_id)
     pad = getattr(config, "pad_token_id", None) or 0
-    return [one.masked_fill(~mask, pad) for one, mask in zip(ids, masks, strict=True)], masks
+    return [value.masked_fill(~mask, pad) for value, mask in zip(ids, masks, strict=True)], masks
 
 
 def _vocab(trial: Trial) -> tuple[int, int]:
@@ -186,14 +186,14 @@ def _vocab(trial: Trial) -> tuple[int, int]:
 
 
 def _theirs(trial: Trial, ids: list[Tensor], masks: list[Tensor], side: str, types: list[Tensor]) -> Tensor:
-    given = _given(ids, types)
+    options = _given(ids, types)
     if side != "none":
-        given["attention_mask"] = masks[0].long()
+        options["attention_mask"] = masks[0].long()
         if trial.has_target:
-            given["decoder_attention_mask"] = masks[1].long()
+            options["decoder_attention_mask"] = masks[1].long()
         elif _has_positions(trial):
-            given["position_ids"] = (masks[0].long().cumsum(dim=1) - 1).clamp(min=0)
-    return logits_of(trial.theirs(**given))
+            options["position_ids"] = (masks[0].long().cumsum(dim=1) - 1).clamp(min=0)
+    return logits_of(trial.theirs(**options))
 
 
 def _given(ids: list[Tensor], types: list[Tensor]) -> dict[str, Tensor]:
@@ -221,15 +221,15 @@ def logits_of(outputs: Any) -> Tensor:
 
 def _alone(trial: Trial, ids: list[Tensor], masks: list[Tensor], types: list[Tensor]) -> Tensor:
     """Their logits for each sequence by itself, without padding, put back in its place."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for row in range(BATCH):
-        own = [one[row, mask[row]][None] for one, mask in zip(ids, masks, strict=True)]
-        logits = logits_of(trial.theirs(**_given(own, [one[row, masks[0][row]][None] for one in types])))[0]
+        row_inputs = [value[row, mask[row]][None] for value, mask in zip(ids, masks, strict=True)]
+        logits = logits_of(trial.theirs(**_given(row_inputs, [value[row, masks[0][row]][None] for value in types])))[0]
         if logits.dim() == 2:
             place = masks[-1][row].nonzero()[:, 0]
             logits = torch.zeros(masks[-1].size(1), logits.size(-1)).index_copy(0, place, logits)
-        found.append(logits)
-    return torch.stack(found)
+        result.append(logits)
+    return torch.stack(result)
 
 
 @torch.no_grad()
@@ -238,11 +238,11 @@ def check_cached(trial: Trial) -> None:
     ids, masks = _batch(trial, "none")
     expected = _theirs(trial, ids, masks, "none", [])
     cached = tfkit.CachedModel(trial.ours, length=trial.case.length)
-    found, target = [], ids[-1]
+    actual, target = [], ids[-1]
     cached.start(BATCH, **({"source": ids[0]} if trial.has_target else {}))
     for piece in target.split([4, 1, 1, target.size(1) - 6], dim=1):
-        found.append(cached(piece))
-    torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-5, atol=1e-5)
+        actual.append(cached(piece))
+    torch.testing.assert_close(torch.cat(actual, dim=1), expected, rtol=1e-5, atol=1e-5)
 
 
 def check_count(trial: Trial) -> None:
@@ -283,8 +283,8 @@ def check_saved(trial: Trial) -> None:
         trial.case.repair(again)
     ids, masks = _batch(trial, "none")
     expected = _theirs(trial, ids, masks, "none", [])
-    found = _theirs(replace(trial, theirs=again.eval()), ids, masks, "none", [])
-    torch.testing.assert_close(found, expected)  # the bits depend on where the weights lie in memory
+    actual = _theirs(replace(trial, theirs=again.eval()), ids, masks, "none", [])
+    torch.testing.assert_close(actual, expected)  # the bits depend on where the weights lie in memory
 
 
 def _today(name: str, older: Mapping[str, str]) -> str:

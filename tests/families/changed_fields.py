@@ -152,8 +152,8 @@ def outcomes(name: str, folder: Path) -> Mapping[str, tuple[Verdict, str]]:
     """
     before = (change for other in earlier(name) for change in changes(CASES[other]))
     tried = {str(change) for change in before if type(change.value) in (int, float)}
-    own = spread(name, [change for change in changes(CASES[name]) if str(change) not in tried])
-    return {str(change): verdict(CASES[name], change, folder / str(number)) for number, change in enumerate(own)}
+    untried = spread(name, [change for change in changes(CASES[name]) if str(change) not in tried])
+    return {str(change): verdict(CASES[name], change, folder / str(number)) for number, change in enumerate(untried)}
 
 
 def spread(name: str, changes: list[Change]) -> Iterator[Change]:
@@ -161,6 +161,6 @@ def spread(name: str, changes: list[Change]) -> Iterator[Change]:
     fields: dict[str, list[Change]] = {}
     for change in changes:
         fields.setdefault(change.field, []).append(change)
-    for field, found in fields.items():
-        is_size = field != "pad_token_id" and all(type(change.value) is int for change in found)
-        yield from [found[crc32(f"{name} {field}".encode()) % len(found)]] if is_size else found
+    for field, actual in fields.items():
+        is_size = field != "pad_token_id" and all(type(change.value) is int for change in actual)
+        yield from [actual[crc32(f"{name} {field}".encode()) % len(actual)]] if is_size else actual

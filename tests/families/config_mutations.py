@@ -52,8 +52,8 @@ class Mutation:
     value: Any
 
     def __str__(self) -> str:
-        said = "nothing" if self.value is ABSENT else repr(self.value)
-        return f"{'.'.join(self.place)}={said if len(said) < 60 else said[:60] + '...'}"
+        text = "nothing" if self.value is ABSENT else repr(self.value)
+        return f"{'.'.join(self.place)}={text if len(text) < 60 else text[:60] + '...'}"
 
     def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config with it."""
@@ -61,7 +61,7 @@ class Mutation:
         if rest:
             inner = config.get(key)
             return {**config, key: Mutation(tuple(rest), self.value).of(inner if isinstance(inner, dict) else {})}
-        return {name: one for name, one in config.items() if name != key} | (
+        return {name: value for name, value in config.items() if name != key} | (
             {} if self.value is ABSENT else {key: self.value}
         )
 
@@ -84,8 +84,8 @@ def mutations(name: str, random: Random) -> list[Mutation]:
 def similar(config: Mapping[str, Any], random: Random) -> Mutation:
     """Another value of the same type."""
     field = random.choice(sorted(config))
-    found = list(others(field, config[field]))
-    return Mutation((field,), random.choice(found)) if found else odd(config, random)
+    actual = list(others(field, config[field]))
+    return Mutation((field,), random.choice(actual)) if actual else odd(config, random)
 
 
 def odd(config: Mapping[str, Any], random: Random) -> Mutation:
@@ -96,7 +96,7 @@ def odd(config: Mapping[str, Any], random: Random) -> Mutation:
 
 def inside(config: Mapping[str, Any], random: Random) -> Mutation:
     """A value in a mapping."""
-    field = random.choice([key for key, one in config.items() if isinstance(one, dict) and one] or ROPE)
+    field = random.choice([key for key, value in config.items() if isinstance(value, dict) and value] or ROPE)
     inner = config.get(field) or {"factor": 2.0}
     key = random.choice(sorted(inner))
     return Mutation((field, key), random.choice([ABSENT, *wrong(inner[key]), *ODD]))
@@ -188,9 +188,13 @@ def faults(error: SpecError, folder: Path) -> Iterator[str]:
     """What is wrong with an error."""
     if not all(line.isprintable() for line in str(error).split("\n")):
         yield f"not printable: {str(error)!r}"
-    for one in error.diagnostics:
-        if not one.message or one.span is None or one.span.source.name != str(folder / "config.json"):
-            yield f"without a place in the file: {one.message!r}"
+    for diagnostic in error.diagnostics:
+        if (
+            not diagnostic.message
+            or diagnostic.span is None
+            or diagnostic.span.source.name != str(folder / "config.json")
+        ):
+            yield f"without a place in the file: {diagnostic.message!r}"
 
 
 def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str, Any], graph: tfkit.Graph) -> bool:
@@ -201,16 +205,16 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         pairs = {key: (old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}}
         inner = [Mutation((*change.place, key), now) for key, (then, now) in pairs.items() if now != then]
-        return all(meaningless(one, before, after, graph) for one in inner)
+        return all(meaningless(value, before, after, graph) for value in inner)
     name, leaf = ".".join(change.place), change.place[-1]
-    known = {one: family.fields[one] for one in (name, change.place[0]) if one in family.fields}
+    names = {value: family.fields[value] for value in (name, change.place[0]) if value in family.fields}
     if change.place[0] == "rope_scaling" and _is_off("rope_parameters", after, family):  # two names of one field
         return True
-    if not known:
+    if not names:
         return leaf in SILENT or change.value in (None, [], {}, ABSENT) or change.value == USUAL.get(leaf)
     return (
-        any(_is_unread(rule, after, graph, family) for rule in known.values())
-        or any(_is_off(field, after, family) for field in known)
+        any(_is_unread(rule, after, graph, family) for rule in names.values())
+        or any(_is_off(field, after, family) for field in names)
         or alike(said(before, change.place, family), said(after, change.place, family))
     )
 

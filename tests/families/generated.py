@@ -36,11 +36,11 @@ KEPT = ("vocab_size", "pad_token_id", "type_vocab_size", "use_task_id", "is_deco
 
 def classes(model_type: str) -> dict[Kind, str]:
     """The classes that transformers has for a model type, each once, by the kinds of their heads."""
-    found: dict[str, Kind] = {}
+    result: dict[str, Kind] = {}
     for kind, names in NAMES.items():
         if model_type in names and (kind != "pretraining" or names[model_type].endswith("ForPreTraining")):
-            found.setdefault(names[model_type], kind)
-    return {kind: name for name, kind in found.items()}
+            result.setdefault(names[model_type], kind)
+    return {kind: name for name, kind in result.items()}
 
 
 def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
@@ -68,7 +68,7 @@ HEADS = {key: variant for name, case in CASES.items() for key, variant in served
 
 def varied(name: str, case: Case, folder: Path, tries: int) -> Case:
     """A case with other values of some fields, drawn in so many tries, that transformers and the family both take."""
-    options = [one for one in changes(case) if one.field not in KEPT and not excepted(f"{name} {one}")]
+    options = [value for value in changes(case) if value.field not in KEPT and not excepted(f"{name} {value}")]
     random.Random(name).shuffle(options)
     done: set[str] = set()
     for change in options[:tries]:

@@ -35,7 +35,7 @@ def spelt_out(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = deepcopy(dict(config))
     with quiet():
         read = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields).to_dict()
-    kept = {name: one for name, one in read.items() if name not in NOT_THE_MODEL}
+    kept = {name: value for name, value in read.items() if name not in NOT_THE_MODEL}
     return json.loads(json.dumps({"model_type": config["model_type"], **kept}))
 
 
@@ -50,13 +50,13 @@ def verdict(name: str, place: tuple[str, ...], folder: Path) -> tuple[Verdict, s
         full = spelt_out(config)
     except Exception as error:  # transformers says in many ways that it cannot
         return "illegal", repr(error)
-    found, why = meaning(name, config, folder)
+    actual, why = meaning(name, config, folder)
     if re.search(rf"\b{place[-1]}(\.\w+)?` is missing", why):
         return "required", why
     expected, why_not = meaning(name, full, folder)
-    if found != expected:
+    if actual != expected:
         return "wrong", why or why_not or "with all fields it is another model"
-    return ("refused", why) if found is None else ("equal", "")
+    return ("refused", why) if actual is None else ("equal", "")
 
 
 def meaning(name: str, config: Mapping[str, Any], folder: Path) -> tuple[str | None, str]:
@@ -70,5 +70,5 @@ def meaning(name: str, config: Mapping[str, Any], folder: Path) -> tuple[str | N
 def outcomes(name: str, folder: Path) -> dict[str, tuple[Verdict, str]]:
     """The outcome for each field of a case that no earlier case of its family has with that value."""
     tried = [(place, at(config_of(other), place)) for other in earlier(name) for place in places(config_of(other))]
-    own = [place for place in places(config_of(name)) if (place, at(config_of(name), place)) not in tried]
-    return {".".join(place): verdict(name, place, folder) for place in own}
+    untried = [place for place in places(config_of(name)) if (place, at(config_of(name), place)) not in tried]
+    return {".".join(place): verdict(name, place, folder) for place in untried}

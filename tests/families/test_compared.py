@@ -41,9 +41,9 @@ def test_a_wrong_tensor_is_found_and_nothing_else(name: str, tmp_path: Path, mon
 
     holder = _holder(trial, clean, random.Random(name))
     save(trial.ours, tmp_path / "wrong", layout="tfkit")
-    found = compare(graph, tmp_path / "theirs", weights=tmp_path / "wrong" / "model.safetensors", seed=seed)
-    assert found.first is not None
-    assert f"{found.first.name}.".startswith(f"{holder}."), (
+    actual = compare(graph, tmp_path / "theirs", weights=tmp_path / "wrong" / "model.safetensors", seed=seed)
+    assert actual.first is not None
+    assert f"{actual.first.name}.".startswith(f"{holder}."), (
         "a fused matrix matches none of theirs: what follows is named"
     )
 
@@ -81,10 +81,10 @@ def test_experts_of_any_width_are_compared(tmp_path: Path) -> None:
 def _holder(trial: Trial, clean: Comparison, rng: random.Random) -> str:
     """Spoil a tensor; the name of the innermost component that holds it."""
     names = [part.name for part in clean.parts]
-    held = {}
+    result = {}
     for path, _ in trial.ours.named_parameters():
         if around := [name for name in names if path.startswith(f"{name}.")]:
-            held[path] = max(around, key=len)
-    path = rng.choice(sorted(held))
+            result[path] = max(around, key=len)
+    path = rng.choice(sorted(result))
     trial.ours.get_parameter(path).mul_(1.5).add_(0.25)
-    return held[path]
+    return result[path]

@@ -45,8 +45,8 @@ def found(names: list[str], seeds: Iterable[int], folder: Path) -> str:
         random = Random(seed)
         name = random.choice(names)
         changes = mutations(name, random)
-        unexpected = [one for one in findings(name, changes, folder) if not excepted(f"{name} {one}")]
-        lines += [f"{seed} {name} {', '.join(map(str, changes))}: {one}" for one in unexpected]
+        unexpected = [finding for finding in findings(name, changes, folder) if not excepted(f"{name} {finding}")]
+        lines += [f"{seed} {name} {', '.join(map(str, changes))}: {finding}" for finding in unexpected]
     return "\n".join(lines)
 
 
@@ -100,8 +100,8 @@ def test_another_text_of_the_same_is_no_finding(name: str, change: Mutation, tmp
 
 
 def published(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    report: dict[str, Any] = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+    return report
 
 
 def test_null_in_a_mapping_says_nothing(tmp_path: Path) -> None:

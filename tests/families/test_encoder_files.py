@@ -27,15 +27,15 @@ def published(name: str) -> str:
 @torch.no_grad()
 def test_older_names_of_norms_and_the_parts_of_pretraining(tmp_path: Path) -> None:
     trial = Trial.of(ENCODERS["bert"], tmp_path)
-    tensors = {published(name): one for name, one in load_file(tmp_path / "theirs" / "model.safetensors").items()}
+    tensors = {published(name): tensor for name, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items()}
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
     tensors |= {"bert.pooler.dense.weight": torch.ones(32, 32), "cls.seq_relationship.weight": torch.ones(2, 32)}
     tensors["bert.embeddings.position_ids"] = torch.arange(24)[None]
     save_file(tensors, tmp_path / "published.safetensors")
     graph = tfkit.loads(import_config(tmp_path / "theirs").text)
-    with pytest.warns(tfkit.LeftOutWarning, match="omits 2 tensors") as said:
+    with pytest.warns(tfkit.LeftOutWarning, match="omits 2 tensors") as caught:
         model = build_with_weights(graph, tmp_path / "published.safetensors").eval()
-    assert "the head for the next sentence: cls.seq_relationship.weight" in str(said[0].message)
+    assert "the head for the next sentence: cls.seq_relationship.weight" in str(caught[0].message)
     ids = torch.randint(3, 61, (2, 9))
     torch.testing.assert_close(model(ids), trial.ours(ids), rtol=0, atol=0)
 

@@ -92,18 +92,18 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     read = {name for link in published(model, family).links for name in link.file}
     without_place = [*family.ignored, *family.zeros, *family.constants, *family.computed]
     ignored = matcher(text for text in without_place if not any(map(matcher([text]).fullmatch, read)))
-    every = dict(theirs.named_parameters(remove_duplicate=False))
-    counted = {id(p): p for name, p in every.items() if not ignored.fullmatch(name)}
-    saved = {name: value for name, value in theirs.state_dict().items() if name not in every}
+    entries = dict(theirs.named_parameters(remove_duplicate=False))
+    counted = {id(p): p for name, p in entries.items() if not ignored.fullmatch(name)}
+    saved = {name: value for name, value in theirs.state_dict().items() if name not in entries}
     buffers = [value.numel() for name, value in saved.items() if not ignored.fullmatch(name)]
-    times = Counter(id(parameter) for name, parameter in every.items() if name in read)
+    times = Counter(id(parameter) for name, parameter in entries.items() if name in read)
     untied = [(times[id(p)] - 1) * p.numel() for p in counted.values() if times[id(p)] > 1]
     return sum(p.numel() for p in counted.values()) + sum(buffers) + sum(untied)
 
 
 def test_each_family_has_one_spec_that_names_it() -> None:
     """That spec is what a config.json of the family changes; the others extend it."""
-    named = [said[1] for spec in known.KNOWN.files.values() if (said := _NAMED.search(spec.path.read_text("utf-8")))]
+    named = [match[1] for spec in known.KNOWN.files.values() if (match := _NAMED.search(spec.path.read_text("utf-8")))]
     assert sorted(named) == sorted(known.KNOWN.families)
     assert all(tfkit.load(name).spec.family.model_type == type for type, name in known.KNOWN.by_model_type.items())
 
@@ -111,9 +111,9 @@ def test_each_family_has_one_spec_that_names_it() -> None:
 def test_a_spec_reads_whole_or_beside_one_other() -> None:
     """The graph of a family's first spec is written out in it; a size extends the one file that has its graph."""
     for name in known.NAMES:
-        own = own_keys(name)
-        base = own.get("extends")
-        named = isinstance(own.get("checkpoint"), str)  # a size may change its family in place
+        keys = own_keys(name)
+        base = keys.get("extends")
+        named = isinstance(keys.get("checkpoint"), str)  # a size may change its family in place
         assert not named or base is None, f"{name}, the first spec of a family, extends {base}"
         assert base is None or "extends" not in own_keys(base), f"{name} extends {base}, which extends another"
 

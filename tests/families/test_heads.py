@@ -135,7 +135,7 @@ def test_the_meaning_of_logits_comes_back(meaning: str, tmp_path: Path) -> None:
 )
 def test_a_config_that_makes_no_sense_of_its_classes(change: dict[str, object], message: str, tmp_path: Path) -> None:
     config = transformers.BertConfig(**CASES["bert"].config).to_dict() | {"id2label": None}
-    given = config | {"architectures": ["BertForTokenClassification"]} | change
-    (tmp_path / "config.json").write_text(json.dumps(given))
+    options = config | {"architectures": ["BertForTokenClassification"]} | change
+    (tmp_path / "config.json").write_text(json.dumps(options))
     with pytest.raises(tfkit.SpecError, match=message):
         import_config(tmp_path)

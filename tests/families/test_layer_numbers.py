@@ -48,8 +48,8 @@ def test_layers_without_positions_by_number(interval: int, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     stack = import_config(tmp_path).graph.spec.model.graph["decoder"]
     assert isinstance(stack, StackConfig)
-    found = [layer.attention is not None and layer.attention.position is not None for _, layer in stack.plan()]
-    assert found == [bool(one) for one in transformers.AutoConfig.from_pretrained(tmp_path).no_rope_layers]
+    actual = [layer.attention is not None and layer.attention.position is not None for _, layer in stack.plan()]
+    assert actual == [bool(flag) for flag in transformers.AutoConfig.from_pretrained(tmp_path).no_rope_layers]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ COMPUTED: list[tuple[str, str, Callable[[], Tensor] | None]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "value"), some([pytest.param(*one, id=f"{one[0]} {one[1]}") for one in COMPUTED], 5)
+    ("name", "tensor", "value"), some([pytest.param(*item, id=f"{item[0]} {item[1]}") for item in COMPUTED], 5)
 )
 def test_a_tensor_is_ignored_if_it_is_what_the_model_computes(
     name: str, tensor: str, value: Callable[[], Tensor] | None, tmp_path: Path
@@ -75,17 +75,17 @@ def test_what_is_left_out_is_said_and_asked_for(
     folder, out = tmp_path / "theirs", tmp_path / "back"
     saved(name, folder)
     spec = str(tmp_path / "spec.yaml")
-    said = f"warning: the model omits {count} tensors of"
+    text = f"warning: the model omits {count} tensors of"
     assert main(["import", str(folder), "-o", spec]) == 0
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
     assert main(["build", spec, "--weights", str(folder)]) == 0
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
     save = ["save", spec, "--weights", str(folder), "--layout", "huggingface", "-o", str(out)]
     assert main(save) != 0
     assert f"error: {count} tensors of the file that filled the model would be missing" in capsys.readouterr().err
     assert not out.exists()
     assert main([*save, "--allow-drop"]) == 0
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
     assert len(load_file(folder / "model.safetensors")) == len(load_file(out / "model.safetensors")) + count
 
 

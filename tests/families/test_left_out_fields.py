@@ -30,10 +30,10 @@ EXCEPT = {
 
 @pytest.mark.parametrize("name", chosen(sorted(CASES), {"gpt2"}))
 def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path: Path) -> None:
-    found = outcomes(name, tmp_path)
-    wrong = {f"{name} {field}": why for field, (verdict, why) in found.items() if verdict == "wrong"}
-    assert {one: why for one, why in wrong.items() if not any(fnmatchcase(one, known) for known in EXCEPT)} == {}
-    assert any(earlier(name)) or sum(verdict == "equal" for verdict, _ in found.values()) > 5
+    actual = outcomes(name, tmp_path)
+    failures = {f"{name} {field}": why for field, (verdict, why) in actual.items() if verdict == "wrong"}
+    assert {item: why for item, why in failures.items() if not any(fnmatchcase(item, value) for value in EXCEPT)} == {}
+    assert any(earlier(name)) or sum(verdict == "equal" for verdict, _ in actual.values()) > 5
 
 
 @pytest.mark.parametrize(

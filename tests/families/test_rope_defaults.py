@@ -31,9 +31,9 @@ NEEDED = {"ministral3", "granitemoehybrid"}
 
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:
     """The fields that matter; a factor of 1 is that of whole heads."""
-    said = {key: plain(value) if isinstance(value, dict) else value for key, value in parameters.items()}
+    text = {key: plain(value) if isinstance(value, dict) else value for key, value in parameters.items()}
     return {
-        key: value for key, value in said.items() if key not in FIXED and (key, value) != ("partial_rotary_factor", 1)
+        key: value for key, value in text.items() if key not in FIXED and (key, value) != ("partial_rotary_factor", 1)
     }
 
 
@@ -45,10 +45,10 @@ def test_sizes_alone(name: str, tmp_path: Path) -> None:
     fields = {**LLAMA, "model_type": name, "hidden_size": 64, "num_hidden_layers": 8, **width}
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
-    found = export_config(import_config(tmp_path).graph)
-    assert plain(found["rope_parameters"]) == plain(theirs.rope_parameters)
-    if "layer_types" in found:
-        assert found["layer_types"] == theirs.layer_types
+    actual = export_config(import_config(tmp_path).graph)
+    assert plain(actual["rope_parameters"]) == plain(theirs.rope_parameters)
+    if "layer_types" in actual:
+        assert actual["layer_types"] == theirs.layer_types
 
 
 LINEAR = {"rope_type": "linear", "factor": 3.0}
@@ -96,8 +96,8 @@ def test_each_form_is_read_as_they_read_it_or_refused(name: str, tmp_path: Path)
     if "rope_parameters" not in config or "rope_parameters" not in export_config(imported(name, config, tmp_path)):
         pytest.skip("its positions are not rotary")
     rest = {key: value for key, value in config.items() if key not in ROTARY} | EVEN.get(name, {})
-    wrong = {form: unlike(name, rest | fields, tmp_path) for form, fields in FORMS.items()}
-    assert {form: both for form, both in wrong.items() if both} == {}
+    failures = {form: unlike(name, rest | fields, tmp_path) for form, fields in FORMS.items()}
+    assert {form: both for form, both in failures.items() if both} == {}
 
 
 def unlike(name: str, config: dict[str, Any], folder: Path) -> tuple[Any, Any] | None:
@@ -147,12 +147,12 @@ def test_what_their_class_would_pass_over_is_refused(
 
 def test_phi3_believes_the_length_beside_the_rotary_parameters_or_its_default(tmp_path: Path) -> None:
     longrope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    for beside, meant in ({}, 4096), (ORIGINAL, 6):
+    for extra, meant in ({}, 4096), (ORIGINAL, 6):
         config = {**config_of("phi3_longrope"), "rope_parameters": {**longrope, **THETA, **ORIGINAL}}
-        config = {key: value for key, value in config.items() if key not in ORIGINAL} | beside
+        config = {key: value for key, value in config.items() if key not in ORIGINAL} | extra
         theirs = transformers.AutoConfig.for_model(**deepcopy(config)).rope_parameters
-        found = export_config(imported("phi3_longrope", config, tmp_path))["rope_parameters"]
-        assert found["original_max_position_embeddings"] == theirs["original_max_position_embeddings"] == meant
+        actual = export_config(imported("phi3_longrope", config, tmp_path))["rope_parameters"]
+        assert actual["original_max_position_embeddings"] == theirs["original_max_position_embeddings"] == meant
 
 
 LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, **ORIGINAL}

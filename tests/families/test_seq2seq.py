@@ -51,7 +51,7 @@ def test_a_bias_of_the_logits_is_in_the_spec_if_the_file_has_one(name: str, tmp_
     expected = theirs(input_ids=source, decoder_input_ids=target).logits
     torch.testing.assert_close(ours(source, target), expected, rtol=1e-5, atol=1e-5)
     tfkit.save(ours, tmp_path / "back", layout="huggingface")
-    before, after = (load_file(tmp_path / one / HEADLESS) for one in ("theirs", "back"))
+    before, after = (load_file(tmp_path / value / HEADLESS) for value in ("theirs", "back"))
     assert torch.equal(after["final_logits_bias"], before["final_logits_bias"])
 
 

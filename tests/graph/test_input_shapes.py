@@ -28,8 +28,8 @@ graph:
 )
 def test_the_least_of_all_parts_is_the_limit(first: int | None, second: int | None, limit: int | None) -> None:
     lengths = {"first": first, "second": second}
-    said = {name: "" if n is None else f", position: learned, max_len: {n}" for name, n in lengths.items()}
-    graph = tfkit.loads(SPEC.format(**said))
+    text = {name: "" if n is None else f", position: learned, max_len: {n}" for name, n in lengths.items()}
+    graph = tfkit.loads(SPEC.format(**text))
     assert max_len(graph) == limit
     assert (rows_of(graph, "a"), rows_of(graph, "b")) == (11, 7)
 

@@ -38,8 +38,8 @@ ALLOWED = """Any Decoder Dict Embedding List Mine Optional Parameter Union add a
 """Names that a careless writer of code would use himself."""
 
 
-def spec(node: str = "embedding", given: str = "tokens") -> str:
-    return SPEC.replace("NODE", f'"{node}"').replace("INPUT", f'"{given}"')
+def spec(node: str = "embedding", tokens: str = "tokens") -> str:
+    return SPEC.replace("NODE", f'"{node}"').replace("INPUT", f'"{tokens}"')
 
 
 def refuse(what: str, text: str) -> None:
@@ -50,12 +50,12 @@ def refuse(what: str, text: str) -> None:
 def test_names_that_would_break_what_is_written_are_refused() -> None:
     for name in [*LETTERS, *WRITTEN, *RESERVED, *keyword.kwlist, "a_mask", "register_x"]:
         refuse("a node", spec(node=name))
-        refuse("an input", spec(given=name))
+        refuse("an input", spec(tokens=name))
 
 
 def test_an_input_hides_nothing_of_python_and_keeps_its_name() -> None:
     for name in PYTHON:
-        refuse("an input", spec(given=name))
+        refuse("an input", spec(tokens=name))
 
 
 @pytest.mark.parametrize("name", ["λ", "ﬁ", "forward", "a b", "training", "keys"])
@@ -70,7 +70,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model with all names that are allowed: of nodes, inputs, a further table, a variant and the model itself."""
     nodes = [*ALLOWED, *BUILTINS]
     norms = "".join(f"  {name}: {{block: norm}}\n" for name in nodes)
-    text = spec(node="e", given="k").replace('["k"]', "[k, types]").replace("name: mine", "name: torch")
+    text = spec(node="e", tokens="k").replace('["k"]', "[k, types]").replace("name: mine", "name: torch")
     text = text.replace('input: "k"', "input: k, tables: {types: 2}").replace("  decoder:", f"{norms}  decoder:")
     text = text.replace("n_layers: 1", "n_layers: 2, layers: {variants: {F: {ffn: {d_ff: 16}}}, pattern: [F, base]}")
     path = tmp_path_factory.mktemp("names") / "names.yaml"
@@ -83,25 +83,25 @@ def inputs() -> dict[str, torch.Tensor]:
 
 
 def test_the_model_is_copied_as_it_is(path: Path) -> None:
-    model, given = tfkit.build(path).eval(), inputs()
+    model, options = tfkit.build(path).eval(), inputs()
     compile(model.code, "code", "exec")
-    wanted = model(**given)
+    expected = model(**options)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        torch.testing.assert_close(copied(**given), wanted)
+        torch.testing.assert_close(copied(**options), expected)
     assert copy.deepcopy(model).meta["graph"] is model.meta["graph"]
 
 
 def test_it_decodes(path: Path) -> None:
-    model, given = tfkit.build(path).eval(), inputs()
+    model, options = tfkit.build(path).eval(), inputs()
     cached = tfkit.CachedModel(model, length=8)
-    parts = [cached(given["k"][:, part], types=given["types"][:, part]) for part in (slice(0, 3), slice(3, 5))]
-    for index, wanted in enumerate(model(**given)):
-        torch.testing.assert_close(torch.cat([part[index] for part in parts], dim=1), wanted)
+    parts = [cached(options["k"][:, part], types=options["types"][:, part]) for part in (slice(0, 3), slice(3, 5))]
+    for index, expected in enumerate(model(**options)):
+        torch.testing.assert_close(torch.cat([part[index] for part in parts], dim=1), expected)
 
 
-@pytest.mark.parametrize("given", ["k", "match", "memory", "x"])
-def test_the_next_tokens_are_found_whatever_the_input_is_called(given: str) -> None:
-    model, tokens = tfkit.build(tfkit.loads(spec(given=given))).eval(), torch.randint(13, (2, 5))
+@pytest.mark.parametrize("name", ["k", "match", "memory", "x"])
+def test_the_next_tokens_are_found_whatever_the_input_is_called(name: str) -> None:
+    model, tokens = tfkit.build(tfkit.loads(spec(tokens=name))).eval(), torch.randint(13, (2, 5))
     loss = torch.nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     torch.testing.assert_close(tfkit.Loss(model)(tokens), loss)
 
@@ -112,7 +112,7 @@ def test_it_is_ejected(path: Path) -> None:
     assert check(graph, eject(graph)).ran
 
 
-FORMATS = ["safetensors", *(pytest.param(one, marks=pytest.mark.slow) for one in ("ts", "pt2", "onnx"))]
+FORMATS = ["safetensors", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ts", "pt2", "onnx"))]
 
 
 @pytest.mark.slow

@@ -66,11 +66,11 @@ def test_only_sequences_of_one_width_are_added(width: int) -> None:
 def test_concat_along_the_length_joins_the_masks(a_mask: Tensor | None, b_mask: Tensor | None) -> None:
     model = build(TWO + f"  joined: {{block: concat, inputs: [one, two]}}\n  encoder: {{block: encoder, {STACK}}}\n")
     a, b = tokens(), features(5, 4)
-    found = model(a, b, a_mask=a_mask, b_mask=b_mask)
+    actual = model(a, b, a_mask=a_mask, b_mask=b_mask)
     joined = torch.cat((model.one(a, mask=a_mask), model.two(b)), dim=1)
     masks = [torch.ones(3, n).bool() if m is None else m for n, m in ((6, a_mask), (4, b_mask))]
-    assert found.shape == (3, 10, 16)
-    torch.testing.assert_close(found, model.encoder(joined, mask=torch.cat(masks, dim=1)), atol=1e-6, rtol=1e-5)
+    assert actual.shape == (3, 10, 16)
+    torch.testing.assert_close(actual, model.encoder(joined, mask=torch.cat(masks, dim=1)), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "t5", "null"])
@@ -85,12 +85,12 @@ def test_padding_between_joined_sequences_takes_no_place(position: str, stack: s
     text += f"  stack: {{block: {'decoder' if prefixed else stack}, {STACK}{', prefix: n' if prefixed else ''}}}\n"
     model = build(text, f"stack.attention.position={position}", f"stack.attention.mask={mask}")
     a, b, lengths = tokens(), features(5), {"n": torch.tensor([3, 5, 4])} if prefixed else {}
-    found = model(a=a, b=b, a_mask=RIGHT, b_mask=LEFT, **lengths)
+    actual = model(a=a, b=b, a_mask=RIGHT, b_mask=LEFT, **lengths)
     for row in range(3):
         real = torch.cat((RIGHT[row], LEFT[row]))
         parts = {"a": a[row][RIGHT[row]][None], "b": b[row][LEFT[row]][None]}
         alone = model(**parts, **{name: n[row : row + 1] for name, n in lengths.items()})
-        torch.testing.assert_close(found[row][real], alone[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual[row][real], alone[0], atol=1e-5, rtol=1e-5)
 
 
 def test_concat_along_the_width() -> None:
@@ -156,10 +156,10 @@ def test_one_capture_serves_all_lengths_of_both_sequences() -> None:
 
 def test_the_memory_mask_hides_memory_and_nothing_else() -> None:
     model, x = build(MEMORY), features(5)
-    found = model(x, tokens(), x_mask=RIGHT)
+    actual = model(x, tokens(), x_mask=RIGHT)
     for row, mask in enumerate(RIGHT):
         alone = model(x[row : row + 1, mask], tokens()[row : row + 1])
-        torch.testing.assert_close(found[row : row + 1], alone)
+        torch.testing.assert_close(actual[row : row + 1], alone)
 
 
 PREFIX = f"""

@@ -108,15 +108,15 @@ NUMBERS = (torch.int64, torch.int32, torch.uint8)
 @pytest.mark.parametrize(("call", "dtype"), chosen(product(CALLS, NUMBERS), {*zip(CALLS, cycle(NUMBERS))}))
 def test_zeros_and_ones_are_a_mask(call: str, dtype: torch.dtype) -> None:
     model = model_of(POSITIONS["learned"])
-    found, wanted = (CALLS[call](model, tokens_of(5), mask) for mask in (REAL.to(dtype), REAL.bool()))
-    torch.testing.assert_close(found, wanted, atol=0, rtol=0)
+    actual, expected = (CALLS[call](model, tokens_of(5), mask) for mask in (REAL.to(dtype), REAL.bool()))
+    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["source_mask", "target_mask"])
 def test_masks_of_two_sequences_are_named(name: str) -> None:
-    model, given = model_of(PAIR), {"source": tokens_of(5), "target": tokens_of(5)}
+    model, options = model_of(PAIR), {"source": tokens_of(5), "target": tokens_of(5)}
     with pytest.raises(ValueError, match=f"{name} is not bool"):
-        model(**given, **{name: BAD_MASKS["added"]})
+        model(**options, **{name: BAD_MASKS["added"]})
 
 
 @pytest.mark.parametrize("bad", BAD_MASKS)
@@ -194,10 +194,10 @@ def test_the_forward_says_what_graph_limits_say(position: str) -> None:
     assert str(caught.value) == f"the 9 tokens of `tokens` are more than {beyond(MAX_LEN)}"
 
 
-@pytest.mark.parametrize("given", ["source", "target"])
-def test_both_sequences_of_a_pair(given: str) -> None:
-    lengths = {"source": 3, "target": 3} | {given: MAX_LEN + 1}
-    with pytest.raises(ValueError, match=f"the 9 tokens of `{given}` are more than max_len"):
+@pytest.mark.parametrize("options", ["source", "target"])
+def test_both_sequences_of_a_pair(options: str) -> None:
+    lengths = {"source": 3, "target": 3} | {options: MAX_LEN + 1}
+    with pytest.raises(ValueError, match=f"the 9 tokens of `{options}` are more than max_len"):
         model_of(PAIR)(**{name: tokens_of(length) for name, length in lengths.items()})
 
 

@@ -96,8 +96,8 @@ def test_no_line_is_longer_or_deeper_than_a_person_reads() -> None:
 
 
 def test_a_long_call_has_its_arguments_on_lines_of_their_own() -> None:
-    some, many = {f"number_{n}": X for n in range(9)}, {f"number_{n}": X for n in range(12)}
-    lines = body(call("ffn", **some), result(ONE))
+    few, many = {f"number_{n}": X for n in range(9)}, {f"number_{n}": X for n in range(12)}
+    lines = body(call("ffn", **few), result(ONE))
     assert [lines[0], lines[-1]] == ["return self.ffn(", ")"]
     assert len(lines) == 3
     lines = body(call("ffn", **many), result(ONE))
@@ -216,12 +216,12 @@ def function(name: str, factor: int) -> Callable[..., Number]:
     """A function of that name, unlike all others, that changes what it is given."""
 
     def act(*args: Any, **kwargs: Any) -> Number:
-        given = [*args, *kwargs.values()]
-        LOG.append((factor, repr(given)))
-        for one in given:
-            if isinstance(one, Number):
-                one.value = one.value * 3 + factor
-        return Number(sum(one.value for one in given if isinstance(one, Number)) % 1009 + factor)
+        arguments = [*args, *kwargs.values()]
+        LOG.append((factor, repr(arguments)))
+        for argument in arguments:
+            if isinstance(argument, Number):
+                argument.value = argument.value * 3 + factor
+        return Number(sum(argument.value for argument in arguments if isinstance(argument, Number)) % 1009 + factor)
 
     act.__name__ = name
     return act
@@ -245,8 +245,8 @@ def program(draw: random.Random) -> dict[Value, Step]:
     steps = steps_of(*(Step("placeholder", name, name, (None,) * index) for index, name in enumerate(inputs)))
     fresh: list[Value] = []
     for number in range(2, draw.randint(4, 12)):
-        known = list(steps)
-        args = [fresh.pop() if fresh and draw.random() < 0.7 else draw.choice(known) for _ in range(draw.randint(1, 3))]
+        names = list(steps)
+        args = [fresh.pop() if fresh and draw.random() < 0.7 else draw.choice(names) for _ in range(draw.randint(1, 3))]
         args = args[::-1] if draw.random() < 0.7 else args
         name = draw.choice(NAMES)
         ways = [apply(name, draw.choice(FUNCTIONS), *args), apply(name, draw.choice(FUNCTIONS), args[0], k=args[-1])]
@@ -261,17 +261,17 @@ def program(draw: random.Random) -> dict[Value, Step]:
 def interpreted(steps: Mapping[Value, Step], owner: Owner, inputs: list[Number]) -> Any:
     """What the steps give, one after the other."""
     values: dict[Value, Any] = {}
-    given = iter(inputs)
+    options = iter(inputs)
     for value, step in steps.items():
-        args = [values[one] for one in step.args] if step.op.startswith("call") else []
-        kwargs = {name: values[one] for name, one in step.kwargs.items()}
+        args = [values[item] for item in step.args] if step.op.startswith("call") else []
+        kwargs = {name: values[item] for name, item in step.kwargs.items()}
         if step.op == "placeholder":
-            values[value] = next(given)
+            values[value] = next(options)
         elif step.op == "get_attr":
             values[value] = owner.weight
         elif step.op == "output":
             (output,) = step.args
-            return tuple(values[one] for one in output) if isinstance(output, tuple) else values[output]
+            return tuple(values[item] for item in output) if isinstance(output, tuple) else values[output]
         else:
             values[value] = (owner.child if step.op == "call_module" else step.target)(*args, **kwargs)
     raise AssertionError
@@ -283,7 +283,7 @@ def test_steps_run_in_their_order_whatever_they_are_called(style: Style) -> None
         steps = program(random.Random(seed))
         text, forward = written(steps, style)
         LOG.clear()
-        wanted, told = repr(interpreted(steps, Owner(), [Number(1), Number(2)])), list(LOG)
+        expected, log = repr(interpreted(steps, Owner(), [Number(1), Number(2)])), list(LOG)
         LOG.clear()
-        found = repr(forward(Owner(), Number(1), Number(2)))
-        assert (found, LOG) == (wanted, told), f"seed {seed}:\n{text}"
+        actual = repr(forward(Owner(), Number(1), Number(2)))
+        assert (actual, LOG) == (expected, log), f"seed {seed}:\n{text}"

@@ -28,12 +28,12 @@ def layer() -> tuple[torch.Tensor, torch.Tensor]:
 def test_both_kernels_agree(shape: tuple[int, ...], biased: bool) -> None:
     weight, bias = layer()
     x = torch.randn(*shape, D_IN)
-    given = bias if biased else None
+    options = bias if biased else None
     with torch.no_grad(), decoding:
-        found = linear(x, weight, given)
-        by_columns = linear(x, weight.t().contiguous().t(), given)
-    for one in (found, by_columns):
-        torch.testing.assert_close(one, F.linear(x, weight, given), rtol=1e-5, atol=1e-4)
+        actual = linear(x, weight, options)
+        by_columns = linear(x, weight.t().contiguous().t(), options)
+    for value in (actual, by_columns):
+        torch.testing.assert_close(value, F.linear(x, weight, options), rtol=1e-5, atol=1e-4)
 
 
 def test_a_slice_and_a_transposed_input_are_read_as_they_are() -> None:
@@ -52,12 +52,12 @@ def _nobody_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of what oneDNN was given."""
-    found: list[torch.Size] = []
+    result: list[torch.Size] = []
     kernel = torch.ops.mkldnn._linear_pointwise
     monkeypatch.setattr(
-        torch.ops.mkldnn, "_linear_pointwise", lambda x, *rest: (found.append(x.shape), kernel(x, *rest))[1]
+        torch.ops.mkldnn, "_linear_pointwise", lambda x, *rest: (result.append(x.shape), kernel(x, *rest))[1]
     )
-    return found
+    return result
 
 
 def test_only_a_decoder_multiplies_by_another_kernel(calls: list[torch.Size]) -> None:
@@ -108,9 +108,9 @@ def test_a_race_reads_the_weights_that_fill_a_sample(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_race_reads_every_weight_by_every_kernel(rows: int) -> None:
     weight, _ = layer()
-    found = kernels.ask([[weight, weight.clone()], [weight.t().contiguous().t()]], rows)
-    assert [set(speeds) for speeds in found] == [set(kernels.KERNELS)] * 2
-    assert all(10**7 < speed < 10**12 for speeds in found for speed in speeds.values())
+    actual = kernels.ask([[weight, weight.clone()], [weight.t().contiguous().t()]], rows)
+    assert [set(speeds) for speeds in actual] == [set(kernels.KERNELS)] * 2
+    assert all(10**7 < speed < 10**12 for speeds in actual for speed in speeds.values())
 
 
 @pytest.fixture
@@ -124,7 +124,10 @@ class Halved(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = [2 * one.as_subclass(Tensor) if isinstance(one, cls) and function is F.linear else one for one in args]
+        args = [
+            2 * argument.as_subclass(Tensor) if isinstance(argument, cls) and function is F.linear else argument
+            for argument in args
+        ]
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
 
@@ -134,9 +137,9 @@ def test_a_tensor_of_another_type_multiplies_in_its_own_way() -> None:
     weight, bias = layer()
     x = torch.randn(2, D_IN)
     with torch.no_grad(), decoding:
-        wanted = F.linear(x, weight, bias)
-        for given in ((x, (weight / 2).as_subclass(Halved)), ((x / 2).as_subclass(Halved), weight)):
-            torch.testing.assert_close(linear(*given, bias), wanted)
+        expected = F.linear(x, weight, bias)
+        for value in ((x, (weight / 2).as_subclass(Halved)), ((x / 2).as_subclass(Halved), weight)):
+            torch.testing.assert_close(linear(*value, bias), expected)
 
 
 TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
@@ -160,8 +163,8 @@ def test_what_transforms_functions_sees_the_product(name: str, capfd: pytest.Cap
     weight, bias = layer()
     x = torch.randn(2, D_IN)
     with torch.no_grad(), decoding:
-        found = TRANSFORMS[name](lambda x: linear(x, weight, bias), x)
-        torch.testing.assert_close(found, TRANSFORMS[name](lambda x: F.linear(x, weight, bias), x))
+        actual = TRANSFORMS[name](lambda x: linear(x, weight, bias), x)
+        torch.testing.assert_close(actual, TRANSFORMS[name](lambda x: F.linear(x, weight, bias), x))
     assert "not yet implemented" not in capfd.readouterr().err
 
 

@@ -54,7 +54,7 @@ def drawn(draw):
             n = draw(st.integers(1, len(order)))
             group, order = order[:n], order[n:]
             groups.append(group[0] if n == 1 else f"({' '.join(group)})")
-            shape.append(prod(SIZES[one] for one in group))
+            shape.append(prod(SIZES[value] for value in group))
         return " ".join(groups), shape
 
     (left, shape), (right, _) = side(names), side(draw(st.permutations(names)))
@@ -176,10 +176,10 @@ def test_it_is_exported_with_free_shapes():
 
 
 def test_hooks_see_it():
-    module, seen = Rearrange("b t -> t b"), []
-    module.register_forward_hook(lambda _, args, output: seen.append(output.shape))
+    module, records = Rearrange("b t -> t b"), []
+    module.register_forward_hook(lambda _, args, output: records.append(output.shape))
     module(torch.zeros(2, 3))
-    assert seen == [(3, 2)]
+    assert records == [(3, 2)]
 
 
 def test_a_single_hook_of_any_type_is_called():
@@ -242,7 +242,7 @@ graph:
         plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
         with pytest.raises(tfkit.SpecError) as caught:
             tfkit.build(tfkit.loads(spec, plugins=plugins, sets=list(change)))
-        (told,) = caught.value.diagnostics
-        assert told.path == "graph.decoder.ffn"
-        assert told.message == "ffn kind `odd` failed in `build`"
-        assert why in told.notes[0]
+        (diagnostic,) = caught.value.diagnostics
+        assert diagnostic.path == "graph.decoder.ffn"
+        assert diagnostic.message == "ffn kind `odd` failed in `build`"
+        assert why in diagnostic.notes[0]

@@ -40,12 +40,12 @@ def step(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str,
 def test_no_number_changes_and_less_is_kept(spec: str) -> None:
     graph = tfkit.load(spec, sets=SPECS[spec])
     inputs = example_inputs(graph, padding="left")
-    want, wanted, kept = step(tfkit.build(graph), inputs)
-    found, grads, less = step(tfkit.build(graph, recompute=True), inputs)
-    assert torch.equal(found, want)
-    assert grads.keys() == wanted.keys()
+    want, expected, kept = step(tfkit.build(graph), inputs)
+    actual, grads, less = step(tfkit.build(graph, recompute=True), inputs)
+    assert torch.equal(actual, want)
+    assert grads.keys() == expected.keys()
     for name, grad in grads.items():
-        torch.testing.assert_close(grad, wanted[name], rtol=0, atol=1e-6)
+        torch.testing.assert_close(grad, expected[name], rtol=0, atol=1e-6)
     assert less < kept / 3
 
 

@@ -26,31 +26,31 @@ def test_weights_equal_hugging_face(name: str, tmp_path: Path) -> None:
         expected = attentions(trial, inputs, masks)
         names = [f"{name}_mask" for name, signal in trial.ours.meta["graph"].inputs.items() if signal.mask]
         named = {} if side == "none" else dict(zip(names, masks, strict=False))
-        found = tfkit.attention_weights(trial.ours, *inputs, **named)
-        assert list(found) == list(expected)
-        for path, weights in found.items():
+        actual = tfkit.attention_weights(trial.ours, *inputs, **named)
+        assert list(actual) == list(expected)
+        for path, weights in actual.items():
             compare(weights, expected[path], masks[-1] if path.startswith("decoder") else masks[0])
 
 
 def attentions(trial: Trial, inputs: list[Tensor], masks: list[Tensor]) -> dict[str, Tensor]:
     """Theirs, by the paths of our attentions."""
-    given = {"attention_mask": masks[0].long()}
+    options = {"attention_mask": masks[0].long()}
     if trial.case.kind != "seq2seq":
         stack = "encoder" if trial.case.kind == "masked" else "decoder"
-        output = trial.theirs(inputs[0], **given, output_attentions=True)
+        output = trial.theirs(inputs[0], **options, output_attentions=True)
         return {f"{stack}.layers.{i}.attention": weights for i, weights in enumerate(output.attentions)}
-    given |= {"decoder_input_ids": inputs[1], "decoder_attention_mask": masks[1].long()}
-    output = trial.theirs(inputs[0], **given, output_attentions=True)
+    options |= {"decoder_input_ids": inputs[1], "decoder_attention_mask": masks[1].long()}
+    output = trial.theirs(inputs[0], **options, output_attentions=True)
     expected = {f"encoder.layers.{i}.attention": weights for i, weights in enumerate(output.encoder_attentions)}
-    for i, (own, cross) in enumerate(zip(output.decoder_attentions, output.cross_attentions, strict=True)):
-        expected |= {f"decoder.layers.{i}.attention": own, f"decoder.layers.{i}.cross_attention": cross}
+    for i, (value, cross) in enumerate(zip(output.decoder_attentions, output.cross_attentions, strict=True)):
+        expected |= {f"decoder.layers.{i}.attention": value, f"decoder.layers.{i}.cross_attention": cross}
     return expected
 
 
-def compare(found: Tensor, want: Tensor, real: Tensor) -> None:
+def compare(actual: Tensor, want: Tensor, real: Tensor) -> None:
     """`real` [b, q] says which queries are tokens."""
-    assert found.shape == want.shape
-    rows, expected = found.transpose(1, 2)[real], want.transpose(1, 2)[real]
+    assert actual.shape == want.shape
+    rows, expected = actual.transpose(1, 2)[real], want.transpose(1, 2)[real]
     assert expected.std() > 0.02, "weights so even that everything is near"
     torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rows.sum(dim=-1), torch.ones(rows.shape[:-1]))

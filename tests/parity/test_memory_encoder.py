@@ -86,11 +86,11 @@ def names(theirs: str, ours: str, leaves: str = "weight bias") -> dict[str, str]
 def projections(theirs: str, ours: str, query: str, leaves: str = "weight bias") -> dict[str, str]:
     """The names of queries, keys and values; those of self-attention lie in one matrix."""
     separate = ours == "cross_attention"
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for letter, name in zip("qkv", query.split(), strict=True):
         part = f"{ours}.project.{letter}" if separate else f"{ours}.project.qkv/{letter}"
-        found |= {f"{theirs}.{name}.{leaf}": f"{part}.{leaf}" for leaf in leaves.split()}
-    return found
+        result |= {f"{theirs}.{name}.{leaf}": f"{part}.{leaf}" for leaf in leaves.split()}
+    return result
 
 
 def of_diffusers() -> dict[str, str]:
@@ -125,7 +125,7 @@ def of_detr() -> dict[str, str]:
 
 def of_qformer(*, crossing: bool) -> dict[str, str]:
     of = "query key value"
-    found = {
+    actual = {
         **names("attention.output.LayerNorm", "attention_norm_after"),
         **projections("attention.attention", "attention", of),
         **names("attention.output.dense", "attention.output"),
@@ -134,22 +134,22 @@ def of_qformer(*, crossing: bool) -> dict[str, str]:
         **names("output_query.LayerNorm", "ffn_norm_after"),
     }
     if crossing:
-        found |= names("crossattention.output.LayerNorm", "cross_attention_norm_after")
-        found |= projections("crossattention.attention", "cross_attention", of)
-        found |= names("crossattention.output.dense", "cross_attention.output")
-    return found
+        actual |= names("crossattention.output.LayerNorm", "cross_attention_norm_after")
+        actual |= projections("crossattention.attention", "cross_attention", of)
+        actual |= names("crossattention.output.dense", "cross_attention.output")
+    return actual
 
 
 def ours_from(theirs: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
     """Their tensors, or gradients, under our names, all of them: q, k and v in one, and the gate of an FFN first."""
     assert theirs.keys() == table.keys()
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, path in table.items():
         start, fused, letter_and_leaf = path.partition("/")
         ours = f"{start}.{letter_and_leaf.partition('.')[2]}" if fused else path
         tensor = torch.cat(theirs[name].chunk(2)[::-1]) if ".gate_up." in path else theirs[name]
-        found[ours] = torch.cat([found[ours], tensor]) if ours in found else tensor
-    return found
+        result[ours] = torch.cat([result[ours], tensor]) if ours in result else tensor
+    return result
 
 
 def of_layers(table: Mapping[str, str], index: int, prefix: str = "") -> dict[str, str]:
@@ -198,15 +198,15 @@ def test_a_published_block_with_a_memory(name: str) -> None:
     d_memory = ours.meta["graph"].inputs["memory"].width
     x = torch.randn(BATCH, QUERIES, D, requires_grad=True)
     memory = torch.randn(BATCH, MEMORY, d_memory, requires_grad=True)
-    expected, found = run(theirs, x, memory), ours(x, memory, memory_mask=REAL)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    expected, actual = run(theirs, x, memory), ours(x, memory, memory_mask=REAL)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     weight = torch.randn_like(expected)
-    wanted = torch.autograd.grad((expected * weight).sum(), [x, memory, *theirs.parameters()])
-    given = torch.autograd.grad((found * weight).sum(), [x, memory, *ours.parameters()])
-    torch.testing.assert_close(given[:2], wanted[:2], atol=1e-4, rtol=1e-4)
+    reference = torch.autograd.grad((expected * weight).sum(), [x, memory, *theirs.parameters()])
+    options = torch.autograd.grad((actual * weight).sum(), [x, memory, *ours.parameters()])
+    torch.testing.assert_close(options[:2], reference[:2], atol=1e-4, rtol=1e-4)
     their_names = [parameter for parameter, _ in theirs.named_parameters()]
-    gradients = ours_from(dict(zip(their_names, wanted[2:], strict=True)), table)
-    for (parameter, _), gradient in zip(ours.named_parameters(), given[2:], strict=True):
+    gradients = ours_from(dict(zip(their_names, reference[2:], strict=True)), table)
+    for (parameter, _), gradient in zip(ours.named_parameters(), options[2:], strict=True):
         torch.testing.assert_close(gradient, gradients[parameter], atol=1e-4, rtol=1e-4)
 
 

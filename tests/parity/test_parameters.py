@@ -109,7 +109,7 @@ def count(model: nn.Module) -> int:
 
 def of_kind(model: Any, prefix: str, slot: str) -> int:
     """Parameters of all submodules below `prefix` that fill `slot`."""
-    filled = ((path, one.slot) for path, one in model.meta["components"].items() if path.startswith(prefix))
+    filled = ((path, value.slot) for path, value in model.meta["components"].items() if path.startswith(prefix))
     return sum(count(model.get_submodule(path)) for path, where in filled if where == slot)
 
 
@@ -149,8 +149,8 @@ def test_norms_have_the_published_epsilon(name: str) -> None:
     """Logits at small sizes do not tell 1e-5 from 1e-12."""
 
     def epsilons(model: nn.Module) -> set[float]:
-        found = (getattr(m, "eps", getattr(m, "variance_epsilon", None)) for m in model.modules())
-        return {eps for eps in found if eps is not None}
+        actual = (getattr(m, "eps", getattr(m, "variance_epsilon", None)) for m in model.modules())
+        return {eps for eps in actual if eps is not None}
 
     assert epsilons(tfkit.build(name, device="meta")) == epsilons(published(name))
 
@@ -167,7 +167,7 @@ def test_what_every_file_says() -> None:
 
 def test_no_file_is_overlooked() -> None:
     """Neither a spec in a subfolder nor one with another suffix escapes the tests above."""
-    folders = {one.path.parent for one in KNOWN.files.values()}
+    folders = {file.path.parent for file in KNOWN.files.values()}
     files = [path for folder in folders for path in folder.rglob("*.y*ml")]
-    found = {path for path in files if path.parent.name not in ("runs", "sweeps", "families", "heads")}
-    assert found == {one.path for one in KNOWN.files.values()}
+    actual = {path for path in files if path.parent.name not in ("runs", "sweeps", "families", "heads")}
+    assert actual == {file.path for file in KNOWN.files.values()}

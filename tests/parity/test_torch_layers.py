@@ -53,15 +53,15 @@ def renamed(theirs: Mapping[str, Tensor], placement: str) -> dict[str, Tensor]:
     }
     if memory:
         modules |= {f"cross_attention_{place}": "norm2", "cross_attention.output": "multihead_attn.out_proj"}
-    found = {}
+    result = {}
     for leaf in ("weight", "bias"):
-        found |= {f"{ours}.{leaf}": theirs[f"{name}.{leaf}"] for ours, name in modules.items()}
-        found[f"attention.project.qkv.{leaf}"] = theirs[f"self_attn.in_proj_{leaf}"]
+        result |= {f"{ours}.{leaf}": theirs[f"{name}.{leaf}"] for ours, name in modules.items()}
+        result[f"attention.project.qkv.{leaf}"] = theirs[f"self_attn.in_proj_{leaf}"]
         if memory:
             parts = theirs[f"multihead_attn.in_proj_{leaf}"].chunk(3)
-            found |= {f"cross_attention.project.{x}.{leaf}": one for x, one in zip("qkv", parts, strict=True)}
-    assert sum(one.numel() for one in found.values()) == sum(one.numel() for one in theirs.values())
-    return {f"stack.layers.0.{name}": tensor for name, tensor in found.items()}
+            result |= {f"cross_attention.project.{x}.{leaf}": value for x, value in zip("qkv", parts, strict=True)}
+    assert sum(value.numel() for value in result.values()) == sum(value.numel() for value in theirs.values())
+    return {f"stack.layers.0.{name}": tensor for name, tensor in result.items()}
 
 
 def pair(block: str, placement: str, ffn: str, mask: str = "null") -> tuple[nn.Module, nn.Module]:
@@ -102,14 +102,14 @@ def extent(left: float, right: float) -> Tensor:
     return (distance >= -left) & (distance <= right)
 
 
-def float_mask(seen: Tensor, padding: Tensor | None) -> Tensor:
+def float_mask(visible: Tensor, padding: Tensor | None) -> Tensor:
     """Extent and padding as one float mask, [q, k] or [b * h, q, k].
 
     Queries that are padding may have no key at all, which is NaN in torch: here they read every key.
     """
     if padding is None:
-        return hidden(seen)
-    return hidden((seen & padding[:, None, :]) | ~padding[:, :, None]).repeat_interleave(HEADS, dim=0)
+        return hidden(visible)
+    return hidden((visible & padding[:, None, :]) | ~padding[:, :, None]).repeat_interleave(HEADS, dim=0)
 
 
 def assert_equal(ours: Tensor, theirs: Tensor) -> None:
@@ -133,13 +133,13 @@ def compare(
     their_parameters = dict(theirs.named_parameters())
     their_loss, our_loss = ((output[real] @ cotangent).sin().sum() for output in (their_output, our_output))
     expected = torch.autograd.grad(their_loss, [*leaves, *their_parameters.values()])
-    found = torch.autograd.grad(our_loss, [*leaves, *ours.parameters()])
-    for mine, reference in zip(found[: len(leaves)], expected[: len(leaves)], strict=True):
+    actual = torch.autograd.grad(our_loss, [*leaves, *ours.parameters()])
+    for mine, reference in zip(actual[: len(leaves)], expected[: len(leaves)], strict=True):
         assert_equal(mine, reference)
     names = [name for name, _ in ours.named_parameters()]
     gradients = dict(zip(their_parameters, expected[len(leaves) :], strict=True))
     for name, reference in renamed(gradients, placement).items():
-        assert_equal(found[len(leaves) + names.index(name)], reference)
+        assert_equal(actual[len(leaves) + names.index(name)], reference)
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
@@ -168,8 +168,8 @@ def test_layer_with_a_float_mask(block: str, mask: str, reach: tuple[float, floa
     ours, theirs = pair(block, placement, "gelu", mask)
     x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
     padding = tokens("queries", side, LENGTH)
-    seen = float_mask(extent(*reach), padding)
-    expected = theirs(x, src_mask=seen)
+    records = float_mask(extent(*reach), padding)
+    expected = theirs(x, src_mask=records)
     compare(ours, theirs, placement, {"x": x, "x_mask": padding}, expected, padding)
 
 
@@ -181,8 +181,8 @@ def test_decoder_layer(placement: str, ffn: str, side: str, memory_side: str) ->
     x = torch.randn(BATCH, LENGTH, D, requires_grad=True)
     memory = torch.randn(BATCH, MEMORY, D, requires_grad=True)
     mask, memory_mask = tokens("queries", side, LENGTH), tokens("memory", memory_side, MEMORY)
-    seen = float_mask(extent(math.inf, 0), mask)
-    expected = theirs(x, memory, tgt_mask=seen, memory_key_padding_mask=key_padding(memory_mask))
+    records = float_mask(extent(math.inf, 0), mask)
+    expected = theirs(x, memory, tgt_mask=records, memory_key_padding_mask=key_padding(memory_mask))
     inputs = {"x": x, "memory": memory, "x_mask": mask, "memory_mask": memory_mask}
     compare(ours, theirs, placement, inputs, expected, mask)
 
@@ -216,8 +216,8 @@ def test_a_memory_of_padding_adds_only_the_bias() -> None:
     model = tfkit.build(tfkit.loads(spec("memory_decoder", "pre", "relu")))
     layer = model.stack.layers[0]
     torch.nn.init.normal_(layer.cross_attention.output.bias)
-    seen: list[Tensor] = []
-    layer.cross_attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    calls: list[Tensor] = []
+    layer.cross_attention.register_forward_hook(lambda module, inputs, output: calls.append(output))
     memory_mask = torch.zeros(BATCH, MEMORY, dtype=torch.bool)
     model(torch.randn(BATCH, LENGTH, D), torch.randn(BATCH, MEMORY, D), memory_mask=memory_mask)
-    torch.testing.assert_close(seen[0], layer.cross_attention.output.bias.expand(BATCH, LENGTH, D))
+    torch.testing.assert_close(calls[0], layer.cross_attention.output.bias.expand(BATCH, LENGTH, D))

@@ -53,8 +53,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: None) -> Cal
     site.mkdir()
 
     def only_site() -> importlib.metadata.EntryPoints:
-        found = importlib.metadata.distributions(path=[str(site)])
-        return importlib.metadata.EntryPoints(point for dist in found for point in dist.entry_points)
+        actual = importlib.metadata.distributions(path=[str(site)])
+        return importlib.metadata.EntryPoints(point for dist in actual for point in dist.entry_points)
 
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     monkeypatch.setattr(discover, "entry_points", only_site)

@@ -41,8 +41,8 @@ def test_its_warnings_have_a_place_and_the_name_of_the_plugin() -> None:
 
 
 def test_one_without_a_path_has_no_place() -> None:
-    (found,) = said(f"{HEAD}    return [tfkit.Diagnostic('so')]\n")
-    assert found.span is None
+    (actual,) = said(f"{HEAD}    return [tfkit.Diagnostic('so')]\n")
+    assert actual.span is None
 
 
 def test_nothing_to_say() -> None:
@@ -56,9 +56,9 @@ def test_validate_and_build_show_them(capsys: pytest.CaptureFixture[str]) -> Non
     assert out == "tiny.yaml: ok\n"
     assert err.startswith("warning: graph.embedding is a embedding\n  --> tiny.yaml:6:")
     assert main(["validate", "tiny.yaml", "--json", *options]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["errors"] == []
-    assert [one["line"] for one in found["warnings"]] == [6, 7]
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["errors"] == []
+    assert [warning["line"] for warning in report["warnings"]] == [6, 7]
     assert main(["build", "tiny.yaml", *options]) == 0
     assert "warning: graph.embedding is a embedding\n" in capsys.readouterr().err
 
@@ -73,17 +73,17 @@ def test_validate_and_build_show_them(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_one_that_fails_is_a_warning_itself(body: str, cause: str, line: int) -> None:
-    (found,) = said(f"{HEAD}    {body}\n")
-    assert found.message == f"plugin mine.py: `tfkit_checks` {cause}"
-    assert found.notes == (f"{Path('mine.py').resolve()}:{line}",)
+    (actual,) = said(f"{HEAD}    {body}\n")
+    assert actual.message == f"plugin mine.py: `tfkit_checks` {cause}"
+    assert actual.notes == (f"{Path('mine.py').resolve()}:{line}",)
 
 
 def test_a_failing_one_does_not_hide_the_others() -> None:
     write("plugins/a.py", f"{HEAD}    raise ValueError\n")
     write("plugins/b.py", f"{HEAD}    yield tfkit.Diagnostic('b')\n")
     plugins = load("plugins")
-    found = warnings_of(tfkit.load("tiny.yaml", plugins=plugins), plugins)
-    assert [one.message for one in found] == ["b", "plugin plugins/a.py: `tfkit_checks` failed: ValueError"]
+    actual = warnings_of(tfkit.load("tiny.yaml", plugins=plugins), plugins)
+    assert [value.message for value in actual] == ["b", "plugin plugins/a.py: `tfkit_checks` failed: ValueError"]
 
 
 def test_trace(run: Callable[..., str]) -> None:
@@ -92,8 +92,8 @@ def test_trace(run: Callable[..., str]) -> None:
         "plugins/lab/pyproject.toml", '[project]\nname = "lab"\n[project.entry-points."tfkit.specs"]\nlab = "lab.s"\n'
     )
     write("plugins/lab/lab/s/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
-    found = json.loads(run("plugins", "--trace", "--plugin-dir", "plugins", "--json"))
-    rows = {(one["hook"], one["plugin"]): one for one in found}
+    report = json.loads(run("plugins", "--trace", "--plugin-dir", "plugins", "--json"))
+    rows = {(value["hook"], value["plugin"]): value for value in report}
     assert "ffn swiglu" in rows["tfkit_register", "built in"]["gave"]
     assert rows["tfkit_export_formats", "built in"]["gave"] == ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
     assert rows["tfkit_export_formats", "plugins/bad.py"]["failed"].startswith(

@@ -37,16 +37,16 @@ def project(text: str = COMMAND, points: str = POINTS, folder: str = "lab", name
 
 
 def found(*folders: str, **options: object) -> PluginCommand:
-    every = plugin_commands(map(Path, folders or ["lab"]), entry_points=False, **options)  # type: ignore[arg-type]
-    assert list(every) == ["count"]
-    return every["count"]
+    entries = plugin_commands(map(Path, folders or ["lab"]), entry_points=False, **options)  # type: ignore[arg-type]
+    assert list(entries) == ["count"]
+    return entries["count"]
 
 
 def refusal(command: PluginCommand) -> str:
     with pytest.raises(SpecError) as caught:
         command.load()
-    (wrong,) = caught.value.diagnostics
-    return " | ".join([wrong.message, *wrong.notes, wrong.help or ""])
+    (diagnostic,) = caught.value.diagnostics
+    return " | ".join([diagnostic.message, *diagnostic.notes, diagnostic.help or ""])
 
 
 def test_it_is_found_without_running_and_loaded_when_it_runs() -> None:
@@ -101,9 +101,9 @@ def test_discovery_imports_nothing_heavy() -> None:
 )
 def test_one_that_fails_harms_only_itself(text: str, cause: str) -> None:
     project(text)
-    said = refusal(found())
-    assert "tfkit-lab 0.3" in said
-    assert cause.replace("HERE", str(Path("lab/src/tfkit_lab/count.py").resolve())) in said
+    message = refusal(found())
+    assert "tfkit-lab 0.3" in message
+    assert cause.replace("HERE", str(Path("lab/src/tfkit_lab/count.py").resolve())) in message
 
 
 def test_a_module_that_is_not_there_has_no_summary() -> None:

@@ -38,7 +38,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     yield
-    for name in [one for one in sys.modules if one.partition(".")[0] == "tfkit_everything"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "tfkit_everything"]:
         del sys.modules[name]
 
 
@@ -57,10 +57,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """What a command prints and says with the plugin, in a folder of plugins."""
 
     def call(*arguments: str, status: int = 0, plugin: Path = PROJECT) -> tuple[str, str]:
-        found = main([*arguments, "--no-plugins", "--plugin-dir", str(plugin)])
+        actual = main([*arguments, "--no-plugins", "--plugin-dir", str(plugin)])
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
-        assert found == status, err
+        assert actual == status, err
         return out, err
 
     return call
@@ -119,9 +119,11 @@ def test_its_family_is_imported_and_saved(run: Run) -> None:
 def test_its_format_has_the_weights(run: Run) -> None:
     run("export", SPEC, "-o", "a.npz")
     plugins = tfkit.load_plugins(plugin_dirs=[PROJECT], entry_points=False)
-    wanted = tfkit.build(tfkit.load(SPEC, plugins=plugins)).state_dict()
-    with np.load("a.npz") as found:
-        assert {name: found[name].tobytes() for name in found} == {k: x.numpy().tobytes() for k, x in wanted.items()}
+    expected = tfkit.build(tfkit.load(SPEC, plugins=plugins)).state_dict()
+    with np.load("a.npz") as context:
+        assert {name: context[name].tobytes() for name in context} == {
+            k: x.numpy().tobytes() for k, x in expected.items()
+        }
 
 
 def test_its_check_warns_at_the_place(run: Run) -> None:
@@ -218,8 +220,8 @@ def test_a_spec_of_a_plugin_that_is_left_out(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(("name", "plugin"), [("deepseek_v3", "tfkit-mla"), ("mixtral_8x7b", "tfkit-moe")])
 def test_the_way_to_it_works(name: str, plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With the folders of both plugins, which the help names, it is there."""
-    folders = [str(Path(tfkit.__file__).parents[1] / "plugins" / one) for one in ("tfkit-mla", "tfkit-moe")]
-    assert main(["validate", name, "--no-plugins", *(w for one in folders for w in ("--plugin-dir", one))]) == 0
+    folders = [str(Path(tfkit.__file__).parents[1] / "plugins" / value) for value in ("tfkit-mla", "tfkit-moe")]
+    assert main(["validate", name, "--no-plugins", *(w for value in folders for w in ("--plugin-dir", value))]) == 0
     assert capsys.readouterr().out == f"{name}: ok\n"
     assert main(["validate", name, "--no-plugins", "--plugin-dir", folders[plugin == "tfkit-mla"]]) == 1
     assert plugin in capsys.readouterr().err

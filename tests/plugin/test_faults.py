@@ -54,8 +54,8 @@ graph:
 def plugins(*configs: type[Any]) -> Plugins:
     registry = Registry()
     for slot in BUILT_IN.registry.slots():
-        for one in BUILT_IN.registry.kinds(slot).values():
-            registry.add(one.config, one.plugin)
+        for value in BUILT_IN.registry.kinds(slot).values():
+            registry.add(value.config, value.plugin)
     for config in configs:
         registry.add(config, "tfkit-odd 0.1")
     return Plugins(registry, ())
@@ -165,12 +165,12 @@ class Stop(BaseException):
     """No `Exception`, and no interrupt."""
 
 
-@pytest.mark.parametrize("wrong", [SystemExit(0), Stop("now"), GeneratorExit()])
+@pytest.mark.parametrize("invalid", [SystemExit(0), Stop("now"), GeneratorExit()])
 @pytest.mark.parametrize("where", ["check", "build"])
-def test_a_component_that_ends_the_process(where: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Odd, "wrong", wrong)
+def test_a_component_that_ends_the_process(where: str, invalid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odd, "wrong", invalid)
     error = refusal(STACK.replace("FFN", f"{{kind: odd, where: {where}}}"), Odd).diagnostics[0]
-    assert error.notes[0] == f"{type(wrong).__name__}: {wrong}".removesuffix(": ")
+    assert error.notes[0] == f"{type(invalid).__name__}: {invalid}".removesuffix(": ")
     assert error.help == f"correct the component instead of the spec: it is written in {__name__}"
 
 

@@ -235,6 +235,6 @@ def test_the_patches_are_those_of_a_convolution() -> None:
     image = torch.randn(2, 3, 8, 8)
     conv = torch.nn.Conv2d(3, 16, 4, stride=4, bias=False)
     conv.weight.data = patches.weight.data
-    found = patches(image.flatten(2).transpose(1, 2)) - patches.position
-    torch.testing.assert_close(found[:, 1:], conv(image).flatten(2).transpose(1, 2))
-    torch.testing.assert_close(found[:, :1], patches.whole.expand(2, -1, -1))
+    actual = patches(image.flatten(2).transpose(1, 2)) - patches.position
+    torch.testing.assert_close(actual[:, 1:], conv(image).flatten(2).transpose(1, 2))
+    torch.testing.assert_close(actual[:, :1], patches.whole.expand(2, -1, -1))

@@ -71,15 +71,15 @@ def test_the_hook_is_called_only_when_it_is_asked() -> None:
     write("mine.py", f"{FORMAT}{HOOK}    raise AssertionError\n")
     plugins = load("mine.py")
     assert not plugins.broken
-    assert [one.hook for one in plugins.hooks.calls if one.plugin == "mine.py"] == []
+    assert [call.hook for call in plugins.hooks.calls if call.plugin == "mine.py"] == []
 
 
 def test_they_stand_beside_the_built_in_ones() -> None:
-    found = formats("return [Mine]")
-    assert list(found.named) == ["torchscript", "pt2", "aoti", "onnx", "safetensors", "mine"]
-    assert (found.plugins["mine"], found.plugins["onnx"]) == ("mine.py", "built in")
+    actual = formats("return [Mine]")
+    assert list(actual.named) == ["torchscript", "pt2", "aoti", "onnx", "safetensors", "mine"]
+    assert (actual.plugins["mine"], actual.plugins["onnx"]) == ("mine.py", "built in")
     with pytest.raises(SpecError, match=r"the suffix of `a.bin` .*(?s:.*)\.mine \(mine\)"):
-        found.choose(Path("a.bin"))
+        actual.choose(Path("a.bin"))
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_they_stand_beside_the_built_in_ones() -> None:
     ],
 )
 def test_a_hook_that_fails_leaves_out_its_formats(body: str, format: str, cause: str, line: int) -> None:
-    found = formats(body, format)
-    assert "mine" not in found.named
-    assert "onnx" in found.named
-    (fault,) = found.faults
+    actual = formats(body, format)
+    assert "mine" not in actual.named
+    assert "onnx" in actual.named
+    (fault,) = actual.faults
     assert fault.message.startswith(f"plugin mine.py: `tfkit_export_formats` {cause}")
     head = f"{format}{HOOK}".count("\n")
     assert fault.notes == (f"{Path('mine.py').resolve()}:{head + line}",)
     assert fault.help == "this hook is skipped; to switch the plugin off: TFKIT_DISABLE=mine"
     with pytest.raises(SpecError) as caught:
-        found.choose(Path("a.mine"))
+        actual.choose(Path("a.mine"))
     assert caught.value.diagnostics[0].notes[-1] == f"skipped: {fault.message}"
 
 

@@ -30,10 +30,10 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 def test_built_in() -> None:
     plugins = load()
-    (found,) = plugins.loaded
-    assert (found.name, found.origin) == ("tfkit", "built in")
-    assert [(one.config, one.plugin) for one in found.components] == [(PlainConfig, "built in")]
-    assert plugins.registry.find("norm", "plain") == found.components[0]
+    (actual,) = plugins.loaded
+    assert (actual.name, actual.origin) == ("tfkit", "built in")
+    assert [(component.config, component.plugin) for component in actual.components] == [(PlainConfig, "built in")]
+    assert plugins.registry.find("norm", "plain") == actual.components[0]
     assert plugins.broken == ()
 
 
@@ -46,8 +46,8 @@ def test_broken_built_ins_are_nobodys_plugin(monkeypatch: pytest.MonkeyPatch) ->
 def test_entry_point(install: Callable[..., None]) -> None:
     install("tfkit-one", "0.1.0", plugin("one", "two"))
     plugins = load(entry_points=True)
-    found = plugins.loaded[-1]
-    assert (found.name, found.version, found.origin) == ("tfkit-one", "0.1.0", "entry point")
+    actual = plugins.loaded[-1]
+    assert (actual.name, actual.version, actual.origin) == ("tfkit-one", "0.1.0", "entry point")
     assert kinds(plugins) == ["one", "two"]
     registered = plugins.registry.find("ffn", "one")
     assert registered is not None
@@ -59,7 +59,7 @@ def test_entry_point(install: Callable[..., None]) -> None:
 def test_entry_points_are_those_of_python(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("tfkit-one", "0.1.0", plugin("one"))
     monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
-    assert "tfkit-one 0.1.0" in [one.label for one in discover.find_plugins((), ambient=True)]
+    assert "tfkit-one 0.1.0" in [value.label for value in discover.find_plugins((), ambient=True)]
 
 
 def test_installed_plugins_are_searched_again_only_after_a_change(
@@ -92,16 +92,16 @@ def test_installed_plugins_are_searched_again_only_after_a_change(
 def test_a_finder_of_an_application_is_asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     class Finder(importlib.metadata.DistributionFinder):
         def find_distributions(self, context: object = None) -> list[importlib.metadata.Distribution]:
-            asked.append(context)
+            calls.append(context)
             return []
 
-    asked: list[object] = []
+    calls: list[object] = []
     monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
     discover.find_plugins((), ambient=True)
-    first = len(asked)
+    first = len(calls)
     discover.find_plugins((), ambient=True)
-    assert len(asked) == 2 * first > 0
+    assert len(calls) == 2 * first > 0
 
 
 def test_folder_of_files_and_packages() -> None:
@@ -143,11 +143,11 @@ def test_the_folder_is_the_plugin(folder: str) -> None:
 
 
 def test_the_environment_adds_folders(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = write("own/one.py", plugin("one")).resolve(), write("lab/two.py", plugin("two")).resolve()
-    monkeypatch.setenv("TFKIT_PLUGIN_DIR", f"{one.parent}:{two}:")
+    first, two = write("own/one.py", plugin("one")).resolve(), write("lab/two.py", plugin("two")).resolve()
+    monkeypatch.setenv("TFKIT_PLUGIN_DIR", f"{first.parent}:{two}:")
     plugins = load(entry_points=True)
     assert kinds(plugins) == ["one", "two"]
-    assert origins(plugins)["one"] == f"{one}, by TFKIT_PLUGIN_DIR"
+    assert origins(plugins)["one"] == f"{first}, by TFKIT_PLUGIN_DIR"
     assert kinds(load()) == [], "a call that asks for what it names gets no more"
     assert sorted(available().versions) == ["one", "two"]
 
@@ -275,9 +275,9 @@ def test_project(source: str) -> None:
     write(f"plugins/demo/{source}{name}/hooks.py", f"from {name}.part import tfkit_register")
     write(f"plugins/demo/{source}{name}/part.py", plugin("one"))
     plugins = load("plugins")
-    found = plugins.loaded[-1]
-    assert (found.name, found.version, found.origin) == ("tfkit-demo", "0.1.0", "plugins/demo")
-    assert [one.plugin for one in found.components] == ["tfkit-demo 0.1.0"]
+    actual = plugins.loaded[-1]
+    assert (actual.name, actual.version, actual.origin) == ("tfkit-demo", "0.1.0", "plugins/demo")
+    assert [component.plugin for component in actual.components] == ["tfkit-demo 0.1.0"]
 
 
 def test_project_that_names_an_object() -> None:

@@ -23,20 +23,20 @@ HEAD = """\
 
 def index() -> dict[str, dict[str, str]]:
     """The specs of the installed plugins, by plugin."""
-    known = available().specs
-    types = {name: model_type for model_type, name in known.by_model_type.items()}
-    found: dict[str, dict[str, str]] = {}
-    for name, spec in known.files.items():
+    names = available().specs
+    types = {name: model_type for model_type, name in names.by_model_type.items()}
+    result: dict[str, dict[str, str]] = {}
+    for name, spec in names.files.items():
         if spec.path.parent != own_specs():
-            found.setdefault(spec.plugin.split(" ")[0], {})[name] = types.get(name, "")
-    return dict(sorted(found.items()))
+            result.setdefault(spec.plugin.split(" ")[0], {})[name] = types.get(name, "")
+    return dict(sorted(result.items()))
 
 
 def test_it_has_all_specs_of_the_plugins(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--renew-golden"):
         tables = [
-            f"\n[{plugin}]\n" + "".join(f'{name} = "{one}"\n' for name, one in found.items())
-            for plugin, found in index().items()
+            f"\n[{plugin}]\n" + "".join(f'{name} = "{value}"\n' for name, value in actual.items())
+            for plugin, actual in index().items()
         ]
         FILE.write_text(HEAD + "".join(tables), encoding="utf-8")
         missing.specs_elsewhere.cache_clear()
@@ -49,9 +49,9 @@ def test_a_spec_of_a_plugin_that_is_not_loaded() -> None:
     nothing = tfkit.load_plugins(entry_points=False)
     with pytest.raises(tfkit.SpecError) as caught:
         tfkit.load("deepseek_v3", plugins=nothing)
-    (wrong,) = caught.value.diagnostics
-    assert wrong.message == "`deepseek_v3` comes with the plugin tfkit-mla, which is not loaded"
-    assert wrong.help == "it is installed, but omitted by `--no-plugins` (`entry_points=False`)"
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == "`deepseek_v3` comes with the plugin tfkit-mla, which is not loaded"
+    assert diagnostic.help == "it is installed, but omitted by `--no-plugins` (`entry_points=False`)"
     with pytest.raises(tfkit.SpecError, match="a spec with a similar name exists: `mixtral_8x7b`"):
         tfkit.load("mixtral_8x7", plugins=nothing)
 
@@ -60,17 +60,17 @@ def test_a_spec_of_a_plugin_that_is_switched_off(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TFKIT_DISABLE", "tfkit-mla")
     with pytest.raises(tfkit.SpecError) as caught:
         tfkit.load("deepseek_v3", plugins=tfkit.load_plugins())
-    (wrong,) = caught.value.diagnostics
-    assert wrong.help == "it is switched off by TFKIT_DISABLE"
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.help == "it is switched off by TFKIT_DISABLE"
 
 
 def test_one_that_is_extended() -> None:
     text = "tfkit: 1\nextends: mixtral_8x7b\nname: m\n"
     with pytest.raises(tfkit.SpecError) as caught:
         tfkit.loads(text, plugins=tfkit.load_plugins(entry_points=False))
-    (wrong,) = caught.value.diagnostics
-    assert wrong.message == "`mixtral_8x7b` comes with the plugin tfkit-moe, which is not loaded"
-    assert (wrong.path, wrong.span is not None and wrong.span.line) == ("extends", 2)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == "`mixtral_8x7b` comes with the plugin tfkit-moe, which is not loaded"
+    assert (diagnostic.path, diagnostic.span is not None and diagnostic.span.line) == ("extends", 2)
 
 
 def test_a_family_of_a_plugin_that_is_not_loaded() -> None:

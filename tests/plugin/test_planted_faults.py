@@ -49,7 +49,7 @@ def plant(project: Path) -> Plant:
 
 
 @pytest.fixture
-def said(project: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+def output_of(project: Path, capsys: pytest.CaptureFixture[str]) -> Said:
     """The errors and warnings of a command in one line; of `plugins` the result."""
 
     def call(*arguments: str, status: int = 1) -> str:
@@ -61,9 +61,9 @@ def said(project: Path, capsys: pytest.CaptureFixture[str]) -> Said:
     return call
 
 
-def test_as_it_is_written_it_works(said: Said) -> None:
-    assert "tfkit-shift" in said("plugins", status=0)
-    assert said("validate", "shift_tiny", status=0) == ""
+def test_as_it_is_written_it_works(output_of: Said) -> None:
+    assert "tfkit-shift" in output_of("plugins", status=0)
+    assert output_of("validate", "shift_tiny", status=0) == ""
 
 
 # ---- what is found when plugins are loaded ----
@@ -86,14 +86,14 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("fault", LEFT_OUT)
-def test_a_plugin_that_is_left_out(fault: str, plant: Plant, said: Said, project: Path) -> None:
+def test_a_plugin_that_is_left_out(fault: str, plant: Plant, output_of: Said, project: Path) -> None:
     """Everything else works; a spec that needs it says why, and where."""
     old, new, mark, cause = LEFT_OUT[fault]
     place = f"{project / CODE}:{plant(old, new, mark)}"
     warning = f"warning: plugin `tfkit-shift` is skipped: {cause} = {place} = help: TFKIT_DISABLE=tfkit-shift"
-    assert said("validate", "gpt2", status=0).startswith(warning)
-    assert f"{cause}{place}to".replace(" ", "") in said("plugins", status=0).replace(" ", "")
-    text = said("validate", "shift_tiny")
+    assert output_of("validate", "gpt2", status=0).startswith(warning)
+    assert f"{cause}{place}to".replace(" ", "") in output_of("plugins", status=0).replace(" ", "")
+    text = output_of("validate", "shift_tiny")
     assert text.count(" error: ") == 1
     assert text.endswith(f"= help: it is installed and fails: {cause} ({place})")
 
@@ -118,7 +118,7 @@ def test_a_print(old: str, new: str, plant: Plant, project: Path, capsys: pytest
 
 
 @pytest.fixture
-def found(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+def failures_of(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     """The error of `check_component`, in a decoder."""
     monkeypatch.syspath_prepend(str(project / "src"))
 
@@ -132,25 +132,25 @@ def found(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], lis
     return check
 
 
-def test_a_forward_that_does_not_script(plant: Plant, found: Callable[[str], list[str]], project: Path) -> None:
+def test_a_forward_that_does_not_script(plant: Plant, failures_of: Callable[[str], list[str]], project: Path) -> None:
     line = plant(FORWARD, f"{FORWARD}        x = x / (1 + x.norm(dim=-1, keepdim=True))\n", "x.norm")
-    _, text = found("script")
+    _, text = failures_of("script")
     assert text.startswith("- script, in a decoder: ffn kind `shift` cannot be scripted by TorchScript: ")
     assert text.endswith(f" ({project / CODE}:{line})")
 
 
-def test_a_field_without_effect(plant: Plant, found: Callable[[str], list[str]], project: Path) -> None:
+def test_a_field_without_effect(plant: Plant, failures_of: Callable[[str], list[str]], project: Path) -> None:
     line = plant("    bias: ", "    floor: float = 0.0\n    bias: ", "class ShiftConfig")
-    assert found("fields") == [
+    assert failures_of("fields") == [
         f"ffn kind `shift`, {project / CODE}:{line}, breaks a guarantee",
         "- fields, in a decoder: ffn kind `shift` never reads its field `floor`",
     ]
 
 
-def test_steps_that_differ_from_the_whole(plant: Plant, found: Callable[[str], list[str]], project: Path) -> None:
+def test_steps_that_differ_from_the_whole(plant: Plant, failures_of: Callable[[str], list[str]], project: Path) -> None:
     """An FFN that reads earlier tokens has no cache for them; that is said of it, and not of what follows."""
     line = plant("return self.down(self.dropout(hidden))", "return self.down(hidden).cumsum(1)", "class ShiftConfig")
-    first, text = found("alone")
+    first, text = failures_of("alone")
     assert first == f"ffn kind `shift`, {project / CODE}:{line}, breaks a guarantee"
     assert text.startswith(
         "- alone, in a decoder: ffn kind `shift`, `stack.layers.0.ffn`, looks back: positions change"

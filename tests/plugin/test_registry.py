@@ -114,9 +114,9 @@ def test_registries_are_apart(registry: Registry) -> None:
 
 
 def test_file(registry: Registry) -> None:
-    found = registry.find("ffn", "long")
-    assert found is not None
-    assert found.file == __file__
+    component = registry.find("ffn", "long")
+    assert component is not None
+    assert component.file == __file__
     typed_at_a_prompt = type("Typed", (), {"__module__": "nowhere"})
     assert Registered(typed_at_a_prompt, "x").file == "nowhere"  # type: ignore[arg-type]
 

@@ -72,7 +72,7 @@ def test_a_version_that_fits(requires: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requires", "version", "found"),
+    ("requires", "version", "text"),
     [
         ("tfkit-lab>=0.3", "0.2.1", "0.2.1"),
         ("tfkit-lab>=0.3", "0.3.dev1", "0.3.dev1"),
@@ -80,13 +80,13 @@ def test_a_version_that_fits(requires: str, version: str) -> None:
         ("tfkit-lab==1.*", "2.0", "2.0"),
     ],
 )
-def test_one_that_does_not(requires: str, version: str, found: str) -> None:
+def test_one_that_does_not(requires: str, version: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
         loads(requires, version)
-    (wrong,) = caught.value.diagnostics
-    assert wrong.message == f"the spec needs `{requires}`, but {found} is loaded"
-    assert wrong.notes == (f"found: tfkit-lab {found}, from lab", f"required: {requires.removeprefix('tfkit-lab')}")
-    assert (wrong.path, wrong.span is not None and wrong.span.line) == ("requires", 3)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == f"the spec needs `{requires}`, but {text} is loaded"
+    assert diagnostic.notes == (f"found: tfkit-lab {text}, from lab", f"required: {requires.removeprefix('tfkit-lab')}")
+    assert (diagnostic.path, diagnostic.span is not None and diagnostic.span.line) == ("requires", 3)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_one_that_does_not(requires: str, version: str, found: str) -> None:
 def test_one_that_cannot_be_read(requires: str, cause: str) -> None:
     with pytest.raises(SpecError) as caught:
         loads(requires)
-    assert [one.message.partition(": ")[2] for one in caught.value.diagnostics] == [cause]
+    assert [diagnostic.message.partition(": ")[2] for diagnostic in caught.value.diagnostics] == [cause]
 
 
 def test_one_that_is_not_there() -> None:

@@ -32,7 +32,7 @@ def project(points: str = POINTS) -> None:
 
 def test_without_a_plugin_they_are_those_of_tfkit() -> None:
     assert known_specs().files["gpt2"].path == own_specs() / "gpt2.yaml"
-    assert {one.plugin for one in known_specs().files.values()} == {"built in"}
+    assert {file.plugin for file in known_specs().files.values()} == {"built in"}
 
 
 def test_of_a_project_without_running_it() -> None:
@@ -47,8 +47,8 @@ def test_of_a_project_without_running_it() -> None:
 def test_of_a_distribution(install: Callable[..., None]) -> None:
     install("tfkit-lab", "0.3", "raise AssertionError('imported')", "[tfkit.specs]\nlab = tfkit_pack.specs\n")
     write("site/tfkit_pack/specs/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
-    (found,) = (one for one in shipped() if one.name == "lab_gpt")
-    assert (found.plugin, found.model_type, found.kind) == ("tfkit-lab 0.3", "gpt2", "decoder")
+    (actual,) = (value for value in shipped() if value.name == "lab_gpt")
+    assert (actual.plugin, actual.model_type, actual.kind) == ("tfkit-lab 0.3", "gpt2", "decoder")
     assert load(entry_points=True).specs.files["lab_gpt"].plugin == "tfkit-lab 0.3"
 
 
@@ -119,24 +119,24 @@ def test_a_wrong_declaration_leaves_out_its_plugin(points: str, cause: str) -> N
 def test_a_wrong_declaration_is_found_without_running_anything() -> None:
     project(POINTS.replace("tfkit_lab", "tfkit_bal"))
     there = available(plugin_dirs="lab", entry_points=False)
-    assert [one.name for one in there.broken] == ["tfkit-lab"]
+    assert [value.name for value in there.broken] == ["tfkit-lab"]
     assert there.specs.files == known_specs().files
 
 
 @pytest.mark.parametrize("ask", [load, lambda folder: available(plugin_dirs=folder, entry_points=False)])
 def test_two_specs_of_one_name_name_both(ask: Callable[..., object]) -> None:
     project()
-    own = write("lab/src/tfkit_lab/specs/gpt2.yaml", "extends: llama_7b\nname: gpt2\n").resolve()
+    spec_path = write("lab/src/tfkit_lab/specs/gpt2.yaml", "extends: llama_7b\nname: gpt2\n").resolve()
     with pytest.raises(SpecError) as caught:
         ask("lab")
-    (wrong,) = caught.value.diagnostics
-    assert wrong.message == "there are two specs named `gpt2`"
-    assert wrong.notes == (f"built in: {own_specs() / 'gpt2.yaml'}", f"tfkit-lab 0.3: {own}")
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == "there are two specs named `gpt2`"
+    assert diagnostic.notes == (f"built in: {own_specs() / 'gpt2.yaml'}", f"tfkit-lab 0.3: {spec_path}")
 
 
 def test_a_spec_that_cannot_be_read_is_listed_with_the_cause() -> None:
     project()
     write("lab/src/tfkit_lab/specs/far.yaml", "extends: elsewhere\nname: far\n")
-    found = {one.name: one for one in shipped(plugins=available(plugin_dirs="lab", entry_points=False))}
-    assert found["far"].error == "there is no spec named `elsewhere`"
-    assert found["lab_gpt"].error is None
+    actual = {value.name: value for value in shipped(plugins=available(plugin_dirs="lab", entry_points=False))}
+    assert actual["far"].error == "there is no spec named `elsewhere`"
+    assert actual["lab_gpt"].error is None

@@ -55,11 +55,11 @@ def project(folder: str, name: str, modules: str, version: str = "0.1.0") -> Non
 
 
 def origins(plugins: Plugins) -> dict[str, str]:
-    return {one.name: one.origin for one in plugins.loaded}
+    return {value.name: value.origin for value in plugins.loaded}
 
 
 def causes(plugins: Plugins) -> dict[str, str]:
-    return {one.name: one.cause for one in plugins.broken}
+    return {value.name: value.cause for value in plugins.broken}
 
 
 def kinds(plugins: Plugins) -> list[str]:

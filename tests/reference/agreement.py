@@ -33,13 +33,13 @@ def check_agreement(graph: tfkit.Graph, *calls: Mapping[str, Tensor], kinds: Kin
         inputs = {name: call[name] for name in inputs_of(model) if name in call}
         inputs = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
         with tables_in_float64():
-            outputs, seen = observe(model, inputs)
+            outputs, records = observe(model, inputs)
         arrays = {name: x.numpy() for name, x in inputs.items()}
         expected = run(graph, weights, arrays, kinds=kinds, fused=fused)
-        for found, (name, want) in zip(outputs, expected.outputs.items(), strict=True):
-            error = difference(found, want, expected.real[name])
+        for actual, (name, want) in zip(outputs, expected.outputs.items(), strict=True):
+            error = difference(actual, want, expected.real[name])
             if error > TOLERANCE:
-                where = first_difference(seen, expected.trace, {mask.shape: mask for mask in expected.real.values()})
+                where = first_difference(records, expected.trace, {mask.shape: mask for mask in expected.real.values()})
                 raise AssertionError(f"{name} differs by {error:.1e}, first at {where}")
 
 
@@ -64,11 +64,11 @@ def tables_in_float64() -> Iterator[None]:
 
 def observe(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[list[Array], Calls]:
     """The outputs of a model, and those of each of its modules in the order of their calls."""
-    seen: Calls = defaultdict(list)
+    calls: Calls = defaultdict(list)
 
     def note(name: str, y: object) -> None:
         if isinstance(y, Tensor):
-            seen[name].append(y.numpy())
+            calls[name].append(y.numpy())
 
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, y, name=name: note(name, y))
@@ -76,28 +76,30 @@ def observe(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[list[Array]
         if name
     ]
     with torch.no_grad():
-        found = model(**inputs)
+        actual = model(**inputs)
     for hook in hooks:
         hook.remove()
-    return [y.numpy() for y in ([found] if isinstance(found, Tensor) else found)], seen
+    return [y.numpy() for y in ([actual] if isinstance(actual, Tensor) else actual)], calls
 
 
-def difference(found: Array, want: Array, real: Array) -> float:
+def difference(actual: Array, want: Array, real: Array) -> float:
     """The largest one outside of padding, relative to the largest value if that is above 1."""
-    if found.shape != want.shape:
+    if actual.shape != want.shape:
         return np.inf
-    found, want = found[real], want[real]
-    error = np.abs(found - want).max(initial=0) / max(1.0, np.abs(want).max(initial=0))
+    actual, want = actual[real], want[real]
+    error = np.abs(actual - want).max(initial=0) / max(1.0, np.abs(want).max(initial=0))
     return float(np.nan_to_num(error, nan=np.inf))
 
 
-def first_difference(seen: Calls, trace: list[tuple[str, Array]], real: Mapping[tuple[int, ...], Array]) -> str | None:
+def first_difference(
+    records: Calls, trace: list[tuple[str, Array]], real: Mapping[tuple[int, ...], Array]
+) -> str | None:
     """The path of the first component whose output differs from that of the module of its name."""
     calls: dict[str, int] = defaultdict(int)
     for path, want in trace:
-        found = seen.get(path, [])[calls[path] : calls[path] + 1]
+        actual = records.get(path, [])[calls[path] : calls[path] + 1]
         calls[path] += 1
         tokens = real.get(want.shape[:2], np.ones(want.shape[:1], bool))
-        if found and found[0].shape == want.shape and difference(found[0], want, tokens) > TOLERANCE:
+        if actual and actual[0].shape == want.shape and difference(actual[0], want, tokens) > TOLERANCE:
             return path
     return None

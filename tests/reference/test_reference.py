@@ -43,13 +43,13 @@ def test_every_built_in_kind_is_defined(slot: str) -> None:
 
 def test_the_trace_leads_to_the_first_component_that_differs() -> None:
     model, weights = filled()
-    _, seen = observe(model, {"tokens": torch.from_numpy(TOKENS)})
+    _, records = observe(model, {"tokens": torch.from_numpy(TOKENS)})
     trace = run(GRAPH, weights, {"tokens": TOKENS}).trace
     assert {path for path, _ in trace} >= {"embedding", "decoder.layers.0.attention", "decoder.layers.0.ffn"}
-    assert first_difference(seen, trace, {}) is None
-    seen["decoder.layers.0.ffn.up"][0][0, 2, 1] += 1e-6
-    seen["decoder.layers.0"][0][0, 2, 1] += 1e-6
-    assert first_difference(seen, trace, {}) == "decoder.layers.0.ffn.up"
+    assert first_difference(records, trace, {}) is None
+    records["decoder.layers.0.ffn.up"][0][0, 2, 1] += 1e-6
+    records["decoder.layers.0"][0][0, 2, 1] += 1e-6
+    assert first_difference(records, trace, {}) == "decoder.layers.0.ffn.up"
 
 
 # ---- a kind of a plugin ----

@@ -53,9 +53,9 @@ def test_errors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gold
     write_run(tmp_path)
     monkeypatch.chdir(tmp_path)
     Path("wrong.yaml").write_text(WRONG[name], encoding="utf-8")
-    with pytest.raises(SpecError) as wrong:
+    with pytest.raises(SpecError) as raised:
         load_run("wrong.yaml", PLUGINS)
-    golden(f"runs/errors/{name}", str(wrong.value))
+    golden(f"runs/errors/{name}", str(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_errors_of_a_pair(value: str, message: str, tmp_path: Path) -> None:
     ],
 )
 def test_errors_of_changes(change: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as wrong:
+    with pytest.raises(SpecError) as raised:
         small_run(tmp_path, change)
-    assert says in str(wrong.value)
-    assert "--set:1:" in str(wrong.value)
+    assert says in str(raised.value)
+    assert "--set:1:" in str(raised.value)
 
 
 def test_a_run_that_extends_another_changes_its_model(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_another_end_replaces_the_former_one(end: str, tmp_path: Path) -> None:
     changed = load_run(write_run(tmp_path), PLUGINS, sets=[end])
     child = load_run(tmp_path / "child.yaml", PLUGINS)
     assert changed.steps == child.steps < 8
-    given = [one for one in ("steps", "tokens", "passes", "flops") if getattr(child.config, one) is not None]
-    assert given == [name]
+    arguments = [item for item in ("steps", "tokens", "passes", "flops") if getattr(child.config, item) is not None]
+    assert arguments == [name]
 
 
 def test_steps_follow_from_tokens_and_passes(tmp_path: Path) -> None:

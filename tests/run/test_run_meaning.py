@@ -55,12 +55,14 @@ Of = Callable[[ScheduleConfig], RunMeaning]
 @pytest.fixture
 def of(run: Run) -> Of:
     """The meaning of a run with a schedule."""
-    return lambda one: RunMeaning(run.config.model_copy(update={"schedule": one}), run.graph.spec.model, {"steps": 8})
+    return lambda value: RunMeaning(
+        run.config.model_copy(update={"schedule": value}), run.graph.spec.model, {"steps": 8}
+    )
 
 
-def later(kind: type[Later] = Later, **given: Any) -> Later:
+def later(kind: type[Later] = Later, **options: Any) -> Later:
     filled = {"inside": ConstantConfig(), "several": (ConstantConfig(),)}
-    return kind(**{**filled, **given})
+    return kind(**{**filled, **options})
 
 
 def test_a_new_field_with_a_default_changes_nothing(of: Of) -> None:
@@ -71,7 +73,7 @@ def test_a_new_field_with_a_default_changes_nothing(of: Of) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("options", "path"),
     [
         ({"flag": True}, "flag"),
         ({"number": 2.0}, "number"),
@@ -84,14 +86,14 @@ def test_a_new_field_with_a_default_changes_nothing(of: Of) -> None:
         ({"several": (ConstantConfig(), ConstantConfig())}, "several.1.kind"),
     ],
 )
-def test_every_other_value_does(of: Of, given: dict[str, Any], path: str) -> None:
-    usual, other = of(later()), of(later(**given))
+def test_every_other_value_does(of: Of, options: dict[str, Any], path: str) -> None:
+    usual, other = of(later()), of(later(**options))
     assert other.digest != usual.digest
     assert f"schedule.{path}" in other.differences(usual.values)
 
 
 def test_other_values_have_other_digests(of: Of) -> None:
-    given = [
+    arguments = [
         {"empty": None},
         {"empty": Part()},
         {"names": ()},
@@ -99,7 +101,7 @@ def test_other_values_have_other_digests(of: Of) -> None:
         {"flag": True},
         {"part": Part(width=0)},
     ]
-    assert len({of(later(**one)).digest for one in given}) == len(given)
+    assert len({of(later(**argument)).digest for argument in arguments}) == len(arguments)
 
 
 def test_a_default_that_has_changed_is_noticed(of: Of) -> None:
@@ -119,19 +121,19 @@ def test_the_defaults_of_all_kinds(golden: Callable[[str, str], None]) -> None:
     that takes a field or a kind of another name, or a new version of the language.
     """
     registry = PLUGINS.registry
-    kinds = [one.config for name in registry.slots() for one in registry.kinds(name).values()]
+    kinds = [value.config for name in registry.slots() for value in registry.kinds(name).values()]
     lines = [line for cls in _with_parts([RunSpec, ModelSpec, *kinds]) for line in _defaults(cls)]
     golden("data/defaults", "\n".join(lines))
 
 
 def _with_parts(classes: Sequence[type[Config]]) -> list[type[Config]]:
     """Classes of configs, and of those without a kind inside them."""
-    found = list(classes)
-    for cls in found:  # which grows
+    actual = list(classes)
+    for cls in actual:  # which grows
         shapes = [shape_of(info.annotation) for info in cls.model_fields.values()]
-        parts = [one.config for one in shapes if one is not None and not issubclass(one.config, Component)]
-        found += [part for part in dict.fromkeys(parts) if part not in found]
-    return found
+        parts = [shape.config for shape in shapes if shape is not None and not issubclass(shape.config, Component)]
+        actual += [part for part in dict.fromkeys(parts) if part not in actual]
+    return actual
 
 
 def _defaults(cls: type[Config]) -> Iterator[str]:

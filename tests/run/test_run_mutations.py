@@ -117,11 +117,11 @@ def check(text: str, folder: Path) -> bool:
 
 def check_refusal(error: tfkit.SpecError) -> None:
     assert all(line.isprintable() for line in str(error).split("\n"))
-    for one in error.diagnostics:
-        assert one.message
-        assert one.span, one.message
-        assert one.span.line > 0
-        assert one.span.column > 0
+    for diagnostic in error.diagnostics:
+        assert diagnostic.message
+        assert diagnostic.span, diagnostic.message
+        assert diagnostic.span.line > 0
+        assert diagnostic.span.column > 0
 
 
 def check_text(text: str, run: Run) -> None:
@@ -145,19 +145,19 @@ def _without_paths(key: str, part: Any) -> Any:
     if key in ("weights", "branch") and isinstance(part, str):
         return {}
     if key in PATHS and isinstance(part, dict):
-        return {name: one for name, one in part.items() if name != PATHS[key]}
+        return {name: value for name, value in part.items() if name != PATHS[key]}
     return part
 
 
 def _compare_model(model: Mapping[str, Any], run: Run) -> None:
-    found, inherited = run.graph.spec.model, set(run.graph.spec.provenance.inherited.values())
+    actual, inherited = run.graph.spec.model, set(run.graph.spec.provenance.inherited.values())
     for key, part in model.items():
         if isinstance(part, str) and part in SIZES:
             continue
         if key == "inputs" and isinstance(part, list):
             part = dict.fromkeys(part, "tokens")
-        if key in type(found).model_fields:
-            compare(part, getattr(found, key), key)
+        if key in type(actual).model_fields:
+            compare(part, getattr(actual, key), key)
         else:
             assert (key,) in inherited, f"{key} is taken by nobody"
 
@@ -174,9 +174,9 @@ def is_small(run: Run) -> bool:
         and config.machine.threads <= 2
         and config.machine.device == "cpu"
         and not config.machine.compile
-        and sum(one.numel() for one in model.parameters()) < MOST * 1000
+        and sum(value.numel() for value in model.parameters()) < MOST * 1000
         and len(list(model.modules())) < 200
-        and all(one.batches == "all" or one.batches < 4 for one in read)
+        and all(value.batches == "all" or value.batches < 4 for value in read)
     )
 
 

@@ -202,9 +202,9 @@ def test_equal_flops_by_the_length() -> None:
 
 def test_equal_time_on_a_device() -> None:
     """Predicted: a model with half more layers needs about half more time."""
-    with pytest.raises(SpecError) as wrong:
+    with pytest.raises(SpecError) as raised:
         arms_of(SWEEP + "equal: {time: 5%, device: a100}\n")
-    assert re.findall(r"about (\d+) steps", str(wrong.value))[-1] in ("5", "6")
+    assert re.findall(r"about (\d+) steps", str(raised.value))[-1] in ("5", "6")
     Path("mine.yaml").write_text("{flops: {float32: 1e12}, bandwidth: 1e11, memory: 1e9}", encoding="utf-8")
     arms_of(SWEEP + "equal: {time: 60%, device: mine.yaml}\n")
 
@@ -216,8 +216,8 @@ def test_variants_in_several_sizes() -> None:
     assert arms.arm("deeper, 20K").base == "relu, 20K"
     counts = parameters_of(arms)
     for name, count in counts.items():
-        wanted = int(name.split()[1][:-1]) * 1000
-        assert abs(count - wanted) < 0.1 * wanted, name
+        expected = int(name.split()[1][:-1]) * 1000
+        assert abs(count - expected) < 0.1 * expected, name
 
 
 def test_two_lengths_are_refused() -> None:
@@ -235,7 +235,7 @@ def test_the_base_may_be_the_only_variant() -> None:
 @pytest.mark.parametrize("name", chosen(shipped_sweeps(), {"minigpt"}))
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
     rows = Sweep(name, WITH_MIXERS, Path("out")).outline().rows
-    assert {one.parameters for one in rows} == SIZES[name]
+    assert {row.parameters for row in rows} == SIZES[name]
 
 
 def runs_of(arms: Arms, name: str) -> list[Path]:

@@ -50,7 +50,7 @@ fit: {loss: val.loss, on: params}
 """
 TEXTS = [PAIRED, LADDER]
 FIELDS = sorted(
-    {name for one in (SweepSpec, EqualConfig, TuneConfig, CompareConfig, FitConfig) for name in one.model_fields}
+    {name for config in (SweepSpec, EqualConfig, TuneConfig, CompareConfig, FitConfig) for name in config.model_fields}
 )
 MOST_ARMS = 24
 
@@ -59,7 +59,7 @@ def base_of(variant: str, to: str | None, variants: list[str]) -> str:
     """The variant that one is compared to."""
     if to != "previous":
         return to or variants[0]
-    return next((one for one, after in pairwise(variants) if after == variant), variant)
+    return next((value for value, after in pairwise(variants) if after == variant), variant)
 
 
 MUTANTS = mutants_of(
@@ -100,7 +100,7 @@ def check_text(text: str, sweep: Sweep) -> None:
     for key, part in data.items():
         assert key in SweepSpec.model_fields, f"{key} is no key of sweeps"
         if key == "sizes" and part is not None:
-            part = {"params": [_count(one) for one in part["params"]]}
+            part = {"params": [_count(parameter) for parameter in part["params"]]}
         compare_field(part, config, key, "")
     check_runs(data, sweep)
 

@@ -101,4 +101,4 @@ def specs() -> st.SearchStrategy[dict[str, Any]]:
             }),
         }
     )  # fmt: skip
-    return st.builds(lambda one, more: {**one, **more}, spec, shared)
+    return st.builds(lambda first, more: {**first, **more}, spec, shared)

@@ -73,7 +73,7 @@ def test_absurd_specs_are_refused_quickly(name: str) -> None:
         with pytest.raises(tfkit.SpecError) as caught:
             tfkit.loads(text, plugins=PLUGINS)
         rendered = str(caught.value)
-    assert any(one.message.startswith(message) for one in caught.value.diagnostics)
+    assert any(diagnostic.message.startswith(message) for diagnostic in caught.value.diagnostics)
     assert len(caught.value.diagnostics) <= 51
     assert max(map(len, rendered.split("\n"))) <= 140
 

@@ -108,6 +108,6 @@ def test_without_an_inverse(text: str) -> None:
 def test_brackets() -> None:
     assert expanded("[a b].[x y]") == ["a.x", "a.y", "b.x", "b.y"]
     assert expanded("plain") == ["plain"]
-    for wrong in ("[a", "a]", "[]"):
+    for name in ("[a", "a]", "[]"):
         with pytest.raises(Invalid):
-            expanded(wrong)
+            expanded(name)

@@ -165,21 +165,21 @@ def test_values_of_other_types(plugins: Plugins) -> None:
     )
     expected = changed(("dropout", 0.25), ("graph.decoder.dropout", 0.25), ("inputs", ["tokens"]))
     spec["graph"]["decoder"]["dropout"] = Fraction(1, 4)
-    found = tfkit.load(MappingProxyType(spec), plugins=plugins)
-    assert same(found, tfkit.load(expected, plugins=plugins))
-    assert type(found.node("decoder").config.attention.n_heads) is int
-    assert type(found.spec.model.graph["embedding"].d_model) is int
+    actual = tfkit.load(MappingProxyType(spec), plugins=plugins)
+    assert same(actual, tfkit.load(expected, plugins=plugins))
+    assert type(actual.node("decoder").config.attention.n_heads) is int
+    assert type(actual.spec.model.graph["embedding"].d_model) is int
 
 
 def test_text_is_text_where_text_belongs(plugins: Plugins) -> None:
-    found = tfkit.load(changed(("name", "12"), ("description", "true")), plugins=plugins)
-    assert (found.name, found.spec.model.description) == ("12", "true")
+    actual = tfkit.load(changed(("name", "12"), ("description", "true")), plugins=plugins)
+    assert (actual.name, actual.spec.model.description) == ("12", "true")
 
 
 def test_one_value_in_two_places(plugins: Plugins) -> None:
     norm = {"kind": "rmsnorm"}
-    found = tfkit.load(changed(("graph.embedding.norm", norm), ("graph.decoder.norm", norm)), plugins=plugins)
-    assert [found.node(name).config.norm.kind_name() for name in ("embedding", "decoder")] == ["rmsnorm"] * 2
+    actual = tfkit.load(changed(("graph.embedding.norm", norm), ("graph.decoder.norm", norm)), plugins=plugins)
+    assert [actual.node(name).config.norm.kind_name() for name in ("embedding", "decoder")] == ["rmsnorm"] * 2
 
 
 def test_errors_have_an_end(plugins: Plugins) -> None:
@@ -190,8 +190,8 @@ def test_errors_have_an_end(plugins: Plugins) -> None:
 
 
 def test_changes(plugins: Plugins) -> None:
-    found = tfkit.load(TINY, sets={"decoder.n_layers": 1}, plugins=plugins)
-    assert found.node("decoder").config.n_layers == 1
+    actual = tfkit.load(TINY, sets={"decoder.n_layers": 1}, plugins=plugins)
+    assert actual.node("decoder").config.n_layers == 1
     with pytest.raises(tfkit.SpecError, match=r"--set:1:20"):
         tfkit.load(TINY, sets="decoder.n_layers=  none", plugins=plugins)
 

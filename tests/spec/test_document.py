@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "file", "said"),
+    ("command", "file", "text"),
     [
         ("solve --params 9", "run.yaml", "`run.yaml` must be a model; got a run"),
         ("show", "model_of_run.yaml", "`run.yaml` must be a model; got a run"),
@@ -38,12 +38,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sweep", "base.yaml", "`model.yaml` must be a run; got a model"),
     ],
 )
-def test_another_sort(command: str, file: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_sort(command: str, file: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), file]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {said}\n  --> ")
+    assert error.startswith(f"error: {text}\n  --> ")
     assert error.count("error:") == 1
-    right = {"model": "show", "run": "train", "sweep": "sweep"}[said.split("; got a ")[1]]
+    right = {"model": "show", "run": "train", "sweep": "sweep"}[text.split("; got a ")[1]]
     assert error.endswith(f"= help: read it with `tfkit {right}`\n")
 
 

@@ -28,7 +28,7 @@ graph:
 """
 GPT2 = ["decoder.n_layers=2", "d_model=32", "vocab_size=61", "decoder.attention.n_heads=4", "decoder.ffn.d_ff=64"]
 SLOW = pytest.param("eject", marks=pytest.mark.slow)
-SETS = [word for one in GPT2 for word in ("--set", one)]
+SETS = [word for change in GPT2 for word in ("--set", change)]
 
 
 PLUGIN = """
@@ -71,10 +71,10 @@ def test_in_python(folder: Path) -> None:
     assert tfkit.load("out").name == tfkit.load(Path("out")).name == "small"
     expected = tfkit.build("small.yaml", seed=7).state_dict()
     for spec in ("out", Path("out"), "./out", folder / "out"):
-        found = tfkit.build(spec).state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    found = tfkit.build("small.yaml", weights="out", dtype=torch.float64).state_dict()
-    assert all(torch.equal(found[name], tensor.double()) for name, tensor in expected.items())
+        actual = tfkit.build(spec).state_dict()
+        assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+    actual = tfkit.build("small.yaml", weights="out", dtype=torch.float64).state_dict()
+    assert all(torch.equal(actual[name], tensor.double()) for name, tensor in expected.items())
     assert next(tfkit.build("out", device="meta").parameters()).is_meta
     with pytest.raises(tfkit.SpecError, match="belong to a different model"):
         tfkit.build("out", sets=["decoder.norm.eps=0.1"])
@@ -172,9 +172,9 @@ def test_what_solve_writes_finds_the_folder_again(folder: Path, run: Run) -> Non
 
 
 def test_commands_that_run_the_model_take_its_weights(folder: Path, run: Run) -> None:
-    given = run("generate", "small.yaml", "--weights", "out", "--prompt", "ab", "--max-new-tokens", "9", "--json")
+    options = run("generate", "small.yaml", "--weights", "out", "--prompt", "ab", "--max-new-tokens", "9", "--json")
     text = run("generate", "out", "--prompt", "ab", "--max-new-tokens", "9", "--json")
-    assert json.loads(text)["texts"] == json.loads(given)["texts"]
+    assert json.loads(text)["texts"] == json.loads(options)["texts"]
     run("build", "out", "-o", "again", "--dtype", "float64")
     run("export", "out", "-o", "file.safetensors")
     before = load_file("out/model.safetensors")
@@ -226,8 +226,8 @@ def test_the_published_layout_is_a_folder_too_and_keeps_the_tokenizer(folder: Pa
 
 def test_a_tokenizer_is_never_lost(folder: Path, run: Run) -> None:
     """A folder with a tokenizer is only replaced by a model that has one."""
-    wrong = run("build", "small.yaml", "-o", "out", "--force", status=1, stderr=True)
-    assert "`out` must hold only the files of a model; got chars.json" in wrong
+    invalid = run("build", "small.yaml", "-o", "out", "--force", status=1, stderr=True)
+    assert "`out` must hold only the files of a model; got chars.json" in invalid
     run("build", "out", "-o", "other")
     Path("out/chars.json").write_text('{"characters": "edcba"}')
     run("build", "out", "-o", "other", "--force")

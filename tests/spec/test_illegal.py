@@ -149,7 +149,7 @@ def test_it_is_refused_when_it_is_read(case: str) -> None:
     sets, reason = ILLEGAL[case]
     with pytest.raises(tfkit.SpecError) as refused:
         tfkit.loads(BASE, sets=sets, plugins=PLUGINS)
-    messages = [one.message for one in refused.value.diagnostics]
+    messages = [diagnostic.message for diagnostic in refused.value.diagnostics]
     assert any(reason in message for message in messages), messages
     assert len(messages) == 1
 
@@ -158,9 +158,9 @@ def test_it_is_refused_when_it_is_read(case: str) -> None:
 def test_a_position_in_the_wrong_place_is_refused(kind: str) -> None:
     acts_inside = issubclass(POSITIONS[kind].config, AttentionPositionConfig)
     assert acts_inside != issubclass(POSITIONS[kind].config, InputPositionConfig)
-    wrong = "embedding" if acts_inside else "decoder.attention"
+    invalid = "embedding" if acts_inside else "decoder.attention"
     with pytest.raises(tfkit.SpecError, match=f"`{kind}`"):
-        tfkit.loads(BASE, sets=[f"graph.{wrong}.position={kind}"], plugins=PLUGINS)
+        tfkit.loads(BASE, sets=[f"graph.{invalid}.position={kind}"], plugins=PLUGINS)
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

@@ -24,7 +24,7 @@ def merged(base: str, patch: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("base", "patch", "found"),
+    ("base", "patch", "actual"),
     [
         ("a: 1\nb: 2", "b: 3\nc: 4", {"a": 1, "b": 3, "c": 4}),
         ("a: {b: {c: 1, d: 2}}", "a: {b: {d: 3}}", {"a": {"b": {"c": 1, "d": 3}}}),
@@ -35,12 +35,12 @@ def merged(base: str, patch: str) -> Any:
     ],
     ids=["keys", "deep", "a list is replaced", "a mapping is replaced", "null is a value", "null is filled"],
 )
-def test_mappings_merge_and_all_else_is_replaced(base: str, patch: str, found: object) -> None:
-    assert merged(base, patch) == found
+def test_mappings_merge_and_all_else_is_replaced(base: str, patch: str, actual: object) -> None:
+    assert merged(base, patch) == actual
 
 
 @pytest.mark.parametrize(
-    ("base", "patch", "found"),
+    ("base", "patch", "actual"),
     [
         ("norm: {kind: rmsnorm, eps: 1}", "norm: {eps: 2}", {"kind": "rmsnorm", "eps": 2}),
         ("norm: {kind: rmsnorm, eps: 1}", "norm: {kind: rmsnorm, scale: false}", None),
@@ -50,8 +50,8 @@ def test_mappings_merge_and_all_else_is_replaced(base: str, patch: str, found: o
         ("norm: {eps: 1}", "norm: {kind: rmsnorm}", {"kind": "rmsnorm"}),
     ],
 )
-def test_another_kind_starts_anew(base: str, patch: str, found: object) -> None:
-    assert merged(base, patch)["norm"] == (found or {"kind": "rmsnorm", "eps": 1, "scale": False})
+def test_another_kind_starts_anew(base: str, patch: str, actual: object) -> None:
+    assert merged(base, patch)["norm"] == (actual or {"kind": "rmsnorm", "eps": 1, "scale": False})
 
 
 def test_a_node_of_another_block_starts_anew() -> None:
@@ -63,8 +63,8 @@ def test_a_node_of_another_block_starts_anew() -> None:
 
 def test_a_pattern_of_layers_is_replaced_as_a_whole() -> None:
     base = "layers: {variants: {a: {d_ff: 1}}, pattern: {0-1: a, rest: base}}"
-    found = merged(base, "layers: {variants: {a: {bias: true}}, pattern: {rest: a}}")
-    assert found == {"layers": {"variants": {"a": {"d_ff": 1, "bias": True}}, "pattern": {"rest": "a"}}}
+    actual = merged(base, "layers: {variants: {a: {bias: true}}, pattern: {rest: a}}")
+    assert actual == {"layers": {"variants": {"a": {"d_ff": 1, "bias": True}}, "pattern": {"rest": "a"}}}
 
 
 def test_null_takes_away_what_a_spec_names_itself() -> None:
@@ -83,13 +83,13 @@ def test_null_at_the_top_takes_away_only_for_what_extends() -> None:
 
 
 def test_values_keep_their_places_and_keys_those_of_the_last_who_said_them() -> None:
-    found = merge(tree("a: 1\nb: {c: 2, d: 3}"), tree("b: {d: 4}", "patch.yaml"))
-    inner = found.items["b"]
+    actual = merge(tree("a: 1\nb: {c: 2, d: 3}"), tree("b: {d: 4}", "patch.yaml"))
+    inner = actual.items["b"]
     assert isinstance(inner, Mapping)
     places = {name: (inner.items[name].span.source.name, inner.keys[name].source.name) for name in ("c", "d")}
     assert places == {"c": ("base.yaml", "base.yaml"), "d": ("patch.yaml", "patch.yaml")}
-    assert found.items["a"].span.source.name == "base.yaml"
-    assert found.keys["b"].source.name == "patch.yaml"
+    assert actual.items["a"].span.source.name == "base.yaml"
+    assert actual.keys["b"].source.name == "patch.yaml"
 
 
 def test_nothing_is_changed_in_place() -> None:
@@ -157,8 +157,8 @@ def test_nothing_after_the_sign_takes_nothing_away() -> None:
 
 
 def test_the_place_is_that_of_the_argument() -> None:
-    found = assign(tree(BASE), "decoder.attention.n_heads=4", FIELDS)
-    part = found.items["graph"].items["decoder"].items["attention"]  # type: ignore[union-attr]
+    actual = assign(tree(BASE), "decoder.attention.n_heads=4", FIELDS)
+    part = actual.items["graph"].items["decoder"].items["attention"]  # type: ignore[union-attr]
     assert isinstance(part, Mapping)
     value, key = part.items["n_heads"], part.keys["n_heads"]
     assert isinstance(value, Scalar)

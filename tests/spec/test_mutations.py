@@ -31,8 +31,8 @@ from ..small_specs import SHIPPED
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 KINDS = sorted({kind for slot in PLUGINS.registry.slots() for kind in PLUGINS.registry.kinds(slot)})
-FIELDS = sorted({name for slot in PLUGINS.registry.slots() for one in PLUGINS.registry.kinds(slot).values()
-                 for name in one.config.model_fields})  # fmt: skip
+FIELDS = sorted({name for slot in PLUGINS.registry.slots() for kind in PLUGINS.registry.kinds(slot).values()
+                 for name in kind.config.model_fields})  # fmt: skip
 SHARED = sorted(PLUGINS.registry.shared_names())
 LENGTH = 5
 MOST_LAYERS = 12
@@ -86,8 +86,8 @@ def misplaced_key(fields: Sequence[str], values: Sequence[str]) -> Mutation:
 
 def pick(draw: st.DrawFn, text: str, pattern: str) -> re.Match[str] | None:
     body = text.index("tfkit:") if "tfkit:" in text else 0
-    found = list(re.compile(pattern, re.MULTILINE).finditer(text, body))
-    return found[draw(st.integers(0, len(found) - 1))] if found else None
+    actual = list(re.compile(pattern, re.MULTILINE).finditer(text, body))
+    return actual[draw(st.integers(0, len(actual) - 1))] if actual else None
 
 
 def replaced(text: str, match: re.Match[str] | None, by: str, group: int = 0) -> str:
@@ -211,9 +211,9 @@ def check_model(graph: Graph) -> None:
     """It builds, and a forward on the meta device gives the shapes that the graph says."""
     model = tfkit.build(graph, device="meta")
     length = min(LENGTH, max_len(graph) or LENGTH)
-    given = {name: value_of(signal, length) for name, signal in graph.inputs.items() if not signal.optional}
-    found = model(**given)
-    for name, value in zip(graph.outputs, found if len(graph.outputs) > 1 else [found], strict=True):
+    options = {name: value_of(signal, length) for name, signal in graph.inputs.items() if not signal.optional}
+    actual = model(**options)
+    for name, value in zip(graph.outputs, actual if len(graph.outputs) > 1 else [actual], strict=True):
         signal = graph.node(name).output
         assert value.shape[-1] == signal.width, name
         assert value.dim() == {"sequence": 3, "vector": 2}.get(signal.type, value.dim()), name
@@ -243,7 +243,7 @@ def check(text: str) -> bool:
         refusal = error
     if refusal is not None:
         assert all(line.isprintable() for line in str(refusal).split("\n"))
-        assert all(one.message and one.span for one in refusal.diagnostics)
+        assert all(diagnostic.message and diagnostic.span for diagnostic in refusal.diagnostics)
         return False
     check_text(text, graph)
     if layers_of(graph) <= MOST_LAYERS:

@@ -200,8 +200,8 @@ def odd_plugins() -> Plugins:
 
     registry = Registry()
     for slot in PLUGINS.registry.slots():
-        for one in PLUGINS.registry.kinds(slot).values():
-            registry.add(one.config, one.plugin)
+        for value in PLUGINS.registry.kinds(slot).values():
+            registry.add(value.config, value.plugin)
     registry.add(Config, "a test")
     return Plugins(registry, ())
 

@@ -73,16 +73,16 @@ def resolved(text: str, shared: str = "") -> tuple[Any, Resolver]:
 
 
 def complaints(text: str, shared: str = "") -> dict[str, str]:
-    found, resolver = resolved(text, shared)
-    assert found is INVALID
-    return {one.path: one.message for one in resolver.diagnostics}
+    actual, resolver = resolved(text, shared)
+    assert actual is INVALID
+    return {diagnostic.path: diagnostic.message for diagnostic in resolver.diagnostics}
 
 
 def test_defaults_bare_words_and_mappings() -> None:
     text = "side: 5\nsecond: box\nseveral: [square, {kind: box, other: 3}]\nnamed: {a: {kind: square, side: 9}}"
-    found, resolver = resolved(text)
+    actual, resolver = resolved(text)
     assert resolver.diagnostics == []
-    assert found == Drawing(
+    assert actual == Drawing(
         side=5,
         first=SquareConfig(side=5),
         second=BoxConfig(side=5),
@@ -92,8 +92,8 @@ def test_defaults_bare_words_and_mappings() -> None:
 
 
 def test_a_part_inherits_from_what_is_around_it_and_the_nearest_wins() -> None:
-    found, resolver = resolved("side: 7\nfirst: square\nsecond: {kind: box, side: 3}", "side: 11")
-    assert (found.side, found.first.side, found.second.side) == (7, 7, 3)
+    actual, resolver = resolved("side: 7\nfirst: square\nsecond: {kind: box, side: 3}", "side: 11")
+    assert (actual.side, actual.first.side, actual.second.side) == (7, 7, 3)
     origins = resolver.provenance.origins
     assert origins["drawing", "side"].how == "given"
     assert origins["drawing", "first", "side"].how == "inherited"
@@ -110,16 +110,16 @@ def test_what_nobody_takes_is_not_used() -> None:
 
 
 def test_arithmetic_over_what_is_around() -> None:
-    found, resolver = resolved("side: 8\nsecond: {kind: box, other: side // 2}\nfactor: 1 / 4")
+    actual, resolver = resolved("side: 8\nsecond: {kind: box, other: side // 2}\nfactor: 1 / 4")
     assert resolver.diagnostics == []
-    assert (found.second.other, found.factor) == (4, 0.25)
+    assert (actual.second.other, actual.factor) == (4, 0.25)
 
 
 @pytest.mark.parametrize("word", ["null", "none", "false"])
 def test_an_optional_slot_may_be_empty(word: str) -> None:
-    found, resolver = resolved(f"side: 1\nsecond: {word}")
+    actual, resolver = resolved(f"side: 1\nsecond: {word}")
     assert resolver.diagnostics == []
-    assert found.second is None
+    assert actual.second is None
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_an_optional_slot_may_be_empty(word: str) -> None:
     ],
 )
 def test_a_mistake_is_told_with_its_path(text: str, path: str, message: str) -> None:
-    ((where, said),) = complaints(text).items()
+    ((where, shown),) = complaints(text).items()
     assert where == path
-    assert message in said
+    assert message in shown
 
 
 def test_each_mistake_is_told_once_and_all_of_them() -> None:
-    found = complaints("side: wide\nfirst: circle\nsecond: {kind: box, other: many, more: 1}")
-    assert len(found) == 4
+    actual = complaints("side: wide\nfirst: circle\nsecond: {kind: box, other: many, more: 1}")
+    assert len(actual) == 4
 
 
 def test_relations_are_not_judged_where_a_value_is_broken() -> None:
-    found = complaints("side: wide\nsecond: {kind: box, other: 99}")
-    assert len(found) == 1
+    actual = complaints("side: wide\nsecond: {kind: box, other: 99}")
+    assert len(actual) == 1
 
 
 def test_a_key_that_is_missing_is_told() -> None:

@@ -34,7 +34,7 @@ PLUGINS = load_plugins(entry_points=False)
 SCHEMA = json_schema(PLUGINS)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 ROOT = Path(__file__).parents[2]
-TEXTS = [one.path.read_text(encoding="utf-8") for one in KNOWN.files.values()]
+TEXTS = [spec.path.read_text(encoding="utf-8") for spec in KNOWN.files.values()]
 INSTALLED = load_plugins()
 REQUIRES = re.compile(r"^requires: \[(.+)\]$", re.MULTILINE)
 NEEDED = sorted({name for text in TEXTS for names in REQUIRES.findall(text) for name in names.split(", ")})
@@ -53,8 +53,8 @@ def test_it_is_a_schema() -> None:
 
 
 def test_every_reference_is_there() -> None:
-    wanted = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(SCHEMA)))
-    assert sorted(wanted - SCHEMA["$defs"].keys()) == []
+    expected = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(SCHEMA)))
+    assert sorted(expected - SCHEMA["$defs"].keys()) == []
 
 
 def test_make_writes_the_schema_that_the_specs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +71,9 @@ def test_make_writes_the_schema_that_the_specs_name(tmp_path: Path, monkeypatch:
 
 
 def test_specs_name_the_schema() -> None:
-    for spec in (one.path for one in KNOWN.files.values()):
+    for spec in (file.path for file in KNOWN.files.values()):
         named = re.findall(r"^# yaml-language-server: \$schema=(.*)$", spec.read_text(encoding="utf-8"), re.MULTILINE)
-        assert [(spec.parent / one).resolve() for one in named] == [ROOT / "specs" / SCHEMA_FILE], spec
+        assert [(spec.parent / file).resolve() for file in named] == [ROOT / "specs" / SCHEMA_FILE], spec
 
 
 def test_it_is_the_same_each_time() -> None:
@@ -124,14 +124,16 @@ def test_what_is_mistyped_is_found_where_it_is(path: Path) -> None:
         read_spec(path, PLUGINS)
     best = best_match(VALIDATOR.iter_errors(plain(read(path))))
     where = [str(part) for part in best.absolute_path]
-    assert any(marks(where, best.message, one.path.split(".")) for one in caught.value.diagnostics), best.message
+    assert any(marks(where, best.message, diagnostic.path.split(".")) for diagnostic in caught.value.diagnostics), (
+        best.message
+    )
     assert "any of the given schemas" not in best.message
 
 
-def marks(where: list[str], message: str, wanted: list[str]) -> bool:
+def marks(where: list[str], message: str, expected: list[str]) -> bool:
     """Whether an editor marks what is meant: that place, or a mapping and its key, or a word for a whole mapping."""
-    *around, key = wanted
-    return where[: len(wanted)] == wanted or (
+    *around, key = expected
+    return where[: len(expected)] == expected or (
         where == around and (f"'{key}'" in message or key in ("kind", "type", "sublayer"))
     )
 
@@ -227,8 +229,8 @@ def test_what_an_editor_shows() -> None:
     defs = SCHEMA["$defs"]
 
     def field(config: str, name: str) -> Any:
-        found = defs[config]["properties"][name]
-        return defs[found["$ref"].removeprefix("#/$defs/")] if "$ref" in found else found
+        actual = defs[config]["properties"][name]
+        return defs[actual["$ref"].removeprefix("#/$defs/")] if "$ref" in actual else actual
 
     assert defs["attention.gqa"]["description"] == "Groups of query heads share one head of keys and values."
     assert field("attention.gqa", "n_kv_heads")["description"] == "Number of key-value heads."
@@ -260,8 +262,8 @@ class OddConfig(FFNConfig):
 def test_plugins_are_part_of_it() -> None:
     registry = Registry()
     for slot in PLUGINS.registry.slots():
-        for one in PLUGINS.registry.kinds(slot).values():
-            registry.add(one.config, one.plugin)
+        for value in PLUGINS.registry.kinds(slot).values():
+            registry.add(value.config, value.plugin)
     registry.add(OddConfig, "tfkit-odd 1.0")
     validator = jsonschema.Draft202012Validator(json_schema(Plugins(registry, ())))
     assert validator.schema["$defs"]["ffn.odd"]["description"] == "Odd. (from tfkit-odd 1.0)"

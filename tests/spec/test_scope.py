@@ -77,9 +77,9 @@ def test_what_is_no_number_is_told(text: str, message: str) -> None:
 def test_an_unknown_name_is_told_with_those_that_are_numbers() -> None:
     with pytest.raises(ExpressionError) as caught:
         value("d_mode", scope_of("d_model: 4\nwords: x"))
-    said = " ".join([str(caught.value), *caught.value.notes, caught.value.help or ""])
-    assert "d_model" in said
-    assert "words" not in said
+    text = " ".join([str(caught.value), *caught.value.notes, caught.value.help or ""])
+    assert "d_model" in text
+    assert "words" not in text
 
 
 def test_a_chain_costs_no_more_than_its_length() -> None:

@@ -65,8 +65,8 @@ def refusal(path: Path, *sets: str) -> str:
 def warning(path: Path, *sets: str) -> str:
     with pytest.warns(SpecWarning) as caught:
         tfkit.load(path, sets=sets, plugins=PLUGINS)
-    (one,) = caught
-    return str(one.message)
+    (value,) = caught
+    return str(value.message)
 
 
 def attention_bias(graph: Graph) -> object:
@@ -84,9 +84,9 @@ def test_null_at_the_top_takes_a_shared_key_away(files: Callable[..., Path]) -> 
 
 def test_null_at_the_top_takes_the_other_keys_away_too(files: Callable[..., Path]) -> None:
     lines = ["init: null", "description: null"]
-    one, other = load(files(*lines)), load(files(), "init=null", "description=null")
-    assert one.spec.model == other.spec.model
-    assert (one.spec.model.init.kind_name(), one.spec.model.description) == ("fan_in", None)
+    first, other = load(files(*lines)), load(files(), "init=null", "description=null")
+    assert first.spec.model == other.spec.model
+    assert (first.spec.model.init.kind_name(), first.spec.model.description) == ("fan_in", None)
     assert "missing key `graph`" in refusal(files("graph: null"))
 
 
@@ -96,9 +96,9 @@ def test_what_is_taken_away_can_be_missing(files: Callable[..., Path]) -> None:
 
 
 def test_set_takes_away_named_parts_as_a_file_does(files: Callable[..., Path]) -> None:
-    one = load(files("outputs: null", "graph: {extra: null}"))
+    first = load(files("outputs: null", "graph: {extra: null}"))
     other = load(files(), "outputs=null", "extra=null")
-    assert one.spec.model == other.spec.model
+    assert first.spec.model == other.spec.model
     assert list(other.spec.model.graph) == ["embedding", "decoder", "logits"]
 
 
@@ -108,11 +108,11 @@ def test_a_key_that_was_taken_away_can_come_back(files: Callable[..., Path]) -> 
 
 def test_null_that_takes_nothing_away(files: Callable[..., Path], tmp_path: Path) -> None:
     assert "there is no `bias` to remove" in refusal(files("bias: null"), "bias=null")
-    own = tmp_path / "own.yaml"
-    own.write_text("tfkit: 1\nname: own\nvocab_size: 11\nd_model: null\ngraph: {embedding: {block: embedding}}\n")
-    assert "there is no `d_model` to remove" in refusal(own)
-    own.write_text("tfkit: 1\nname: own\nvocab_size: 11\nd_model: 8\nbias: null\ngraph: {e: {block: embedding}}\n")
-    assert "there is no `bias` to remove" in refusal(own)
+    local = tmp_path / "own.yaml"
+    local.write_text("tfkit: 1\nname: own\nvocab_size: 11\nd_model: null\ngraph: {embedding: {block: embedding}}\n")
+    assert "there is no `d_model` to remove" in refusal(local)
+    local.write_text("tfkit: 1\nname: own\nvocab_size: 11\nd_model: 8\nbias: null\ngraph: {e: {block: embedding}}\n")
+    assert "there is no `bias` to remove" in refusal(local)
 
 
 def test_nothing_after_the_sign_takes_nothing_away(files: Callable[..., Path]) -> None:
@@ -122,9 +122,9 @@ def test_nothing_after_the_sign_takes_nothing_away(files: Callable[..., Path]) -
 
 def test_null_in_a_config_takes_nothing_away(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 16}
-    for nulls, wrong in (({"n_positions": None}, "max_len"), ({"vocab_size": None}, "vocab_size")):
+    for nulls, invalid in (({"n_positions": None}, "max_len"), ({"vocab_size": None}, "vocab_size")):
         (tmp_path / "config.json").write_text(json.dumps({**config, **nulls}))
-        with pytest.raises(tfkit.SpecError, match=f"{wrong}.*got null|no `{wrong}`"):
+        with pytest.raises(tfkit.SpecError, match=f"{invalid}.*got null|no `{invalid}`"):
             import_config(tmp_path / "config.json", plugins=PLUGINS)
 
 

@@ -56,7 +56,7 @@ from .wrong import (
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 TINY_GPT2 = ["d_model=16", "vocab_size=13", "max_len=32"]
-TINY_GPT2 += [f"graph.decoder.{one}" for one in ("n_layers=1", "attention.n_heads=2", "ffn.d_ff=24")]
+TINY_GPT2 += [f"graph.decoder.{field}" for field in ("n_layers=1", "attention.n_heads=2", "ffn.d_ff=24")]
 FIELDS: dict[str, dict[str, object]] = {
     "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0},
     "proportional": {"width": 4},
@@ -125,7 +125,7 @@ BROKEN: dict[type[nn.Module], list[str]] = {
 
 
 @pytest.mark.parametrize(
-    ("check", "wrong", "words"),
+    ("check", "invalid", "words"),
     [
         (check_filled, Unfilled, "is not filled"),
         (check_state_dict, HiddenState, "the state dict is incomplete"),
@@ -133,21 +133,21 @@ BROKEN: dict[type[nn.Module], list[str]] = {
         (lambda graph: check_alone(tfkit.build(graph), example_inputs(graph)), LooksBack, "looks back"),
     ],
 )
-def test_one_property_of_any_model(check: Callable[[tfkit.Graph], None], wrong: type[nn.Module], words: str) -> None:
+def test_one_property_of_any_model(check: Callable[[tfkit.Graph], None], invalid: type[nn.Module], words: str) -> None:
     plugins = with_component(PLUGINS, FFNConfig)
     right, broken = (
         tfkit.load(small_spec("encoder", FFNConfig, {"kind": "wrong", "wrong": name}), plugins=plugins)
-        for name in ("Wrong", wrong.__name__)
+        for name in ("Wrong", invalid.__name__)
     )
     check(right)
     with pytest.raises(AssertionError, match=words):
         check(broken)
 
 
-def findings(wrong: type[nn.Module], within: Literal["encoder", "decoder"] = "encoder", only: str = "") -> list[str]:
+def findings(invalid: type[nn.Module], within: Literal["encoder", "decoder"] = "encoder", only: str = "") -> list[str]:
     """The lines of the error, the first one first."""
     with pytest.raises(AssertionError) as caught:
-        check_component(FFNConfig, fields={"wrong": wrong.__name__}, within=[within], only=only.split())
+        check_component(FFNConfig, fields={"wrong": invalid.__name__}, within=[within], only=only.split())
     return str(caught.value).splitlines()
 
 
@@ -155,10 +155,10 @@ def test_the_right_one_passes() -> None:
     check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["decoder"])
 
 
-@pytest.mark.parametrize("wrong", BROKEN, ids=lambda one: one.__name__)
-def test_a_broken_promise_is_named(wrong: type[nn.Module]) -> None:
-    promise, text = BROKEN[wrong]
-    first, line = findings(wrong, only=promise)
+@pytest.mark.parametrize("invalid", BROKEN, ids=lambda value: value.__name__)
+def test_a_broken_promise_is_named(invalid: type[nn.Module]) -> None:
+    promise, text = BROKEN[invalid]
+    first, line = findings(invalid, only=promise)
     assert first == ONE
     assert line.startswith(f"- {promise}, in an encoder: {text}")
 
@@ -297,13 +297,13 @@ def test_a_capture_for_each_length_is_told() -> None:
 def test_example_inputs_hide_what_they_say(padding: Literal["left", "right", "rows"]) -> None:
     graph = tfkit.load("vaswani_base", sets=["d_model=16"])
     inputs = example_inputs(graph, batch=3, length=4, padding=padding)
-    wanted = {
+    expected = {
         "left": [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]],
         "right": [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]],
         "rows": [[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]],
     }
     assert inputs.keys() == {"source", "target", "source_mask", "target_mask"}
-    assert inputs["source_mask"].int().tolist() == wanted[padding]
+    assert inputs["source_mask"].int().tolist() == expected[padding]
 
 
 @pytest.mark.slow

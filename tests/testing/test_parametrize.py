@@ -20,10 +20,10 @@ from .wrong import FFNConfig
 PLUGINS = tfkit.load_plugins(entry_points=False)
 
 
-def checks_of(**given: Any) -> dict[str, Any]:
+def checks_of(**options: Any) -> dict[str, Any]:
     """The parameters of the tests, by their names."""
-    mark = parametrize_with_checks(FFNConfig, within=["encoder"], plugins=PLUGINS, **given)
-    return {one.id: one for one in mark.args[1]}
+    mark = parametrize_with_checks(FFNConfig, within=["encoder"], plugins=PLUGINS, **options)
+    return {argument.id: argument for argument in mark.args[1]}
 
 
 def test_each_property_is_a_test() -> None:
@@ -91,7 +91,7 @@ def test_a_block_brings_its_spec() -> None:
     graph = {"embedding": {"block": "embedding"}, "pooler": {"block": "pooler", "select": "mean"}}
     spec = {"tfkit": 1, "name": "pooled", "d_model": 16, "vocab_size": 11, "graph": graph}
     mark = parametrize_with_checks(config.config, spec=spec, plugins=PLUGINS)
-    next(one for one in mark.args[1] if one.id == "padding").values[0]()
+    next(argument for argument in mark.args[1] if argument.id == "padding").values[0]()
 
 
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:tfkit", "-p", "tfkit.pytest_plugin", "-c", "/dev/null")
@@ -105,9 +105,9 @@ def pytest_in(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_an_installed_plugin_is_checked_without_a_test(tmp_path: Path) -> None:
-    found = pytest_in(tmp_path, "--tfkit", "tfkit-additive", "--collect-only")
-    assert "attention `additive` in a decoder" in found.replace("kind ", "")
-    assert "script" in found
+    actual = pytest_in(tmp_path, "--tfkit", "tfkit-additive", "--collect-only")
+    assert "attention `additive` in a decoder" in actual.replace("kind ", "")
+    assert "script" in actual
 
 
 def test_a_plugin_that_is_not_installed() -> None:

@@ -153,7 +153,7 @@ class TwoFaults(Upcasts):
 
 
 def kinds_of(of: type[nn.Module]) -> dict[str, type[nn.Module]]:
-    return {of.__name__: of} | {name: one for below in of.__subclasses__() for name, one in kinds_of(below).items()}
+    return {of.__name__: of} | {name: value for below in of.__subclasses__() for name, value in kinds_of(below).items()}
 
 
 class FFNConfig(tfkit.FFNConfig):

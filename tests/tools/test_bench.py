@@ -17,7 +17,7 @@ KV_HEADS = {"gpt2": 4, "llama": 2}
 PEERS = [
     ("by hand", "gpt2"),
     ("by hand", "llama"),
-    *(pytest.param("transformers", one, marks=pytest.mark.slow) for one in ("gpt2", "llama")),
+    *(pytest.param("transformers", name, marks=pytest.mark.slow) for name in ("gpt2", "llama")),
 ]
 
 
@@ -38,7 +38,7 @@ def test_peers_are_the_same_model_and_learn_the_same(name: str, family: str, tmp
     from train_worker import Trainer
 
     shape = Shape(family, n_kv_heads=KV_HEADS[family], **SIZES)
-    both = [Trainer(one, shape, tmp_path, compiled=False, device="cpu") for one in ("tfkit", name)]
+    both = [Trainer(value, shape, tmp_path, compiled=False, device="cpu") for value in ("tfkit", name)]
     assert both[0].parameters == both[1].parameters
     assert both[1].difference < 1e-6
     for trainer in both:
@@ -63,19 +63,19 @@ def test_everybody_has_every_place_in_turn() -> None:
         order.append(name)
         return float(len(order))
 
-    found = take_turns({name: lambda name=name: contender(name) for name in "abc"}, rounds=6, warm_up=1)
-    assert [len(values) for values in found.values()] == [6, 6, 6]
+    actual = take_turns({name: lambda name=name: contender(name) for name in "abc"}, rounds=6, warm_up=1)
+    assert [len(values) for values in actual.values()] == [6, 6, 6]
     rounds = ["".join(order[i : i + 3]) for i in range(3, len(order), 3)]
-    assert all(sorted(one) == list("abc") for one in rounds)
-    assert [sorted(one[place] for one in rounds) for place in range(3)] == [sorted("aabbcc")] * 3
+    assert all(sorted(value) == list("abc") for value in rounds)
+    assert [sorted(value[place] for value in rounds) for place in range(3)] == [sorted("aabbcc")] * 3
 
 
 def test_ratios_are_paired() -> None:
     from measure import ratio
 
-    held = ratio([2.0, 4.0, 9.0], [1.0, 4.0, 3.0])
-    assert (held.median, held.low, held.high, held.of_minima) == (2.0, 1.0, 3.0, 2.0)
-    assert held.quartiles == (1.5, 2.5)
+    tensors = ratio([2.0, 4.0, 9.0], [1.0, 4.0, 3.0])
+    assert (tensors.median, tensors.low, tensors.high, tensors.of_minima) == (2.0, 1.0, 3.0, 2.0)
+    assert tensors.quartiles == (1.5, 2.5)
 
 
 @pytest.mark.slow
@@ -121,13 +121,13 @@ def test_the_whole_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "it has no llama" in race["missing"]["torch.nn"]
 
 
-@pytest.mark.parametrize("given", ["litgpt", "lidgpt=python", "litgpt=/nowhere/python"])
+@pytest.mark.parametrize("name", ["litgpt", "lidgpt=python", "litgpt=/nowhere/python"])
 def test_an_interpreter_that_is_none(
-    given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import train_step
 
-    monkeypatch.setattr(sys, "argv", ["train_step.py", "--python", given])
+    monkeypatch.setattr(sys, "argv", ["train_step.py", "--python", name])
     with pytest.raises(SystemExit) as exit:
         train_step.main()
     assert exit.value.code == 2

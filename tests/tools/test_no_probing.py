@@ -40,12 +40,12 @@ SYNTAX = PACKAGE / "tools" / "eject"
 """Reads the nodes of Python's syntax trees, live modules and functions."""
 
 
-def probes(code: str, others: str = "") -> Iterator[str]:
+def probes(code: str, text: str = "") -> Iterator[str]:
     """Questions for a name that an object may lack, and values of the contract without its types."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
-            if asks and ast.unparse(node.args[0]) not in others.split(", "):
+            if asks and ast.unparse(node.args[0]) not in text.split(", "):
                 yield f"{node.lineno}: {ast.unparse(node)}"
         elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
             name = node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
@@ -54,7 +54,7 @@ def probes(code: str, others: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "actual"),
     [
         ("if hasattr(node.config, 'plan'): pass", 1),
         ("width = getattr(config, 'd_model', None)", 1),
@@ -64,18 +64,18 @@ def probes(code: str, others: str = "") -> Iterator[str]:
         ("found = hasattr(os, 'renameat2')", 0),
     ],
 )
-def test_what_counts(code: str, found: int) -> None:
-    assert len(list(probes(code, "os"))) == found
+def test_what_counts(code: str, actual: int) -> None:
+    assert len(list(probes(code, "os"))) == actual
 
 
 def test_no_config_is_probed() -> None:
     for path in FILES:
         if SYNTAX not in path.parents:
-            others = OF_OTHERS.get(str(path.relative_to(PACKAGE)), "")
-            assert list(probes(path.read_text(encoding="utf-8"), others)) == [], path
+            rest = OF_OTHERS.get(str(path.relative_to(PACKAGE)), "")
+            assert list(probes(path.read_text(encoding="utf-8"), rest)) == [], path
 
 
 def test_each_exception_is_one() -> None:
-    for name, others in OF_OTHERS.items():
-        asked = list(probes((PACKAGE / name).read_text(encoding="utf-8")))
-        assert all(any(f"({one}, " in question for question in asked) for one in others.split(", ")), name
+    for name, value in OF_OTHERS.items():
+        calls = list(probes((PACKAGE / name).read_text(encoding="utf-8")))
+        assert all(any(f"({word}, " in question for question in calls) for word in value.split(", ")), name

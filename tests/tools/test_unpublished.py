@@ -82,9 +82,9 @@ def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     assert check(graph, eject(graph), alone).ran
     if name not in ALL_VALUES:
         assert export(tfkit.build(graph), tmp_path / "model.ts").difference <= 1e-5
-    found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32)
-    assert (found.total.flops_forward, found.total.flops_backward) == counted(graph)
-    assert found.total.parameters == count_params(graph).total
+    actual = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32)
+    assert (actual.total.flops_forward, actual.total.flops_backward) == counted(graph)
+    assert actual.total.parameters == count_params(graph).total
     assert explain(graph)
     picture = tfkit.draw(graph)
     assert list(faults(picture)) == []

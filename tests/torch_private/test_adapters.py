@@ -24,17 +24,17 @@ from tfkit.torch_private import compiler, dispatch, hooks, onednn, sharding, ten
 
 
 def test_a_transform_is_seen_and_only_while_it_runs() -> None:
-    seen: list[tuple[bool, bool]] = []
+    calls: list[tuple[bool, bool]] = []
 
     def square(x: Tensor) -> Tensor:
-        seen.append((transforms.is_transformed(), transforms.is_watched()))
+        calls.append((transforms.is_transformed(), transforms.is_watched()))
         return (x * x).sum()
 
     square(torch.ones(2))
     torch.func.grad(square)(torch.ones(2))
     torch.func.vmap(square)(torch.ones(2, 2))
     square(torch.ones(2))
-    assert seen == [(False, False), (True, True), (True, True), (False, False)]
+    assert calls == [(False, False), (True, True), (True, True), (False, False)]
 
 
 def test_forward_mode_and_dispatch_modes_watch() -> None:
@@ -55,8 +55,8 @@ def test_forward_mode_and_dispatch_modes_watch() -> None:
 def test_onednn_multiplies_as_linear_does(bias: bool) -> None:
     x, weight, b = torch.randn(3, 2, 8), torch.randn(16, 8), torch.randn(16) if bias else None
     scripted = torch.jit.script(onednn.scripted_linear)
-    for found in (onednn.linear(x, weight, b), scripted(x, weight, b)):
-        torch.testing.assert_close(found, F.linear(x, weight, b))
+    for actual in (onednn.linear(x, weight, b), scripted(x, weight, b)):
+        torch.testing.assert_close(actual, F.linear(x, weight, b))
 
 
 # ---- dispatch ----
@@ -79,7 +79,7 @@ class Seen(dispatch.DispatchMode):
 
 def test_a_node_of_the_backward_has_the_number_of_its_place_in_the_forward() -> None:
     x = torch.randn(2, 2, requires_grad=True)
-    with Seen() as seen:
+    with Seen() as context:
         before = dispatch.next_number()
         y = x @ x
         between = dispatch.next_number()
@@ -87,8 +87,8 @@ def test_a_node_of_the_backward_has_the_number_of_its_place_in_the_forward() -> 
         z.sum().backward()
     aten = torch.ops.aten
     assert before < between
-    assert {aten.mm.default, aten.exp.default} <= set(seen.forward)
-    numbers = dict(seen.backward)
+    assert {aten.mm.default, aten.exp.default} <= set(context.forward)
+    numbers = dict(context.backward)
     assert before <= numbers[aten.mm.default] < between <= numbers[aten.mul.Tensor]
     assert dispatch.running_node() is None
 
@@ -97,26 +97,28 @@ def test_operations_say_what_they_change_and_what_they_show() -> None:
     aten = torch.ops.aten
     assert dispatch.is_mutable(aten.add_.Tensor)
     assert not dispatch.is_mutable(aten.add.Tensor)
-    assert [dispatch.is_view(one) for one in (aten.view.default, aten.t.default, dispatch.UNSAFE_VIEW)] == [True] * 3
-    assert [dispatch.is_view(one) for one in (aten.add.Tensor, aten.add_.Tensor, aten.clone.default)] == [False] * 3
+    assert [dispatch.is_view(value) for value in (aten.view.default, aten.t.default, dispatch.UNSAFE_VIEW)] == [
+        True
+    ] * 3
+    assert [dispatch.is_view(value) for value in (aten.add.Tensor, aten.add_.Tensor, aten.clone.default)] == [False] * 3
 
 
 def test_the_operations_are_those_of_the_public_functions() -> None:
     x = torch.randn(2, 3, requires_grad=True)
-    with Seen() as seen:
+    with Seen() as context:
         x.softmax(1).sum().backward()
         x.log_softmax(1).sum().backward()
         x.to(torch.float64)
-    assert {dispatch.SOFTMAX, dispatch.LOG_SOFTMAX, dispatch.TO_COPY} <= set(seen.forward)
-    assert {dispatch.SOFTMAX_BACKWARD, dispatch.LOG_SOFTMAX_BACKWARD} <= {func for func, _ in seen.backward}
+    assert {dispatch.SOFTMAX, dispatch.LOG_SOFTMAX, dispatch.TO_COPY} <= set(context.forward)
+    assert {dispatch.SOFTMAX_BACKWARD, dispatch.LOG_SOFTMAX_BACKWARD} <= {func for func, _ in context.backward}
     hidden = torch.full((1, 2), -torch.inf)
     torch.testing.assert_close(dispatch.SAFE_SOFTMAX(hidden, -1), torch.zeros(1, 2))
 
 
 def test_a_quick_range_is_an_event_with_its_name() -> None:
-    with profile() as seen, dispatch.QuickRange("decoder.layers.0"):
+    with profile() as context, dispatch.QuickRange("decoder.layers.0"):
         torch.ones(2).exp()
-    events = {event.name: event for event in seen.events()}
+    events = {event.name: event for event in context.events()}
     range, exp = events["decoder.layers.0"], events["aten::exp"]
     assert range.time_range.start <= exp.time_range.start <= exp.time_range.end <= range.time_range.end
 
@@ -146,11 +148,11 @@ def test_modes_are_those_that_compile_takes() -> None:
 
 
 def test_a_tensor_that_stays_in_place_is_known_to_the_compiler() -> None:
-    found = []
+    result = []
 
     def look(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
-        given = [node.meta["tensor_dict"] for node in graph.graph.nodes if node.op == "placeholder"]
-        found.append(all(one.get("_dynamo_static_input_type") == "unguarded" for one in given))
+        arguments = [node.meta["tensor_dict"] for node in graph.graph.nodes if node.op == "placeholder"]
+        result.append(all(argument.get("_dynamo_static_input_type") == "unguarded" for argument in arguments))
         return graph
 
     torch.compiler.reset()
@@ -160,7 +162,7 @@ def test_a_tensor_that_stays_in_place_is_known_to_the_compiler() -> None:
     compiled(torch.zeros(3))
     torch.compiler.reset()
     compiled(cache)
-    assert found == [False, True]  # as an argument of that type, or since it is none (2.9)
+    assert result == [False, True]  # as an argument of that type, or since it is none (2.9)
 
 
 def test_a_source_is_removed() -> None:
@@ -191,8 +193,8 @@ class Pair(NamedTuple):
 
 def test_nested_values() -> None:
     nested = {"a": Pair(torch.ones(1), [torch.ones(2), torch.ones(3)]), "b": (torch.ones(4), None)}
-    assert [one.numel() for one in tensors.leaves(nested) if one is not None] == [1, 2, 3, 4]
-    doubled = tensors.map_nested(lambda one: None if one is None else 2 * one, nested)
+    assert [leave.numel() for leave in tensors.leaves(nested) if leave is not None] == [1, 2, 3, 4]
+    doubled = tensors.map_nested(lambda leave: None if leave is None else 2 * leave, nested)
     assert isinstance(doubled["a"], Pair)
     assert doubled["a"].rest[1].sum() == 6
     assert doubled["b"][1] is None
@@ -200,8 +202,8 @@ def test_nested_values() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_tensors_that_share_memory_have_one_key(device: str) -> None:
-    one, other = torch.ones(2, 3, device=device), torch.ones(2, 3, device=device)
-    keys = {tensors.storage_key(tensor) for tensor in (one, one.T, one[1], one.untyped_storage())}
+    first, other = torch.ones(2, 3, device=device), torch.ones(2, 3, device=device)
+    keys = {tensors.storage_key(tensor) for tensor in (first, first.T, first[1], first.untyped_storage())}
     assert len(keys) == 1
     assert tensors.storage_key(other) not in keys
 
@@ -219,9 +221,11 @@ def test_memory_for_a_module_of_the_meta_device() -> None:
     with torch.device("meta"):
         module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         module.append(module[0])  # tied
-    tensors.replace_tensors(module, lambda one: torch.zeros(one.shape, dtype=one.dtype))
-    assert all(isinstance(one, nn.Parameter) and one.device.type == "cpu" for one in module.parameters())
-    assert {one.device.type for one in module.buffers()} == {"cpu"}
+    tensors.replace_tensors(module, lambda parameter: torch.zeros(parameter.shape, dtype=parameter.dtype))
+    assert all(
+        isinstance(parameter, nn.Parameter) and parameter.device.type == "cpu" for parameter in module.parameters()
+    )
+    assert {parameter.device.type for parameter in module.buffers()} == {"cpu"}
     assert module[0].weight is module[2].weight
 
 

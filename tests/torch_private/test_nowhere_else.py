@@ -30,19 +30,19 @@ def is_private(name: str) -> bool:
 
 def own_names(tree: ast.Module) -> set[str]:
     """The private names that a file gives to attributes, functions and classes."""
-    found = set(ELSEWHERE)
+    actual = set(ELSEWHERE)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            actual.add(node.name)
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.id if isinstance(node, ast.Name) else node.attr)
-    return found
+            actual.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return actual
 
 
 def private_uses(code: str) -> Iterator[str]:
     """Private modules that are imported, and private names and attributes of others."""
     tree = ast.parse(code)
-    own = own_names(tree)
+    local = own_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and not str(node.module).startswith("tfkit"):
             names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
@@ -53,13 +53,13 @@ def private_uses(code: str) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
             text = ast.unparse(node)
             if text.startswith("torch.") or (
-                node.attr not in own and not text.startswith(("self._", "cls._", "super()._"))
+                node.attr not in local and not text.startswith(("self._", "cls._", "super()._"))
             ):
                 yield f"{node.lineno}: {text}"
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "actual"),
     [
         ("import torch\ntorch._C._len_torch_dispatch_stack()", 2),
         ("from torch._decomp import decomposition_table", 1),
@@ -71,15 +71,15 @@ def private_uses(code: str) -> Iterator[str]:
         ("def _apply():\n    _apply(model)", 0),
     ],
 )
-def test_what_counts(code: str, found: int) -> None:
-    assert len(list(private_uses(code))) == found
+def test_what_counts(code: str, actual: int) -> None:
+    assert len(list(private_uses(code))) == actual
 
 
 def test_private_names_are_in_the_adapters_only() -> None:
-    found = [
+    actual = [
         f"{path.relative_to(ROOT)}:{use}"
         for path in FILES
         if ADAPTERS not in path.parents
         for use in private_uses(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    assert actual == []

@@ -29,20 +29,20 @@ FACTORS = {"once": 1.0, "twice": 2.0}
 
 
 def made() -> dict[str, ExportedProgram]:
-    given = {"x": torch.randn(3, 64), "y": torch.randn(3, 64)}
-    free = {name: {0: Dim.DYNAMIC} for name in given}
+    options = {"x": torch.randn(3, 64), "y": torch.randn(3, 64)}
+    free = {name: {0: Dim.DYNAMIC} for name in options}
     return {
-        name: torch.export.export(Scaled(LAYER, factor), (), given, dynamic_shapes=free, strict=False)
+        name: torch.export.export(Scaled(LAYER, factor), (), options, dynamic_shapes=free, strict=False)
         for name, factor in FACTORS.items()
     }
 
 
-def check(path: Path, found: Tensor, factor: float, x: Tensor, y: Tensor) -> None:
-    torch.testing.assert_close(found, Scaled(LAYER, factor)(x, y))
+def check(path: Path, actual: Tensor, factor: float, x: Tensor, y: Tensor) -> None:
+    torch.testing.assert_close(actual, Scaled(LAYER, factor)(x, y))
     with zipfile.ZipFile(path) as archive:
-        assert archive.read(next(one for one in archive.namelist() if one.endswith("extra/note"))) == b"of ours"
-        weights = [one for one in archive.infolist() if one.file_size >= LAYER.weight.nbytes]
-        assert len([one for one in weights if "weights/" in one.filename]) == 1
+        assert archive.read(next(value for value in archive.namelist() if value.endswith("extra/note"))) == b"of ours"
+        weights = [value for value in archive.infolist() if value.file_size >= LAYER.weight.nbytes]
+        assert len([value for value in weights if "weights/" in value.filename]) == 1
 
 
 def test_an_archive_of_programs(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_an_archive_of_programs(tmp_path: Path) -> None:
 
 def test_a_program_in_smaller_operations() -> None:
     whole = made()["once"]
-    before, after = ({str(node.target) for node in one.graph.nodes} for one in (whole, programs.decomposed(whole)))
+    before, after = ({str(node.target) for node in value.graph.nodes} for value in (whole, programs.decomposed(whole)))
     assert "aten.add.Tensor" in before
     assert "aten.add.Tensor" not in after
     assert "prims.add.default" in after

@@ -21,8 +21,8 @@ def test_it_has_every_property() -> None:
 def test_it_is_the_formula_of_the_paper() -> None:
     core = filled(Additive(n_heads=2, d_head=3, dropout=0.0))
     q, k, v = torch.randn(2, 2, 4, 3), torch.randn(2, 2, 5, 3), torch.randn(2, 2, 5, 3)
-    found = core(q, k, v, None)
+    actual = core(q, k, v, None)
     for b, h, i in itertools.product(range(2), range(2), range(4)):
         scores = [sum(core.weight[h] * torch.tanh(q[b, h, i] + k[b, h, j])) for j in range(5)]
         weights = torch.softmax(torch.stack(scores), dim=0)
-        torch.testing.assert_close(found[b, h, i], sum(weights[j] * v[b, h, j] for j in range(5)))
+        torch.testing.assert_close(actual[b, h, i], sum(weights[j] * v[b, h, j] for j in range(5)))

@@ -59,9 +59,9 @@ def test_masks(n_keys: int, how: str) -> None:
     readable = readable.expand(2, 2, 4, n_keys)
     bias = torch.randn(2, 2, 4, n_keys) if how == "float" else torch.zeros(2, 2, 4, n_keys)
     mask = bias.masked_fill(~readable, -math.inf) if how == "float" else readable
-    found = core(q, k, v, mask)
-    torch.testing.assert_close(found, naive(core, q, k, v, readable, bias))
-    assert not found[1, :, 2].any()
+    actual = core(q, k, v, mask)
+    torch.testing.assert_close(actual, naive(core, q, k, v, readable, bias))
+    assert not actual[1, :, 2].any()
 
 
 def test_dropout_is_for_training_alone() -> None:
@@ -107,11 +107,11 @@ def test_a_spec_asks_for_it_by_name() -> None:
 def test_its_weights_can_be_seen() -> None:
     model = tfkit.build(tfkit.loads(SPEC, plugins=PLUGINS), attention_backend="flex")
     tokens = torch.randint(11, (2, 5))
-    found = tfkit.attention_weights(model, tokens, tokens[:, :3])
+    actual = tfkit.attention_weights(model, tokens, tokens[:, :3])
     shapes = {"decoder.layers.0.attention": (2, 4, 3, 3), "decoder.layers.0.cross_attention": (2, 4, 3, 5)}
-    assert {name: weights.shape for name, weights in found.items()} == shapes
-    assert not found["decoder.layers.0.attention"].triu(1).any()
-    for weights in found.values():
+    assert {name: weights.shape for name, weights in actual.items()} == shapes
+    assert not actual["decoder.layers.0.attention"].triu(1).any()
+    for weights in actual.values():
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 4, 3))
 
 
@@ -139,6 +139,6 @@ def test_another_seed_gives_other_weights_within_the_bound() -> None:
 )
 def test_what_makes_no_sense_is_refused(field: str, value: str, reason: str) -> None:
     spec = SPEC.replace("n_heads: 4}", f"n_heads: 4, {field}: {value}}}")
-    with pytest.raises(tfkit.SpecError, match=reason) as wrong:
+    with pytest.raises(tfkit.SpecError, match=reason) as raised:
         tfkit.loads(spec, plugins=PLUGINS)
-    assert f"(graph.decoder.attention.{field}" in str(wrong.value)
+    assert f"(graph.decoder.attention.{field}" in str(raised.value)

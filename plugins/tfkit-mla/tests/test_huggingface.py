@@ -115,14 +115,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def peer_of(model_type: str, given: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+def peer_of(model_type: str, options: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
     """Attention and rotary embedding of transformers, every parameter at random."""
     home = f"transformers.models.{model_type}"
     configs = importlib.import_module(f"{home}.configuration_{model_type}")
     modules = importlib.import_module(f"{home}.modeling_{model_type}")
     prefix = next(name for name in configs.__all__ if name.endswith("Config")).removesuffix("Config")
     rope = {"rope_type": "default", **THETA}
-    config = getattr(configs, f"{prefix}Config")(**{**SIZES, "rope_parameters": rope, **given})
+    config = getattr(configs, f"{prefix}Config")(**{**SIZES, "rope_parameters": rope, **options})
     config._attn_implementation = "eager"
     attention = getattr(modules, f"{prefix}MLA" if model_type == "longcat_flash" else f"{prefix}Attention")(config, 0)
     torch.manual_seed(0)
@@ -173,8 +173,8 @@ ROWS = [
 
 @pytest.mark.parametrize(("case", "padded", "backend"), ROWS)
 def test_outputs_and_gradients(case: str, padded: str, backend: str) -> None:
-    (model_type, given, fields), padding = CASES[case], PADDINGS[padded]
-    peer, rotary = peer_of(model_type, given)
+    (model_type, options, fields), padding = CASES[case], PADDINGS[padded]
+    peer, rotary = peer_of(model_type, options)
     decoder = decoder_of(fields, backend)
     attention = decoder.layers[0].attention
     carry_over(attention, peer)
@@ -182,16 +182,16 @@ def test_outputs_and_gradients(case: str, padded: str, backend: str) -> None:
     positions = (padding.long().cumsum(dim=1) - 1).clamp(min=0)
     want, _ = peer(x, position_embeddings=rotary(x, positions), position_ids=positions, attention_mask=visible(padding))
     context = decoder.contexts(x, None if padding.all() else padding, None, None, None)[0]
-    found = attention(x, context)
+    actual = attention(x, context)
     assert want.abs().max() > 1
-    assert difference(found[padding], want[padding]) < 1e-6
+    assert difference(actual[padding], want[padding]) < 1e-6
     direction = torch.randn(2, 7, 24) * padding[:, :, None]
-    mine = gradients(found, direction, x, attention)
-    others = gradients(want, direction, x, peer)
-    assert len(mine) == len(others)
+    mine = gradients(actual, direction, x, attention)
+    rest = gradients(want, direction, x, peer)
+    assert len(mine) == len(rest)
     for name, gradient in mine.items():
         module, _, end = name.partition(".")
-        assert difference(gradient, others[f"{NAMES[module]}.{end}" if end else name]) < 1e-6, name
+        assert difference(gradient, rest[f"{NAMES[module]}.{end}" if end else name]) < 1e-6, name
 
 
 def gradients(output: Tensor, direction: Tensor, x: Tensor, module: nn.Module) -> dict[str, Tensor]:
@@ -199,8 +199,8 @@ def gradients(output: Tensor, direction: Tensor, x: Tensor, module: nn.Module) -
     return dict(zip(leaves, torch.autograd.grad((output * direction).sum(), list(leaves.values())), strict=True))
 
 
-def difference(found: Tensor, want: Tensor) -> float:
-    return ((found - want).abs().max() / want.abs().max()).item()
+def difference(actual: Tensor, want: Tensor) -> float:
+    return ((actual - want).abs().max() / want.abs().max()).item()
 
 
 LAYER = {
@@ -246,5 +246,5 @@ def test_a_whole_model_and_its_cache() -> None:
         want = peer(tokens, attention_mask=padding.long()).logits
         assert difference(model(tokens, padding)[padding], want[padding]) < 1e-6
         pieces = [(0, 4), (4, 5), (5, 6), (6, 7)]
-        found = torch.cat([cached(tokens[:, a:b], padding[:, a:b]) for a, b in pieces], dim=1)
-    assert difference(found[padding], want[padding]) < 1e-5
+        actual = torch.cat([cached(tokens[:, a:b], padding[:, a:b]) for a, b in pieces], dim=1)
+    assert difference(actual[padding], want[padding]) < 1e-5

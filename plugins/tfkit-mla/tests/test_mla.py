@@ -107,7 +107,7 @@ def test_a_cache_holds_one_latent_and_one_key() -> None:
 def test_a_single_token_expands_no_latent(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(q_rank=7)
     calls: list[int] = []
-    model.decoder.layers[0].attention.kv_up.register_forward_hook(lambda *given: calls.append(given[2].size(2)))
+    model.decoder.layers[0].attention.kv_up.register_forward_hook(lambda *options: calls.append(options[2].size(2)))
     cached = tfkit.CachedModel(model, length=12)
     with torch.no_grad():
         for piece in TOKENS.split([3, 1, 2, 1, 1], dim=1):
@@ -151,8 +151,8 @@ def test_a_single_token_calls_a_layer_that_was_put_in_afterwards(kind: type[nn.M
         layer.attention.kv_up = kind(layer.attention.kv_up)
     cached = tfkit.CachedModel(model.eval(), length=12)
     with torch.no_grad():
-        found = torch.cat([cached(piece) for piece in TOKENS.split([3, 1, 2, 1, 1], dim=1)], dim=1)
-        torch.testing.assert_close(found, model(TOKENS), atol=1e-5, rtol=1e-5)
+        actual = torch.cat([cached(piece) for piece in TOKENS.split([3, 1, 2, 1, 1], dim=1)], dim=1)
+        torch.testing.assert_close(actual, model(TOKENS), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -162,17 +162,17 @@ def test_the_absorbed_form_is_the_expanded_one(masked: bool) -> None:
     q_nope, q_rope = torch.randn(2, 3, 1, 6), torch.randn(2, 3, 1, 4)
     latent, k_rope = torch.randn(2, 1, 9, 8), torch.randn(2, 1, 9, 4)
     mask = torch.randn(2, 3, 1, 9).masked_fill(torch.arange(9) < 3, -torch.inf) if masked else None
-    found = attention.absorbed(q_nope, q_rope, latent, k_rope, mask)
-    torch.testing.assert_close(found, attention.expanded(q_nope, q_rope, latent, k_rope, mask), atol=1e-6, rtol=1e-5)
+    actual = attention.absorbed(q_nope, q_rope, latent, k_rope, mask)
+    torch.testing.assert_close(actual, attention.expanded(q_nope, q_rope, latent, k_rope, mask), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])
 @pytest.mark.parametrize("mask", [None, {"left": 2, "right": 0}], ids=["causal", "window"])
 def test_backends_compute_the_same(padding: Tensor | None, mask: dict[str, int] | None) -> None:
     with torch.no_grad():
-        want, *others = (model_of(backend, mask=mask)(TOKENS, padding) for backend in ("sdpa", "eager", "flex"))
-    for found in others:
-        torch.testing.assert_close(found, want)
+        want, *rest = (model_of(backend, mask=mask)(TOKENS, padding) for backend in ("sdpa", "eager", "flex"))
+    for other in rest:
+        torch.testing.assert_close(other, want)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -185,9 +185,9 @@ def test_dropout_is_for_training_alone(backend: str, dropout: float) -> None:
 
 
 def test_its_weights_can_be_seen() -> None:
-    found = tfkit.attention_weights(model_of(q_rank=7), TOKENS, PADDING)
-    assert list(found) == ["decoder.layers.0.attention", "decoder.layers.1.attention"]
-    for weights in found.values():
+    actual = tfkit.attention_weights(model_of(q_rank=7), TOKENS, PADDING)
+    assert list(actual) == ["decoder.layers.0.attention", "decoder.layers.1.attention"]
+    for weights in actual.values():
         assert weights.shape == (3, 3, 8, 8)
         assert not weights.triu(1).any()
         torch.testing.assert_close(weights.sum(dim=-1), PADDING[:, None].expand(3, 3, 8).float())
@@ -227,9 +227,9 @@ def test_half_precision_and_autocast() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reason: str) -> None:
-    with pytest.raises(tfkit.SpecError, match=reason) as wrong:
+    with pytest.raises(tfkit.SpecError, match=reason) as raised:
         graph_of(**fields)
-    assert f"(graph.decoder.attention.{place})" in str(wrong.value)
+    assert f"(graph.decoder.attention.{place})" in str(raised.value)
 
 
 def test_no_head_has_the_width_of_others() -> None:

@@ -38,8 +38,14 @@ class Family:
 
 
 def _deepseek(module: str, config: str, block: str, *, shared: str = "n_shared_experts") -> Family:
-    given = {"n_routed_experts": N, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
-    return Family(module, config, block, {**given, shared: 2}, {"router": DEEPSEEK_V3, "shared": {"d_ff": 2 * F}})
+    options = {
+        "n_routed_experts": N,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+    }
+    return Family(module, config, block, {**options, shared: 2}, {"router": DEEPSEEK_V3, "shared": {"d_ff": 2 * F}})
 
 
 FAMILIES = {
@@ -225,7 +231,7 @@ NAMES = {
 
 def translated(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a block, weights or their gradients, under our names and in our layout."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if ".up_proj." in name:
             continue
@@ -236,5 +242,5 @@ def translated(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             tensor = tensor.transpose(1, 2)
         if family.interleaved and ours.startswith("experts.gate_up"):
             tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
-        found[ours] = tensor.flatten() if ours == "router.correction" else tensor
-    return found
+        result[ours] = tensor.flatten() if ours == "router.correction" else tensor
+    return result

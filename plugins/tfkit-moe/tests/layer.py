@@ -32,6 +32,6 @@ def spec(d_model: int = 16, **fields: Any) -> str:
 def layer(dtype: torch.dtype | None = None, **fields: Any) -> MoE:
     """The layer of `spec`."""
     model = tfkit.build(tfkit.loads(spec(**fields), plugins=PLUGINS), dtype=dtype)
-    found = model.get_submodule("encoder.layers.0.ffn")
-    assert isinstance(found, MoE)
-    return found
+    actual = model.get_submodule("encoder.layers.0.ffn")
+    assert isinstance(actual, MoE)
+    return actual

@@ -18,9 +18,9 @@ from .layer import PLUGINS, spec
 def test_it_warns_where_the_grouped_product_does_not_serve(width: int) -> None:
     graph = tfkit.load("mixtral_8x7b", sets=[f"decoder.ffn.d_ff={width}"])
     served = takes_grouped(torch.zeros(1, 4096, dtype=torch.bfloat16), (4096, width, 2 * width))
-    found = list(slow_widths(graph))
-    assert bool(found) is not served
-    assert [one.path for one in found] == [] if served else ["graph.decoder.ffn.d_ff"]
+    actual = list(slow_widths(graph))
+    assert bool(actual) is not served
+    assert [value.path for value in actual] == [] if served else ["graph.decoder.ffn.d_ff"]
 
 
 ODD = 'decoder.layers={variants: {odd: {ffn: {d_ff: 99}}}, pattern: {"0": odd, rest: base}}'
@@ -28,7 +28,7 @@ ODD = 'decoder.layers={variants: {odd: {ffn: {d_ff: 99}}}, pattern: {"0": odd, r
 
 def test_layer_variants_too() -> None:
     graph = tfkit.load("mixtral_8x7b", sets=[ODD])
-    assert [one.path for one in slow_widths(graph)] == ["graph.decoder.layers.variants.odd.ffn.d_ff"]
+    assert [diagnostic.path for diagnostic in slow_widths(graph)] == ["graph.decoder.layers.variants.odd.ffn.d_ff"]
 
 
 def test_no_published_model_is_slow() -> None:
@@ -53,6 +53,6 @@ def test_it_warns_of_a_router_without_a_gradient(
     model(torch.randn(2, 8, 16)).square().sum().backward()
     gradient = model.get_parameter("encoder.layers.0.ffn.router.weight").grad
     assert gradient is not None
-    assert [one.path for one in idle_routers(graph)] == (
+    assert [diagnostic.path for diagnostic in idle_routers(graph)] == (
         [] if gradient.abs().max() > 1e-5 else ["graph.encoder.ffn.n_experts_per_token"]
     )

@@ -60,14 +60,14 @@ def test_it_computes_what_the_reference_says(name: str, tmp_path: Path, capsys: 
     assert capsys.readouterr().out.splitlines()[-1].startswith("1 ok")  # not: does not apply
 
 
-def experts(d_ff: int = 24, **given: Any) -> Experts:
+def experts(d_ff: int = 24, **options: Any) -> Experts:
     """Experts with random weights, 8 of them for tokens of width 16."""
-    fields = {"n": 8, "per_token": 3, "d_model": 16, "d_ff": d_ff, "bias": True, "weighs_input": False, **given}
-    found = Experts(Gate(nn.SiLU(), limit=None, up_offset=0), **fields)
+    fields = {"n": 8, "per_token": 3, "d_model": 16, "d_ff": d_ff, "bias": True, "weighs_input": False, **options}
+    actual = Experts(Gate(nn.SiLU(), limit=None, up_offset=0), **fields)
     generator = torch.Generator().manual_seed(0)
-    for parameter in found.parameters():
+    for parameter in actual.parameters():
         nn.init.normal_(parameter, std=0.3, generator=generator)
-    return found
+    return actual
 
 
 def routing(n: int = 20, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,10 +87,10 @@ def naive(module: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor
     rows = []
     for token, shares, those in zip(x, weights, chosen.tolist(), strict=True):
         total = torch.zeros(16, dtype=x.dtype)
-        for share, one in zip(shares, those, strict=True):
+        for share, value in zip(shares, those, strict=True):
             read = token * share.to(x.dtype) if module.weighs_input else token
-            gate, up = (module.gate_up.weight[one] @ read + module.gate_up.bias[one]).chunk(2)
-            out = module.down.weight[one] @ (nn.functional.silu(gate) * up) + module.down.bias[one]
+            gate, up = (module.gate_up.weight[value] @ read + module.gate_up.bias[value]).chunk(2)
+            out = module.down.weight[value] @ (nn.functional.silu(gate) * up) + module.down.bias[value]
             total = total + (out if module.weighs_input else share * out)
         rows.append(total)
     return torch.stack(rows)
@@ -115,9 +115,9 @@ def test_every_way_is_the_naive_one(way: str, weighs_input: bool) -> None:
     module = experts(weighs_input=weighs_input)
     x, weights, chosen = routing()
     assert takes_grouped(x, module.widths) == hasattr(nn.functional, "grouped_mm")
-    found, want = WAYS[way](module, x, weights, chosen), naive(module, x, weights, chosen)
-    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
-    for mine, other in zip(gradients(module, found, x, weights), gradients(module, want, x, weights), strict=True):
+    actual, want = WAYS[way](module, x, weights, chosen), naive(module, x, weights, chosen)
+    torch.testing.assert_close(actual, want, rtol=1e-5, atol=1e-6)
+    for mine, other in zip(gradients(module, actual, x, weights), gradients(module, want, x, weights), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
@@ -142,10 +142,10 @@ def test_what_hooks_on_to_a_layer_takes_part(way: str) -> None:
 def test_bfloat16_in_every_way(way: str) -> None:
     module = experts().to(torch.bfloat16)
     x, weights, chosen = routing(dtype=torch.bfloat16)
-    found = WAYS[way](module, x, weights, chosen)
-    assert found.dtype == torch.bfloat16
+    actual = WAYS[way](module, x, weights, chosen)
+    assert actual.dtype == torch.bfloat16
     want = naive(module.float(), x.float(), weights, chosen)
-    assert (found.float() - want).abs().max() <= 0.02 * want.abs().max()
+    assert (actual.float() - want).abs().max() <= 0.02 * want.abs().max()
 
 
 def test_the_gradient_of_doubles_is_that_of_differences() -> None:
@@ -213,11 +213,11 @@ def test_a_correction_guides_the_choice_and_nothing_else() -> None:
 
 def test_the_routing_can_be_read() -> None:
     module = layer(**CHOICE, d_ff=24)
-    seen: list[tuple[Tensor, Tensor]] = []
-    module.router.register_forward_hook(lambda router, args, output: seen.append(output))
+    calls: list[tuple[Tensor, Tensor]] = []
+    module.router.register_forward_hook(lambda router, args, output: calls.append(output))
     module(torch.randn(2, 7, 16))
     assert isinstance(module.router, Router)
-    assert [tensor.shape for tensor in seen[0]] == [(14, 2), (14, 2)]
+    assert [tensor.shape for tensor in calls[0]] == [(14, 2), (14, 2)]
 
 
 MODEL = """
@@ -262,11 +262,11 @@ def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
     module = experts().to("cuda", dtype)
     x, weights, chosen = (tensor.detach().cuda() for tensor in routing(dtype=dtype))
     run = torch.compile(module, fullgraph=True) if compiled else module
-    found = run(x.requires_grad_(), weights, chosen)
-    found.float().square().sum().backward()
+    actual = run(x.requires_grad_(), weights, chosen)
+    actual.float().square().sum().backward()
     want = naive(module.cpu().float(), x.detach().cpu().float(), weights.cpu(), chosen.cpu())
     error = 0.02 if dtype == torch.bfloat16 else 1e-4
-    assert (found.detach().cpu().float() - want).abs().max() <= error * want.abs().max()
+    assert (actual.detach().cpu().float() - want).abs().max() <= error * want.abs().max()
     assert x.grad is not None
     assert x.grad.isfinite().all()
 
@@ -308,9 +308,9 @@ def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reason: str) -> None:
-    with pytest.raises(tfkit.SpecError, match=re.escape(reason)) as wrong:
+    with pytest.raises(tfkit.SpecError, match=re.escape(reason)) as raised:
         tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **fields}), plugins=PLUGINS)
-    assert f"(graph.encoder.ffn.{place})" in str(wrong.value)
+    assert f"(graph.encoder.ffn.{place})" in str(raised.value)
 
 
 # ---- the property for `tfkit check` ----

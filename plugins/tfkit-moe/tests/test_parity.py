@@ -10,9 +10,9 @@ from .families import FAMILIES, D, F, K, N, block_of, translated
 from .layer import layer
 
 
-def error(found: Tensor, want: Tensor) -> float:
-    found, want = found.detach(), want.detach()
-    return float((found - want).abs().max() / want.abs().max().clamp(min=1))
+def error(actual: Tensor, want: Tensor) -> float:
+    actual, want = actual.detach(), want.detach()
+    return float((actual - want).abs().max() / want.abs().max().clamp(min=1))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -23,19 +23,19 @@ def test_it_is_the_published_block(name: str) -> None:
     ours.load_state_dict(translated(family, theirs.state_dict()), strict=True)
     x = torch.randn(3, 7, D, generator=torch.Generator().manual_seed(1))
     mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-    found, want = ours(mine), theirs(other)
+    actual, want = ours(mine), theirs(other)
     want = (want[0] if isinstance(want, tuple) else want).reshape(x.shape)
     assert want.std() > 0.1, "the comparison says something"
-    assert error(found, want) <= 1e-6
+    assert error(actual, want) <= 1e-6
     direction = torch.randn(want.shape, generator=torch.Generator().manual_seed(2))
-    (found * direction).sum().backward()
+    (actual * direction).sum().backward()
     (want * direction).sum().backward()
     assert mine.grad is not None
     assert other.grad is not None
     assert error(mine.grad, other.grad) <= 1e-6
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in theirs.named_parameters()}
-    wanted = translated(family, gradients)
+    expected = translated(family, gradients)
     for weight, parameter in ours.named_parameters():
         assert (parameter.grad is None) == (weight == "router.correction")
         if parameter.grad is not None:
-            assert error(parameter.grad, wanted[weight]) <= 1e-6, weight
+            assert error(parameter.grad, expected[weight]) <= 1e-6, weight

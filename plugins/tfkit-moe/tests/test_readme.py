@@ -52,8 +52,8 @@ def test_commands_print_what_is_shown(
     program, *arguments = shlex.split(command)
     assert program == "tfkit"
     status = main([*arguments, "--plugin-dir", str(ROOT), "--no-plugins"])
-    found = capsys.readouterr()
+    captured = capsys.readouterr()
     assert status == int(output.startswith("error:"))
     pattern = re.escape(output.rstrip("\n")).replace(r"\.\.\.", "(?:.*)")
-    printed = "\n".join(line.rstrip() for line in (found.out + found.err).splitlines())
+    printed = "\n".join(line.rstrip() for line in (captured.out + captured.err).splitlines())
     assert re.fullmatch(f"{pattern}\n*", printed, re.DOTALL), printed

@@ -42,6 +42,6 @@ def refused(folder: Path, data: str, *sets: str, length: int | None = None) -> s
     with contextlib.chdir(folder):  # errors then show short paths
         try:
             small_run(Path(), data, *sets, length=length)
-        except SpecError as wrong:
-            return str(wrong)
+        except SpecError as error:
+            return str(error)
     raise AssertionError(f"{data} is accepted")

@@ -28,13 +28,13 @@ def problems() -> list[str]:
 
 def test_every_problem_is_right(problems: list[str]) -> None:
     for text in problems[:4000]:
-        found = PROBLEM.fullmatch(text)
-        assert found is not None
+        match = PROBLEM.fullmatch(text)
+        assert match is not None
         assert len(text) == 36
-        assert len(found[1] + found[2]) == len(found[4] + found[5]) == 10
-        assert ANSWER.fullmatch(found[6][::-1])
-        answer = found[6][::-1].lstrip("0")
-        if Fraction(found[5]) == 0 and found[3] == "/":
+        assert len(match[1] + match[2]) == len(match[4] + match[5]) == 10
+        assert ANSWER.fullmatch(match[6][::-1])
+        answer = match[6][::-1].lstrip("0")
+        if Fraction(match[5]) == 0 and match[3] == "/":
             assert answer == "nan"
             continue
         exact = {
@@ -42,24 +42,24 @@ def test_every_problem_is_right(problems: list[str]) -> None:
             "-": lambda a, b: a - b,
             "*": lambda a, b: a * b,
             "/": lambda a, b: a / b,
-        }[found[3]](Fraction(found[2]), Fraction(found[5]))
+        }[match[3]](Fraction(match[2]), Fraction(match[5]))
         assert abs(Fraction(answer or "0") - exact) <= Fraction(501, 100_000)
-        whole = "." not in found[2] + found[5] and found[3] != "/"
+        whole = "." not in match[2] + match[5] and match[3] != "/"
         assert ("." in answer) != whole
 
 
 def test_the_numbers_are_distributed_as_published(problems: list[str]) -> None:
-    found = [PROBLEM.fullmatch(text) for text in problems]
-    operators = Counter(one[3] for one in found if one)
+    actual = [PROBLEM.fullmatch(text) for text in problems]
+    operators = Counter(value[3] for value in actual if value)
     assert all(abs(count / len(problems) - 0.25) < 0.015 for count in operators.values())
-    numbers = [number for one in found if one for number in (one[2], one[5])]
+    numbers = [number for value in actual if value for number in (value[2], value[5])]
     decimal = [float(number) for number in numbers if "." in number]
     whole = [int(number) for number in numbers if "." not in number]
     assert abs(len(decimal) / len(numbers) - 0.4) < 0.01
     assert (min(whole), max(whole)) == (1, 1000)
     assert abs(np.mean(whole) - 500.5) < 8
     assert abs(np.mean(decimal) - 250.25) < 6  # of a product of two uniform numbers
-    both = Counter((("." in one[2]) + ("." in one[5])) for one in found if one)
+    both = Counter((("." in value[2]) + ("." in value[5])) for value in actual if value)
     assert [round(both[count] / len(problems), 2) for count in range(3)] == [0.36, 0.48, 0.16]
 
 
@@ -121,7 +121,7 @@ def test_errors(tmp_path: Path, golden) -> None:  # type: ignore[no-untyped-def]
         "{kind: calculator, problems: 1, layout: stream}",
     ]
     lengths = (None, 50, None, 50)
-    texts = [refused(tmp_path, one, length=length) for one, length in zip(data, lengths, strict=True)]
+    texts = [refused(tmp_path, value, length=length) for value, length in zip(data, lengths, strict=True)]
     short = "model.graph.embedding.position.max_len=20", "eval={every: 2, splits: {test: 1}}"
     texts.append(refused(tmp_path, "{kind: calculator, problems: 30, test: 5}", *short, length=20))
     golden("runs/calculator_errors", "\n\n".join(texts))

@@ -51,9 +51,9 @@ def test_greedy_answers_are_written_token_by_token(stops: bool, tmp_path: Path) 
         ended = written.masked_fill((written == stop).cumsum(1) > 0, stop)
         assert (ended == targets).sum() != (written == targets).sum()
         written = ended
-    found = numbers_of(tmp_path, f"{{kind: decoded_accuracy{option}}}, {{kind: decoded_exact_match{option}}}")
-    assert found["test.decoded_accuracy"] == pytest.approx((written == targets).float().mean().item())
-    assert found["test.decoded_exact_match"] == (written == targets).all(-1).float().mean().item()
+    actual = numbers_of(tmp_path, f"{{kind: decoded_accuracy{option}}}, {{kind: decoded_exact_match{option}}}")
+    assert actual["test.decoded_accuracy"] == pytest.approx((written == targets).float().mean().item())
+    assert actual["test.decoded_exact_match"] == (written == targets).all(-1).float().mean().item()
 
 
 def test_a_model_may_write_tokens_that_the_data_lacks(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_an_encoder_decoder_writes_to_its_source(tmp_path: Path) -> None:
 
 
 def test_constants_are_counted(tmp_path: Path) -> None:
-    found = numbers_of(tmp_path, "constant_accuracy, constant_exact_match")
+    actual = numbers_of(tmp_path, "constant_accuracy, constant_exact_match")
     batch = small_run(tmp_path, ROWS).data.examples("test", "sequential").batch(np.arange(40))
     answers = [tuple(row) for row in batch.targets[:, -11:].tolist()]
     places = [Counter(column).most_common(1)[0][1] for column in zip(*answers, strict=True)]
     assert (batch.targets[:, :-11] == IGNORED).all()
-    assert found["test.constant_accuracy"] == pytest.approx(sum(places) / (11 * 40))
-    assert found["test.constant_exact_match"] == Counter(answers).most_common(1)[0][1] / 40
+    assert actual["test.constant_accuracy"] == pytest.approx(sum(places) / (11 * 40))
+    assert actual["test.constant_exact_match"] == Counter(answers).most_common(1)[0][1] / 40
 
 
 def test_an_example_without_an_answer_does_not_count() -> None:

@@ -44,15 +44,15 @@ def test_idle_fields_change_no_example(data: str, length: int | None, field: str
     path = change if change.startswith("batch.") else f"data.{change}"
     before, after = (small_run(tmp_path, data, *sets, length=length) for sets in ((), (path,)))
     for split in before.data.splits:
-        one, other = (_read(run.data.examples(split, "sequential"), 200) for run in (before, after))
-        same = all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+        first, other = (_read(run.data.examples(split, "sequential"), 200) for run in (before, after))
+        same = all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
         assert (field in before.config.data.idle(split)) == same, split
 
 
 def test_a_problem_of_the_test_is_the_same_in_every_layout(tmp_path: Path) -> None:
     stream, rows = small_run(tmp_path, CALCULATOR, length=50), small_run(tmp_path, ROWS)
-    one, other = (_read(run.data.examples("test", "sequential"), 20) for run in (stream, rows))
-    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    first, other = (_read(run.data.examples("test", "sequential"), 20) for run in (stream, rows))
+    assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
     assert all({"layout", "length"} <= run.config.data.idle("test") for run in (stream, rows))
     assert all({"layout", "length"}.isdisjoint(run.config.data.idle("val")) for run in (stream, rows))
 

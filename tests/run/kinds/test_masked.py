@@ -32,24 +32,24 @@ def read(folder: Path, split: str = "train") -> tuple[NDArray[np.int64], NDArray
 
 
 def test_shares_are_those_of_bert(tmp_path: Path) -> None:
-    tokens, seen, targets = read(tmp_path)
+    tokens, records, targets = read(tmp_path)
     chosen = targets != IGNORED
     assert abs(chosen[:, 1:].mean() - 0.15) < 0.006
     assert (targets[chosen] == tokens[chosen]).all()
-    assert (seen[~chosen] == tokens[~chosen]).all()
-    assert abs((seen[chosen] == MASK).mean() - 0.8) < 0.02
-    assert abs((seen[chosen] == tokens[chosen]).mean() - 0.1 - 0.1 / 65) < 0.02
-    others = seen[chosen & (seen != MASK) & (seen != tokens)]
-    assert abs(len(others) / chosen.sum() - 0.1) < 0.02
-    assert set(others.tolist()) == set(range(65))
+    assert (records[~chosen] == tokens[~chosen]).all()
+    assert abs((records[chosen] == MASK).mean() - 0.8) < 0.02
+    assert abs((records[chosen] == tokens[chosen]).mean() - 0.1 - 0.1 / 65) < 0.02
+    rest = records[chosen & (records != MASK) & (records != tokens)]
+    assert abs(len(rest) / chosen.sum() - 0.1) < 0.02
+    assert set(rest.tolist()) == set(range(65))
 
 
 def test_the_choice_depends_on_the_number_alone(tmp_path: Path) -> None:
     data = small_run(tmp_path, TEXT, length=128).data
     examples = data.examples("train", "shuffled")
     count = len(examples) // 10
-    one, again = examples.batch(np.array([3, 8])), examples.batch(np.array([8]))
-    assert (one.rows(1, 2).inputs["tokens"] == again.inputs["tokens"]).all()
+    first, again = examples.batch(np.array([3, 8])), examples.batch(np.array([8]))
+    assert (first.rows(1, 2).inputs["tokens"] == again.inputs["tokens"]).all()
     second = examples.batch(np.array([8 + count]))  # the same text, another choice
     assert ((again.targets == IGNORED) != (second.targets == IGNORED)).any()
     both = (again.targets != IGNORED) & (second.targets != IGNORED)
@@ -79,7 +79,7 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
         "{kind: masked, of: {kind: tokens, files: absent.npy}}",
     ]
     lengths = (None, None, None, None, 20)
-    texts = [refused(tmp_path, one, length=length) for one, length in zip(data, lengths, strict=True)]
+    texts = [refused(tmp_path, value, length=length) for value, length in zip(data, lengths, strict=True)]
     golden("runs/masked_errors", "\n\n".join(texts))
 
 

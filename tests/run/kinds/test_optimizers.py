@@ -30,7 +30,7 @@ def model_of(run: Any) -> fx.GraphModule:
 
 def gradients(model: fx.GraphModule, step: int) -> dict[str, Tensor]:
     random = torch.Generator().manual_seed(step)
-    return {name: torch.randn(one.shape, generator=random) for name, one in model.named_parameters()}
+    return {name: torch.randn(parameter.shape, generator=random) for name, parameter in model.named_parameters()}
 
 
 def updated(run: Any, steps: int = 4) -> dict[str, Tensor]:
@@ -45,8 +45,8 @@ def updated(run: Any, steps: int = 4) -> dict[str, Tensor]:
             group["lr"] = rate / (1 + step)
         optimizer.step()
         optimizer.zero_grad()
-    assert all(one.grad is None for one in model.parameters())
-    return {name: one.detach() for name, one in model.named_parameters()}
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def test_adam_is_that_of_torch(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_adam_is_that_of_torch(tmp_path: Path) -> None:
         for group in optimizer.param_groups:
             group["lr"] = 0.01 / (1 + step)
         optimizer.step()
-    torch.testing.assert_close(updated(run), {name: one.detach() for name, one in model.named_parameters()})
+    torch.testing.assert_close(updated(run), {name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
 def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: Path) -> None:
@@ -70,23 +70,23 @@ def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: P
     model = model_of(run)
     inside = ("attention.project.qkv", "attention.output", "ffn.up", "ffn.down")
     layers = {
-        name: one for name, one in model.named_parameters() if name.endswith(tuple(f"{x}.weight" for x in inside))
+        name: value for name, value in model.named_parameters() if name.endswith(tuple(f"{x}.weight" for x in inside))
     }
     assert len(layers) == 4
     apart = {
         (name, number): torch.nn.Parameter(part.clone())
-        for name, one in layers.items()
-        for number, part in enumerate(one.detach().chunk(3 if "qkv" in name else 1))
+        for name, value in layers.items()
+        for number, part in enumerate(value.detach().chunk(3 if "qkv" in name else 1))
     }
     muon = torch.optim.Muon(list(apart.values()), lr=0.02, weight_decay=0.1)
     head = model.get_parameter("head.output.weight")
-    rest = [one for name, one in model.named_parameters() if name not in layers and one is not head]
+    rest = [value for name, value in model.named_parameters() if name not in layers and value is not head]
     groups = [{"params": [head], "weight_decay": 0.2}, {"params": rest, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=3e-3)
     for step in range(4):
         drawn = gradients(model, step)
-        for (name, number), one in apart.items():
-            one.grad = drawn[name].chunk(3 if "qkv" in name else 1)[number].clone()
+        for (name, number), value in apart.items():
+            value.grad = drawn[name].chunk(3 if "qkv" in name else 1)[number].clone()
         for name, gradient in drawn.items():
             if name not in layers:
                 model.get_parameter(name).grad = gradient
@@ -94,11 +94,11 @@ def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: P
             group["lr"] = (0.02 if group in muon.param_groups else 3e-3) / (1 + step)
         muon.step()
         adamw.step()
-    expected = {name: one.detach() for name, one in model.named_parameters() if name not in layers}
+    expected = {name: value.detach() for name, value in model.named_parameters() if name not in layers}
     for name in layers:
-        expected[name] = torch.cat([one.detach() for (owner, _), one in apart.items() if owner == name])
-    found = updated(run)
-    torch.testing.assert_close(found, {name: expected[name] for name in found}, atol=1e-6, rtol=1e-5)
+        expected[name] = torch.cat([value.detach() for (owner, _), value in apart.items() if owner == name])
+    actual = updated(run)
+    torch.testing.assert_close(actual, {name: expected[name] for name in actual}, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", ["nesterov: false", "scale: match_rms_adamw", "momentum: 0.5, iterations: 3"])
@@ -171,8 +171,8 @@ def test_a_run_with_muon_continues_to_the_same_bits(tmp_path: Path) -> None:
 def test_the_matrices_inside_a_model(tmp_path: Path) -> None:
     model = model_of(small_run(tmp_path, DATA))
     names = {parameter: name for name, parameter in model.named_parameters()}
-    found = {names[one].removeprefix("decoder.layers.0."): rows for one, rows in matrices_of(model).items()}
-    assert found == {
+    actual = {names[value].removeprefix("decoder.layers.0."): rows for value, rows in matrices_of(model).items()}
+    assert actual == {
         "attention.project.qkv.weight": (16, 16, 16),
         "attention.output.weight": (16,),
         "ffn.up.weight": (32,),
@@ -194,12 +194,12 @@ def test_rules_are_for_both(tmp_path: Path) -> None:
     model = model_of(run)
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = groups_of(model, run.config.optimizer)
-    found = {names[one]: (group["lr"], group["weight_decay"]) for group in groups for one in group["params"]}
-    assert found["decoder.layers.0.ffn.up.weight"] == (0.5, 0.1)
-    assert found["decoder.layers.0.ffn.up.bias"] == (0.5, 0.0)
-    assert found["decoder.layers.0.attention.output.weight"] == (0.02, 0.1)
-    assert found["head.output.weight"] == (3e-3, 0.7)
-    assert found["embedding.tokens.weight"] == (3e-3, 0.0)
+    actual = {names[value]: (group["lr"], group["weight_decay"]) for group in groups for value in group["params"]}
+    assert actual["decoder.layers.0.ffn.up.weight"] == (0.5, 0.1)
+    assert actual["decoder.layers.0.ffn.up.bias"] == (0.5, 0.0)
+    assert actual["decoder.layers.0.attention.output.weight"] == (0.02, 0.1)
+    assert actual["head.output.weight"] == (3e-3, 0.7)
+    assert actual["embedding.tokens.weight"] == (3e-3, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,6 @@ def test_rules_are_for_both(tmp_path: Path) -> None:
 )
 def test_errors(text: str, tmp_path: Path, golden: Callable[[str, str], None], request: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError) as wrong:
+    with pytest.raises(SpecError) as raised:
         Trainer(small_run(Path(), DATA, optimizer=text), Memory())
-    golden(f"runs/muon_{request.node.callspec.id}", str(wrong.value))
+    golden(f"runs/muon_{request.node.callspec.id}", str(raised.value))

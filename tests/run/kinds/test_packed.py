@@ -32,23 +32,23 @@ def lines(folder: Path, *sets: str) -> Run:
 def test_documents_are_those_of_a_loop(tmp_path: Path) -> None:
     plain, packed = (small_run(tmp_path, data, length=64).data for data in (TEXT, PACKED))
     numbers = np.arange(40)
-    wanted = plain.examples("train", "shuffled").batch(numbers)
-    found = packed.examples("train", "shuffled").batch(numbers)
+    reference = plain.examples("train", "shuffled").batch(numbers)
+    actual = packed.examples("train", "shuffled").batch(numbers)
     assert packed.vocab_size == plain.vocab_size
     assert packed.fingerprint == plain.fingerprint
-    assert (found.inputs["tokens"] == wanted.inputs["tokens"]).all()
-    assert found.documents is not None
+    assert (actual.inputs["tokens"] == reference.inputs["tokens"]).all()
+    assert actual.documents is not None
     assert plain.tokenizer is not None
-    for row, (tokens, targets) in enumerate(zip(wanted.inputs["tokens"], wanted.targets, strict=True)):
+    for row, (tokens, targets) in enumerate(zip(reference.inputs["tokens"], reference.targets, strict=True)):
         document, documents, expected = 0, [], []
         for token, target in zip(tokens.tolist(), targets.tolist(), strict=True):
             ends = plain.tokenizer.decode([token]) == "\n"
             documents.append(document)
             expected.append(IGNORED if ends else target)
             document += ends
-        assert found.documents[row].tolist() == documents
-        assert found.targets[row].tolist() == expected
-    assert found.documents.max() > 2
+        assert actual.documents[row].tolist() == documents
+        assert actual.targets[row].tolist() == expected
+    assert actual.documents.max() > 2
 
 
 def test_a_step_has_the_loss_and_gradients_of_separate_rows(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_step_has_the_loss_and_gradients_of_separate_rows(tmp_path: Path) -> N
     assert batch.documents is not None
     assert batch.documents.max() >= 1
     loss = trainer._gradients(batch, 1)
-    found = {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    actual = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.grad is not None}
     trainer.model.zero_grad()
     total = torch.zeros(())
     for tokens, targets, documents in zip(batch.inputs["tokens"], batch.targets, batch.documents, strict=True):
@@ -70,7 +70,7 @@ def test_a_step_has_the_loss_and_gradients_of_separate_rows(tmp_path: Path) -> N
     assert loss.item() == pytest.approx(total.item(), abs=1e-5)
     for name, parameter in trainer.model.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(actual[name], parameter.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_an_evaluation_reads_documents_apart(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def test_a_decoder_reads_the_sequence_and_writes_its_answer(task: str, tmp_path:
     run = small_run(tmp_path, f"{{kind: copy, task: {task}, symbols: 7, items: 5, sequences: 400}}")
     assert (run.data.vocab_size, run.data.length) == (8, 10)
     inputs, targets = rows_of(run.data, "train")
-    for tokens, wanted in zip(inputs["tokens"], targets, strict=True):
+    for tokens, expected in zip(inputs["tokens"], targets, strict=True):
         answer = ANSWERS[task](tokens[:5])
         assert tokens[5:] == [7, *answer[:-1]]
-        assert wanted == [IGNORED] * 5 + answer
+        assert expected == [IGNORED] * 5 + answer
 
 
 @pytest.mark.parametrize("task", ANSWERS)
@@ -49,31 +49,33 @@ def test_an_encoder_decoder_gets_source_and_target(task: str, tmp_path: Path) ->
     data = f"{{kind: copy, task: {task}, symbols: 7, items: 5, sequences: 40, layout: pair}}"
     run = small_run(tmp_path, data, PAIR)
     inputs, targets = rows_of(run.data, "train")
-    for source, target, wanted in zip(inputs["source"], inputs["target"], targets, strict=True):
-        assert wanted == ANSWERS[task](source)
-        assert target == [7, *wanted[:-1]]
+    for source, target, expected in zip(inputs["source"], inputs["target"], targets, strict=True):
+        assert expected == ANSWERS[task](source)
+        assert target == [7, *expected[:-1]]
 
 
 def test_no_sequence_is_in_two_splits(tmp_path: Path) -> None:
     data = small_run(tmp_path, "{kind: copy, symbols: 3, items: 3, sequences: 500}").data
-    seen, held_out = ({tuple(tokens[:3]) for tokens in rows_of(data, split)[0]["tokens"]} for split in ("train", "val"))
-    assert len(seen) + len(held_out) == 27
-    assert not seen & held_out
+    records, held_out = (
+        {tuple(tokens[:3]) for tokens in rows_of(data, split)[0]["tokens"]} for split in ("train", "val")
+    )
+    assert len(records) + len(held_out) == 27
+    assert not records & held_out
 
 
 def test_recall_asks_every_key_once_for_its_value(tmp_path: Path) -> None:
     run = small_run(tmp_path, "{kind: mqar, symbols: 64, positions: 40, pairs: 6, examples: 300}")
     inputs, targets = rows_of(run.data, "train")
     distances = []
-    for tokens, wanted in zip(inputs["tokens"], targets, strict=True):
-        known = dict(zip(tokens[0:12:2], tokens[1:12:2], strict=True))
-        assert len(known) == len(set(known.values())) == 6
-        assert all(0 < key < 32 <= value < 64 for key, value in known.items())
-        asked = [place for place, target in enumerate(wanted) if target != IGNORED]
-        assert sorted(tokens[place] for place in asked) == sorted(known)
-        assert all(known[tokens[place]] == wanted[place] for place in asked)
-        assert all(place >= 12 and place % 2 == 0 for place in asked)
-        distances += [(place - 12) // 2 for place in asked]
+    for tokens, expected in zip(inputs["tokens"], targets, strict=True):
+        names = dict(zip(tokens[0:12:2], tokens[1:12:2], strict=True))
+        assert len(names) == len(set(names.values())) == 6
+        assert all(0 < key < 32 <= value < 64 for key, value in names.items())
+        calls = [place for place, target in enumerate(expected) if target != IGNORED]
+        assert sorted(tokens[place] for place in calls) == sorted(names)
+        assert all(names[tokens[place]] == expected[place] for place in calls)
+        assert all(place >= 12 and place % 2 == 0 for place in calls)
+        distances += [(place - 12) // 2 for place in calls]
     counts = np.bincount(distances, minlength=14)
     assert counts[0] > 1.5 * counts[5] > 1.5 * counts[13]  # near ones are more frequent
     fillers = {token for tokens in inputs["tokens"] for token in tokens[12:]}
@@ -83,8 +85,8 @@ def test_recall_asks_every_key_once_for_its_value(tmp_path: Path) -> None:
 def test_an_example_depends_on_its_number_alone(tmp_path: Path) -> None:
     data = small_run(tmp_path, "{kind: mqar, symbols: 64, positions: 40, pairs: 6, examples: 300}").data
     examples = data.examples("train", "shuffled")
-    several, one = examples.batch(np.array([5, 17, 250])), examples.batch(np.array([17]))
-    assert (several.rows(1, 2).inputs["tokens"] == one.inputs["tokens"]).all()
+    several, value = examples.batch(np.array([5, 17, 250])), examples.batch(np.array([17]))
+    assert (several.rows(1, 2).inputs["tokens"] == value.inputs["tokens"]).all()
     assert not (several.inputs["tokens"][0] == several.inputs["tokens"][1]).all()
 
 
@@ -97,4 +99,4 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
         "{kind: mqar, pairs: 5, symbols: 10}",
         "{kind: mqar, positions: 200}",
     ]
-    golden("runs/task_errors", "\n\n".join(refused(tmp_path, one) for one in data))
+    golden("runs/task_errors", "\n\n".join(refused(tmp_path, value) for value in data))

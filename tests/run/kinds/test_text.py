@@ -24,32 +24,32 @@ DATA = "{kind: text, files: sheep.txt, tokenizer: {kind: file, path: bpe.json}}"
 
 def write(folder: Path, size: int = 300) -> tokenizers.Tokenizer:
     (folder / "sheep.txt").write_text(TEXT, encoding="utf-8")
-    made = train([TEXT], vocab_size=size, special=["<|end|>"])
-    made.save(str(folder / "bpe.json"))
-    return made
+    tokenizer = train([TEXT], vocab_size=size, special=["<|end|>"])
+    tokenizer.save(str(folder / "bpe.json"))
+    return tokenizer
 
 
 def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
-    made = write(tmp_path)
+    built = write(tmp_path)
     data = small_run(tmp_path, DATA, "data.split={train: 1.0}", length=12).data
     assert data.vocab_size == 300
     windows = data.examples("train", "sequential")
     batch = windows.batch(np.arange(len(windows)))
-    ids = made.encode(TEXT).ids
+    ids = built.encode(TEXT).ids
     assert batch.inputs["tokens"].ravel()[: len(ids) - 1].tolist() == ids[:-1]
     assert data.tokenizer is not None
     assert data.tokenizer.decode(ids) == TEXT
     counts = data.tokenizer.byte_counts()
-    assert sum(counts[one] for one in ids) == len(TEXT.encode())
-    assert counts[made.token_to_id("<|end|>")] == 0
+    assert sum(counts[value] for value in ids) == len(TEXT.encode())
+    assert counts[built.token_to_id("<|end|>")] == 0
 
 
 def test_another_tokenizer_is_another_run(tmp_path: Path) -> None:
     write(tmp_path, 300)
-    one = small_run(tmp_path, DATA, "data.split={train: 1.0}", length=12)
+    first = small_run(tmp_path, DATA, "data.split={train: 1.0}", length=12)
     write(tmp_path, 290)
     other = small_run(tmp_path, DATA, "data.split={train: 1.0}", length=12)
-    assert one.data.fingerprint != other.data.fingerprint
+    assert first.data.fingerprint != other.data.fingerprint
 
 
 def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -76,10 +76,10 @@ def test_a_profile_is_a_text_of_the_record(tmp_path: Path) -> None:
     profile = "callbacks=[{kind: profile, after: 1, steps: 2, rows: 5}]"
     memory, weights = trained(small_run(tmp_path, "{kind: addition}", "steps=5", profile))
     _, plain = trained(small_run(tmp_path, "{kind: addition}", "steps=5"))
-    (found,) = [(line["step"], line["profile"]) for line in memory.lines if "profile" in line]
-    assert found[0] == 3
-    assert "Self CPU" in found[1]
-    assert "aten::" in found[1]
+    (actual,) = [(line["step"], line["profile"]) for line in memory.lines if "profile" in line]
+    assert actual[0] == 3
+    assert "Self CPU" in actual[1]
+    assert "aten::" in actual[1]
     assert all((weights[name] == plain[name]).all() for name in plain)
     early, _ = trained(small_run(tmp_path, "{kind: addition}", "steps=2", profile))
     assert [line["step"] for line in early.lines if "profile" in line] == [2]
@@ -93,12 +93,12 @@ def test_the_command_trains_one(run: Callable[..., str], specs: Path, golden: Ca
     (specs / "latin.txt").write_bytes(b"caf\xe9")
     (specs / "empty.txt").write_text("")
     golden("cli/tokenizer", run("tokenizer", "sheep.txt", "--vocab-size", "300", "-o", "a.json"))
-    found = json.loads(run("tokenizer", "sheep.txt", "--vocab-size", "300", "-o", "b.json", "--json"))
-    made = tokenizers.Tokenizer.from_file("a.json")
+    report = json.loads(run("tokenizer", "sheep.txt", "--vocab-size", "300", "-o", "b.json", "--json"))
+    tokenizer = tokenizers.Tokenizer.from_file("a.json")
     text = "Grüße, 3 sheep \U0001f411\n\x00"
-    assert made.decode(made.encode(text).ids) == text
-    assert made.get_vocab_size() == found["vocab_size"] == 300
-    assert len(made.encode(TEXT).ids) == found["tokens"]
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.get_vocab_size() == report["vocab_size"] == 300
+    assert len(tokenizer.encode(TEXT).ids) == report["tokens"]
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
     size = ("--vocab-size", "300", "-o")
     errors = [

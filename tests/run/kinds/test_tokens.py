@@ -37,10 +37,10 @@ def test_files_are_one_row_of_tokens(order: str, tmp_path: Path) -> None:
         assert len(examples) == (len(part) - 20 if order == "sampled" else -(-(len(part) - 1) // 20))
         batch = examples.batch(np.arange(len(examples)))
         for row, (tokens, targets) in enumerate(zip(batch.inputs["tokens"], batch.targets, strict=True)):
-            wanted = part[row * stride + 1 : row * stride + 21]
-            assert (targets[: len(wanted)] == wanted).all()
-            assert (targets[len(wanted) :] == IGNORED).all()
-            assert (tokens[: len(wanted)] == part[row * stride : row * stride + len(wanted)]).all()
+            expected = part[row * stride + 1 : row * stride + 21]
+            assert (targets[: len(expected)] == expected).all()
+            assert (targets[len(expected) :] == IGNORED).all()
+            assert (tokens[: len(expected)] == part[row * stride : row * stride + len(expected)]).all()
 
 
 def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
@@ -48,15 +48,15 @@ def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", ids)
     split = "split: {train: 0.502, val: 0.2, test: 0.297}"
     data = small_run(tmp_path, f"{{kind: tokens, files: ids.npy, separator: 0, {split}}}", length=5).data
-    found = []
+    result = []
     for name in data.splits:
         examples = data.examples(name, "sequential")
         batch = examples.batch(np.arange(len(examples)))
         row = [int(batch.inputs["tokens"][0, 0]), *batch.targets[batch.targets != IGNORED].tolist()]
         assert row[-1] == 0
-        found += row
-    assert found == ids[: len(found)].tolist()
-    assert len(found) == 500
+        result += row
+    assert result == ids[: len(result)].tolist()
+    assert len(result) == 500
 
 
 def test_the_fingerprint_is_of_every_token_and_not_of_the_type(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_the_fingerprint_is_of_every_token_and_not_of_the_type(tmp_path: Path) -
     changed[777] = 1 + changed[777] % 80
     np.save(tmp_path / "changed.npy", changed)
     files = ("[a.npy, b.npy, c.npy]", "same.npy", "changed.npy")
-    one, same, other = (
+    first, same, other = (
         small_run(tmp_path, f"{{kind: tokens, vocab_size: 90, files: {name}}}", length=20) for name in files
     )
-    assert one.digest == same.digest != other.digest
+    assert first.digest == same.digest != other.digest
 
 
 def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -84,7 +84,7 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     names = ["absent.npy", "real.npy", "square.npy", "negative.npy", "empty.npy", "objects.npy", "text.npy"]
     data = [f"{{kind: tokens, files: {name}}}" for name in [*names, "several.npy.npz"]]
     data += ["{kind: tokens, files: b.npy}", "{kind: tokens, files: a.npy, vocab_size: 50}"]
-    golden("runs/tokens_errors", "\n\n".join(refused(tmp_path, one, length=20) for one in data))
+    golden("runs/tokens_errors", "\n\n".join(refused(tmp_path, value, length=20) for value in data))
 
 
 def trained_while(folder: Path, change: Callable[[Path], object], *sets: str) -> str:

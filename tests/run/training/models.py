@@ -12,7 +12,7 @@ VOCABULARY = 23
 
 def _sizes(*stacks: str) -> list[str]:
     layer = ["n_layers=2", "attention.n_heads=2", "ffn.d_ff=24"]
-    return [f"graph.{stack}.{one}" for stack in stacks for one in layer]
+    return [f"graph.{stack}.{value}" for stack in stacks for value in layer]
 
 
 _SMALL = ["d_model=16", f"vocab_size={VOCABULARY}"]
@@ -48,12 +48,14 @@ def inputs_of(name: str, batch: int = 3, length: int = 7, seed: int = 0) -> dict
     """Tokens for every input that is needed; those to predict come last."""
     generator = torch.Generator().manual_seed(seed)
     names = ["source", "target"] if name in ("t5_small", "bart_base") else ["tokens"]
-    return {one: torch.randint(VOCABULARY, (batch, length), generator=generator) for one in names}
+    return {value: torch.randint(VOCABULARY, (batch, length), generator=generator) for value in names}
 
 
 def gradients(model: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """The gradient of every parameter; none is left behind."""
     loss.backward()
-    found = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    actual = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     model.zero_grad(set_to_none=True)
-    return found
+    return actual

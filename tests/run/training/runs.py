@@ -90,8 +90,8 @@ class Memory:
         self.lines.append({"step": step, name: text})
 
     def save(self, checkpoint: Checkpoint) -> None:
-        weights = {name: one.clone() for name, one in checkpoint.model.state_dict().items()}
-        optimizer = {name: one.clone() for name, one in checkpoint.optimizer.items()}
+        weights = {name: value.clone() for name, value in checkpoint.model.state_dict().items()}
+        optimizer = {name: value.clone() for name, value in checkpoint.optimizer.items()}
         tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
         rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
         self.saved = Restored(checkpoint.step, weights, optimizer, *rest)
@@ -120,9 +120,9 @@ def trained(run: Run, memory: Memory | None = None, **options: Any) -> tuple[Mem
     memory = memory or Memory()
     trainer = Trainer(run, memory, **options)
     trainer.train()
-    return memory, {name: one.clone() for name, one in trainer.model.state_dict().items()}
+    return memory, {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Iterable[str] | None = None) -> bool:
+def same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Iterable[str] | None = None) -> bool:
     """True if tensors are equal to the last bit."""
-    return all(bool((one[name] == other[name]).all()) for name in (one if names is None else names))
+    return all(bool((first[name] == other[name]).all()) for name in (first if names is None else names))

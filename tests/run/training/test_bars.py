@@ -34,26 +34,26 @@ PLAN = [sys.executable, "-m", "tfkit", "train", "minigpt_relu", "--plan", "--jso
 
 def digest(trainer: Trainer, steps: int) -> str:
     """The content of the first batches."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for step in range(1, steps + 1):
         batch = trainer.batch(step)
-        found.update(batch.inputs["tokens"].tobytes() + batch.targets.tobytes())
-    return found.hexdigest()
+        hasher.update(batch.inputs["tokens"].tobytes() + batch.targets.tobytes())
+    return hasher.hexdigest()
 
 
 @pytest.mark.parametrize("steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", some(["sampled", "shuffled", "sequential"], 1))
 def test_batches_are_the_same_however_a_run_is_made(order: str, steps: int, tmp_path: Path) -> None:
     sets = [f"data.order={order}", f"steps={steps}"]
-    wanted = digest(Trainer(small_run(tmp_path, *sets), Memory()), steps)
+    expected = digest(Trainer(small_run(tmp_path, *sets), Memory()), steps)
     for changed in ("machine.micro_batch=1", "machine.micro_batch=4", EVALUATED, "model.decoder.n_layers=1"):
-        assert digest(Trainer(small_run(tmp_path, *sets, changed), Memory()), steps) == wanted, changed
+        assert digest(Trainer(small_run(tmp_path, *sets, changed), Memory()), steps) == expected, changed
     part, _ = trained(small_run(tmp_path, *sets, EVALUATED), until=3)
     continued = Trainer(small_run(tmp_path, *sets, EVALUATED), Memory(part.saved), until=5)
     continued.train()
-    assert digest(continued, steps) == wanted
+    assert digest(continued, steps) == expected
     if order != "sequential":
-        assert digest(Trainer(small_run(tmp_path, *sets, "seed=4"), Memory()), steps) != wanted
+        assert digest(Trainer(small_run(tmp_path, *sets, "seed=4"), Memory()), steps) != expected
 
 
 class Share(Processes):
@@ -67,41 +67,41 @@ class Share(Processes):
 
 def read_by(trainers: Sequence[Trainer], steps: int) -> str:
     """The content of the first batches, as several processes read them together."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for step in range(1, steps + 1):
         parts = [trainer.batch(step) for trainer in trainers]
-        found.update(np.concatenate([one.inputs["tokens"] for one in parts]).tobytes())
-        found.update(np.concatenate([one.targets for one in parts]).tobytes())
-    return found.hexdigest()
+        hasher.update(np.concatenate([part.inputs["tokens"] for part in parts]).tobytes())
+        hasher.update(np.concatenate([part.targets for part in parts]).tobytes())
+    return hasher.hexdigest()
 
 
 @pytest.mark.parametrize("steps", [40, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", some(["sampled", "shuffled", "sequential"], 1))
 def test_batches_are_the_same_for_any_number_of_processes(order: str, steps: int, tmp_path: Path) -> None:
     run = small_run(tmp_path, "batch.sequences=16", f"data.order={order}", f"steps={steps}")
-    wanted = digest(Trainer(run, Memory()), steps)
+    expected = digest(Trainer(run, Memory()), steps)
     for count in (1, 2, 4, 16):
         trainers = [Trainer(run, Memory(), processes=Share(rank, count)) for rank in range(count)]
-        assert read_by(trainers, steps) == wanted, count
+        assert read_by(trainers, steps) == expected, count
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 16])
 def test_micro_batches_are_all_of_a_batch(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Batch] = []
+    calls: list[Batch] = []
 
     def spy(batch: Batch, *rest: Any) -> Any:
-        seen.append(batch)
+        calls.append(batch)
         return tensors(batch, *rest)
 
     monkeypatch.setattr("tfkit.run.training.loop.tensors", spy)
     trainer = Trainer(small_run(tmp_path, "batch.sequences=16", f"machine.micro_batch={size}"), Memory())
     for step in (1, 2):
-        seen.clear()
+        calls.clear()
         batch = trainer.batch(step)
         trainer._gradients(batch, step)
-        assert [len(one.targets) for one in seen] == [min(size, 16 - start) for start in range(0, 16, size)]
-        assert (np.concatenate([one.inputs["tokens"] for one in seen]) == batch.inputs["tokens"]).all()
-        assert (np.concatenate([one.targets for one in seen]) == batch.targets).all()
+        assert [len(value.targets) for value in calls] == [min(size, 16 - start) for start in range(0, 16, size)]
+        assert (np.concatenate([value.inputs["tokens"] for value in calls]) == batch.inputs["tokens"]).all()
+        assert (np.concatenate([value.targets for value in calls]) == batch.targets).all()
 
 
 def test_an_evaluation_draws_numbers_of_its_own() -> None:
@@ -112,7 +112,7 @@ def test_an_evaluation_draws_numbers_of_its_own() -> None:
         for number in range(20)
     ]
     drawn = [indices_of("sampled", seed, step, sequences=8, examples=10**9) for seed in range(5) for step in range(60)]
-    assert len({one.tobytes() for one in [*read, *drawn]}) == len(read) + len(drawn)
+    assert len({value.tobytes() for value in [*read, *drawn]}) == len(read) + len(drawn)
 
 
 @pytest.mark.parametrize("size", [1, 4, 6])
@@ -123,7 +123,7 @@ def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Pa
     batch = trainer.batch(1)
     assert len(set((batch.targets >= 0).sum(1))) > 1
     loss = trainer._gradients(batch, 1)
-    found = {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
+    actual = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.grad is not None}
     trainer.model.zero_grad()
     inputs, targets = tensors(batch, trainer.model, trainer.device, trainer.config.loss)
     logits = trainer.model(**inputs)
@@ -132,7 +132,7 @@ def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Pa
     assert loss.item() == pytest.approx(total.item(), abs=1e-6)
     for name, parameter in trainer.model.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(actual[name], parameter.grad, atol=1e-6, rtol=1e-5)
 
 
 def test_a_tied_table_is_one_weight_when_a_run_continues(tmp_path: Path) -> None:

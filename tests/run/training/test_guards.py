@@ -26,7 +26,7 @@ class Planted(Trainer):
 
     bad: tuple[int, ...] = ()
 
-    def _gradients(self, *given: object) -> Tensor:
+    def _gradients(self, *arguments: object) -> Tensor:
         module = self.model.get_submodule(PLACE)
 
         def spoil(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class Planted(Trainer):
 
         hook = module.register_forward_hook(spoil, prepend=True)
         try:
-            return super()._gradients(*given)  # type: ignore[arg-type]
+            return super()._gradients(*arguments)  # type: ignore[arg-type]
         finally:
             hook.remove()
 
@@ -107,8 +107,8 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(tmp_path: Path) -> No
 def memory_for(trainer: Trainer, most: int, error: Callable[[], RuntimeError]) -> Iterator[None]:
     """A machine that has memory for that many sequences."""
 
-    def check(module: nn.Module, given: tuple[object, ...]) -> None:
-        tokens = given[0]["tokens"]  # type: ignore[index]
+    def check(module: nn.Module, options: tuple[object, ...]) -> None:
+        tokens = options[0]["tokens"]  # type: ignore[index]
         if len(tokens) > most:
             raise error()
 
@@ -148,10 +148,10 @@ def test_a_smaller_micro_batch_computes_the_same_and_is_noted(
 )
 def test_out_of_memory_says_what_to_change(tmp_path: Path, sets: tuple[str, ...], most: int, help: str) -> None:
     trainer = Trainer(small_run(tmp_path, *sets), Memory())
-    with memory_for(trainer, most, of_cuda), pytest.raises(SpecError) as wrong:
+    with memory_for(trainer, most, of_cuda), pytest.raises(SpecError) as raised:
         trainer.train()
-    assert f"{6 if most else 1} sequences does not fit into the memory of `cpu`" in str(wrong.value)
-    assert help in str(wrong.value)
+    assert f"{6 if most else 1} sequences does not fit into the memory of `cpu`" in str(raised.value)
+    assert help in str(raised.value)
     assert trainer.step == 0
 
 

@@ -19,9 +19,9 @@ from .runs import PLUGINS, Memory, small_run, trained
 
 
 def made(slot: str, kind: str, **fields: object) -> tfkit.Component:
-    found = PLUGINS.registry.find(slot, kind)
-    assert found is not None
-    return found.config(**fields)
+    component = PLUGINS.registry.find(slot, kind)
+    assert component is not None
+    return component.config(**fields)
 
 
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "wsd", "inverse_sqrt"])
@@ -34,7 +34,7 @@ def test_schedules(kind: str, warmup: float) -> None:
     assert factors[0] == pytest.approx(1 / rise)
     assert factors[rise - 1] == 1
     assert max(factors) == 1
-    assert all(one >= two for one, two in zip(factors[rise - 1 :], factors[rise:], strict=False))
+    assert all(first >= two for first, two in zip(factors[rise - 1 :], factors[rise:], strict=False))
     last = {"constant": 1, "cosine": 0.1, "linear": 0, "wsd": 0, "inverse_sqrt": math.sqrt(rise / 50)}
     assert factors[-1] == pytest.approx(last[kind])
 
@@ -46,7 +46,7 @@ def test_wsd_is_stable_before_its_decay() -> None:
 
 def test_additions_are_right_and_apart() -> None:
     data = made("data", "addition", digits=2).build(None)
-    seen = {}
+    calls = {}
     for split in data.splits:
         examples = data.examples(split, "sequential")
         batch = examples.batch(np.arange(len(examples)))
@@ -58,9 +58,9 @@ def test_additions_are_right_and_apart() -> None:
             assert text[2] + text[5] == "+="
         assert (batch.targets[:, :-3] == IGNORED).all()
         assert (batch.targets[:, -3:] != IGNORED).all()
-        seen[split] = set(texts)
-    assert not seen["train"] & seen["val"]
-    assert len(seen["train"] | seen["val"]) == 10_000
+        calls[split] = set(texts)
+    assert not calls["train"] & calls["val"]
+    assert len(calls["train"] | calls["val"]) == 10_000
 
 
 def test_windows_cover_a_text_once(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_tokenizers_write_the_file_that_generate_reads(kind: str, tmp_path: Path
     assert again.encode(text) == list(tokenizer.encode(text))
     assert again.vocab_size == tokenizer.vocab_size
     assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text)) == text
-    assert sum(tokenizer.byte_counts()[one] for one in tokenizer.encode(text)) == len(text.encode())
+    assert sum(tokenizer.byte_counts()[value] for value in tokenizer.encode(text)) == len(text.encode())
 
 
 def test_metrics_are_sums() -> None:
@@ -125,16 +125,16 @@ def test_groups(tmp_path: Path) -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     rules = [{"match": "*attention*", "lr": 0.5}, {"match": "*bias", "weight_decay": 0.3}]
     groups = groups_of(model, made("optimizer", "sgd", lr=0.1, weight_decay=0.2, groups=tuple(map(rule, rules))))
-    found = {names[one]: (g["lr"], g["weight_decay"]) for g in groups for one in g["params"]}
-    assert set(found) == set(names.values())
-    assert found["embedding.tokens.weight"] == (0.1, 0.0)
-    assert found["head.output.weight"] == (0.1, 0.2)
-    assert found["decoder.layers.0.attention.output.weight"] == (0.5, 0.2)
-    assert found["decoder.layers.0.attention.output.bias"] == (0.5, 0.3)
-    with pytest.raises(tfkit.Invalid, match="no trained parameter matches `\\*atention\\*`") as wrong:
+    actual = {names[value]: (g["lr"], g["weight_decay"]) for g in groups for value in g["params"]}
+    assert set(actual) == set(names.values())
+    assert actual["embedding.tokens.weight"] == (0.1, 0.0)
+    assert actual["head.output.weight"] == (0.1, 0.2)
+    assert actual["decoder.layers.0.attention.output.weight"] == (0.5, 0.2)
+    assert actual["decoder.layers.0.attention.output.bias"] == (0.5, 0.3)
+    with pytest.raises(tfkit.Invalid, match="no trained parameter matches `\\*atention\\*`") as raised:
         groups_of(model, made("optimizer", "sgd", lr=0.1, groups=(rule({"match": "*atention*", "lr": 1.0}),)))
-    assert wrong.value.field == "groups.0.match"
-    assert "`attention`" in str(wrong.value.help)
+    assert raised.value.field == "groups.0.match"
+    assert "`attention`" in str(raised.value.help)
 
 
 def rule(fields: dict[str, object]) -> object:
@@ -157,6 +157,6 @@ def test_tensorboard_shows_the_numbers(tmp_path: Path) -> None:
     tracker.log(1, {"val.loss": 2.5})
     tracker.text(1, "sample", "a\nb")
     tracker.close()
-    found = events.EventAccumulator(str(tmp_path / "tb"))
-    found.Reload()
-    assert [(one.step, one.value) for one in found.Scalars("val/loss")] == [(1, 2.5)]
+    actual = events.EventAccumulator(str(tmp_path / "tb"))
+    actual.Reload()
+    assert [(scalar.step, scalar.value) for scalar in actual.Scalars("val/loss")] == [(1, 2.5)]

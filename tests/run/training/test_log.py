@@ -68,19 +68,19 @@ def test_numbers_are_in_the_line_of_their_step(tmp_path: Path) -> None:
 
 
 def test_observers_see_what_earlier_ones_log_and_change_nothing(tmp_path: Path) -> None:
-    seen: list[dict[str, float]] = []
+    calls: list[dict[str, float]] = []
 
     class Sees(Callback):
         def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
-            seen.append(dict(numbers))
+            calls.append(dict(numbers))
             with pytest.raises(TypeError):
                 numbers["loss"] = 0.0  # type: ignore[index]
 
     memory = logged(tmp_path, Logs(step=lambda training: training.log("mine", 1.0)), watchers=[Sees()])
-    assert [{"step": number, **line} for number, line in enumerate(seen, 1)] == [
+    assert [{"step": number, **line} for number, line in enumerate(calls, 1)] == [
         line for line in memory.lines if "loss" in line
     ]
-    assert all("mine" in line for line in seen)
+    assert all("mine" in line for line in calls)
 
 
 def test_the_bar_shows_them() -> None:

@@ -73,13 +73,13 @@ class ByHand(nn.Module):
 
 def renamed(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Our weights by the names of the model by hand."""
-    found = {}
+    result = {}
     for name, tensor in state.items():
         new = name
         for ours, theirs in SHORTER.items():
             new = new.replace(ours, theirs)
-        found[f"layers.{new}" if new[0].isdigit() else new] = tensor.clone()
-    return found
+        result[f"layers.{new}" if new[0].isdigit() else new] = tensor.clone()
+    return result
 
 
 def test_every_loss_and_weight_is_that_of_a_loop_by_hand(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_every_loss_and_weight_is_that_of_a_loop_by_hand(tmp_path: Path) -> None
         batch = trainer.batch(step)
         tokens, last = torch.from_numpy(batch.inputs["tokens"]), torch.from_numpy(batch.targets[:, -1:])
         windows = torch.cat([tokens, last], 1)
-        assert all("".join(characters[one] for one in window) in text for window in windows)
+        assert all("".join(characters[value] for value in window) in text for window in windows)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), windows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -165,9 +165,9 @@ def test_the_gradient_is_that_of_the_whole_batch(tmp_path: Path) -> None:
     whole, _ = trained(small_run(tmp_path, "data.split={train: 0.007, val: 0.5}"))
     for size in (1, 4):
         cut, _ = trained(small_run(tmp_path, "data.split={train: 0.007, val: 0.5}", f"machine.micro_batch={size}"))
-        for one, other in zip(whole.lines, cut.lines, strict=True):
-            assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
-            assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+        for first, other in zip(whole.lines, cut.lines, strict=True):
+            assert first["loss"] == pytest.approx(other["loss"], abs=1e-5)
+            assert first["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
 
 
 def test_batches_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_batches_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
     batches = [trainer.batch(step).inputs["tokens"] for step in range(1, 9)]
     cut = Trainer(small_run(tmp_path, "machine.micro_batch=1", "model.decoder.ffn.kind=swiglu"), Memory())
     cut.train()
-    assert all((one == cut.batch(step + 1).inputs["tokens"]).all() for step, one in enumerate(batches))
-    assert not all((one == batches[0]).all() for one in batches)
+    assert all((value == cut.batch(step + 1).inputs["tokens"]).all() for step, value in enumerate(batches))
+    assert not all((value == batches[0]).all() for value in batches)
 
 
 def test_variants_begin_with_the_same_weights_where_they_share_them(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path) -> No
     with torch.no_grad():
         trainer.model.get_parameter("decoder.layers.1.ffn.up.weight").mul_(1e30)
         trainer.model.get_parameter("decoder.layers.1.ffn.down.weight").mul_(1e30)
-    before = {name: one.clone() for name, one in trainer.model.state_dict().items()}
-    with pytest.raises(SpecError) as wrong:
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    with pytest.raises(SpecError) as raised:
         trainer.train()
-    assert "step 1 has a loss or a gradient that is not finite" in str(wrong.value)
-    assert "`decoder.layers.1.ffn.down` is the first" in str(wrong.value)
+    assert "step 1 has a loss or a gradient that is not finite" in str(raised.value)
+    assert "`decoder.layers.1.ffn.down` is the first" in str(raised.value)
     assert same(before, trainer.model.state_dict())
 
 
@@ -222,11 +222,11 @@ def test_a_callback_may_stop_a_run(tmp_path: Path) -> None:
     assert Trainer(small_run(tmp_path), again).train() == "enough"
     assert not again.losses
     goal = ("callbacks={kind: stop_at, below: 3.3}", *EVALUATED)
-    found, _ = trained(small_run(tmp_path, *goal))
-    assert found.saved
-    assert found.saved.ended
-    assert found.saved.ended.startswith("val.loss is ")
-    assert len(found.losses) < 8
+    actual, _ = trained(small_run(tmp_path, *goal))
+    assert actual.saved
+    assert actual.saved.ended
+    assert actual.saved.ended.startswith("val.loss is ")
+    assert len(actual.losses) < 8
 
 
 def test_bfloat16_changes_numbers_and_keeps_float32_weights(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_bfloat16_changes_numbers_and_keeps_float32_weights(tmp_path: Path) -> N
     plain, _ = trained(small_run(tmp_path))
     assert memory.losses != plain.losses
     assert memory.losses == pytest.approx(plain.losses, rel=0.02)
-    assert {one.dtype for one in weights.values()} == {torch.float32}
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
 def test_an_evaluation_reads_every_token_once(tmp_path: Path) -> None:

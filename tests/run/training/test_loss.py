@@ -26,8 +26,8 @@ LEFT = RIGHT.flip(1)
 def targets_of(seed: int = 9, shape: tuple[int, ...] = (3, 7)) -> Tensor:
     """Targets at two positions of three, as in masked language models."""
     generator = torch.Generator().manual_seed(seed)
-    found = torch.randint(VOCABULARY, shape, generator=generator)
-    return found.masked_fill(torch.rand(shape, generator=generator) < 1 / 3, -100)
+    actual = torch.randint(VOCABULARY, shape, generator=generator)
+    return actual.masked_fill(torch.rand(shape, generator=generator) < 1 / 3, -100)
 
 
 def plain(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
@@ -40,10 +40,10 @@ def next_token_loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return plain(model(**inputs)[:, :-1], tokens[:, 1:])
 
 
-def assert_same(model: nn.Module, found: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
+def assert_same(model: nn.Module, actual: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
     """Both losses, and their gradients with respect to every parameter."""
-    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-6)
-    ours, theirs = gradients(model, found), gradients(model, expected)
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=1e-6)
+    ours, theirs = gradients(model, actual), gradients(model, expected)
     assert list(ours) == list(theirs)
     torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
 
@@ -104,9 +104,9 @@ def test_where_no_position_counts_a_step_changes_nothing() -> None:
     model, inputs = build("gpt2"), inputs_of("gpt2")
     nothing = torch.full((3, 7), -100)
     assert plain(model(**inputs), nothing).isnan()
-    found = loss(model, inputs, nothing)
-    assert found == 0
-    assert all(not gradient.any() for gradient in gradients(model, found).values())
+    actual = loss(model, inputs, nothing)
+    assert actual == 0
+    assert all(not gradient.any() for gradient in gradients(model, actual).values())
 
 
 def test_a_token_alone_has_no_next_one() -> None:
@@ -132,8 +132,8 @@ def test_what_the_mask_hides_does_not_count(name: str, mask: Tensor) -> None:
         if real > 1
     ]
     masks = {f"{key}_mask": mask for key in inputs}
-    found = loss(model, {**inputs, **masks}, pieces=4)
-    assert_same(model, found, sum(expected) / (mask.sum() - 3))
+    actual = loss(model, {**inputs, **masks}, pieces=4)
+    assert_same(model, actual, sum(expected) / (mask.sum() - 3))
     targets = inputs[last].roll(-1, dims=1)
     hidden = targets.masked_fill(~mask, -100)
     assert_same(model, loss(model, {**inputs, **masks}, targets, pieces=4), plain(model(**inputs, **masks), hidden))
@@ -157,12 +157,12 @@ def test_a_mask_that_the_model_makes_itself() -> None:
 class Largest(TorchDispatchMode):
     """The size of the largest tensor that an operator gave."""
 
-    found = 0
+    largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else [result]:
-            self.found = max(self.found, one.numel() if isinstance(one, Tensor) else 0)
+        for value in result if isinstance(result, tuple | list) else [result]:
+            self.largest = max(self.largest, value.numel() if isinstance(value, Tensor) else 0)
         return result
 
 
@@ -172,23 +172,23 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
         next_token_loss(model, inputs).backward()
     with Largest() as of_pieces:
         loss(model, inputs, pieces=16).backward()
-    others = 2 * 8 * 2 * 16 * 24  # activations of the layers, which are wider than this small vocabulary
-    assert of_all.found >= 8 * 16 * VOCABULARY
-    assert of_pieces.found <= others
+    rest = 2 * 8 * 2 * 16 * 24  # activations of the layers, which are wider than this small vocabulary
+    assert of_all.largest >= 8 * 16 * VOCABULARY
+    assert of_pieces.largest <= rest
     model.zero_grad()
     wide = build("llama_7b", "vocab_size=5000")
     with Largest() as of_pieces:
         loss(wide, inputs, pieces=16).backward()
-    assert of_pieces.found == 5000 * 16  # the gradient of the head, or 8 rows of logits: 5000 * 8
+    assert of_pieces.largest == 5000 * 16  # the gradient of the head, or 8 rows of logits: 5000 * 8
 
 
 @pytest.mark.parametrize("name", some(["gpt2", "llama_7b", "t5_small"], 1))
 def test_nothing_is_computed_twice(name: str) -> None:
     model, inputs = build(name), inputs_of(name)
     counts = []
-    for one in (next_token_loss, lambda model, inputs: loss(model, inputs, pieces=4)):
+    for value in (next_token_loss, lambda model, inputs: loss(model, inputs, pieces=4)):
         with FlopCounterMode(display=False) as counter:
-            one(model, inputs).backward()
+            value(model, inputs).backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1]
 
@@ -222,27 +222,27 @@ def test_without_gradients_there_is_only_the_value() -> None:
     with torch.inference_mode():
         assert torch.equal(loss(model, inputs, pieces=4), expected)
     model.requires_grad_(False)
-    found = loss(model, inputs, pieces=4)
-    assert torch.equal(found, expected)
-    assert not found.requires_grad
+    actual = loss(model, inputs, pieces=4)
+    assert torch.equal(actual, expected)
+    assert not actual.requires_grad
 
 
 def test_dropout_draws_the_same_numbers() -> None:
     model, inputs = build("gpt2", "dropout=0.2").train(), inputs_of("gpt2")
     torch.manual_seed(0)
-    found = loss(model, inputs, pieces=4)
+    actual = loss(model, inputs, pieces=4)
     torch.manual_seed(0)
-    assert_same(model, found, next_token_loss(model, inputs))
+    assert_same(model, actual, next_token_loss(model, inputs))
     torch.manual_seed(0)
-    assert not torch.equal(found, loss(model.eval(), inputs, pieces=4))
+    assert not torch.equal(actual, loss(model.eval(), inputs, pieces=4))
 
 
 def test_gradients_of_several_batches_add_up() -> None:
     model, inputs = build("gpt2"), inputs_of("gpt2")
     whole = gradients(model, loss(model, inputs, targets_of()))
-    made, count = Loss(model, reduction="sum", pieces=2), (targets_of() != -100).sum()
+    built, count = Loss(model, reduction="sum", pieces=2), (targets_of() != -100).sum()
     for row in range(3):
-        part = made(inputs["tokens"][row : row + 1], targets_of()[row : row + 1])
+        part = built(inputs["tokens"][row : row + 1], targets_of()[row : row + 1])
         (part / count).backward()
     torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, whole, atol=1e-6, rtol=0)
 
@@ -253,11 +253,11 @@ def test_the_loss_may_be_scaled_added_to_and_run_back_twice() -> None:
     def total(loss: Tensor) -> Tensor:
         return 5 * loss + model.decoder.layers[0].attention.project.qkv.weight.square().sum()
 
-    found = total(loss(model, inputs, pieces=4))
-    found.backward(retain_graph=True)
-    first = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    actual = total(loss(model, inputs, pieces=4))
+    actual.backward(retain_graph=True)
+    first = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
-    assert_same(model, found, total(next_token_loss(model, inputs)), atol=3e-6)
+    assert_same(model, actual, total(next_token_loss(model, inputs)), atol=3e-6)
     expected = gradients(model, total(next_token_loss(model, inputs)))
     torch.testing.assert_close(first, expected, atol=3e-6, rtol=0)
 
@@ -265,18 +265,20 @@ def test_the_loss_may_be_scaled_added_to_and_run_back_twice() -> None:
 def test_a_hook_of_a_parameter_sees_its_gradient_once() -> None:
     for name in ("gpt2", "llama_7b"):
         model, inputs = build(name), inputs_of(name)
-        expected, seen = gradients(model, next_token_loss(model, inputs)), []
+        expected, records = gradients(model, next_token_loss(model, inputs)), []
         path = "embedding.tokens.weight" if name == "gpt2" else "logits.output.weight"
-        model.get_parameter(path).register_hook(lambda gradient, seen=seen: seen.append(gradient) or 2 * gradient)
-        found = gradients(model, loss(model, inputs, pieces=4))
-        assert len(seen) == 1
-        torch.testing.assert_close(found[path], 2 * expected[path], atol=2e-6, rtol=0)
+        model.get_parameter(path).register_hook(
+            lambda gradient, records=records: records.append(gradient) or 2 * gradient
+        )
+        actual = gradients(model, loss(model, inputs, pieces=4))
+        assert len(records) == 1
+        torch.testing.assert_close(actual[path], 2 * expected[path], atol=2e-6, rtol=0)
 
 
 def test_layers_that_are_computed_twice_to_save_memory() -> None:
     spec, sets = SPECS["gpt2"]
     model, inputs = tfkit.build(spec, sets=[*sets, "dropout=0.2"], recompute=True), inputs_of("gpt2")
     torch.manual_seed(0)
-    found = loss(model, inputs, pieces=4)
+    actual = loss(model, inputs, pieces=4)
     torch.manual_seed(0)
-    assert_same(model, found, next_token_loss(model, inputs))
+    assert_same(model, actual, next_token_loss(model, inputs))

@@ -25,17 +25,17 @@ from .test_loss import LEFT, assert_same, next_token_loss, plain, targets_of
 def test_under_autocast_it_is_that_of_autocast(name: str) -> None:
     model, inputs = build(name), inputs_of(name)
     with torch.autocast("cpu", torch.bfloat16):
-        found, expected = loss(model, inputs, pieces=4), next_token_loss(model, inputs)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
-    ours, theirs = gradients(model, found), gradients(model, expected)
+        actual, expected = loss(model, inputs, pieces=4), next_token_loss(model, inputs)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6)
+    ours, theirs = gradients(model, actual), gradients(model, expected)
     for path in theirs:
         assert ours[path].dtype == torch.float32
         torch.testing.assert_close(ours[path], theirs[path], atol=0.02 * float(theirs[path].abs().max()), rtol=0)
 
 
-def distance(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact).norm() / exact.norm())
+def distance(actual: Tensor, exact: Tensor) -> float:
+    return float((actual.double() - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -59,9 +59,9 @@ def test_sums_of_many_pieces_keep_their_digits(dtype: torch.dtype) -> None:
 
 def test_double_precision_stays_double() -> None:
     model, inputs = build("gpt2").double(), inputs_of("gpt2")
-    found = loss(model, inputs, pieces=4)
-    assert found.dtype == torch.float64
-    assert_same(model, found, next_token_loss(model, inputs), atol=1e-14)
+    actual = loss(model, inputs, pieces=4)
+    assert actual.dtype == torch.float64
+    assert_same(model, actual, next_token_loss(model, inputs), atol=1e-14)
 
 
 # ---- as a module ----
@@ -76,10 +76,10 @@ traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depreca
 def test_it_is_compiled_whole(name: str) -> None:
     model, inputs = build(name, "decoder.n_layers=1"), inputs_of(name)
     torch.compiler.reset()
-    made = torch.compile(Loss(model, pieces=3), backend="aot_eager", fullgraph=True)
-    assert_same(model, made(inputs), next_token_loss(model, inputs))
+    built = torch.compile(Loss(model, pieces=3), backend="aot_eager", fullgraph=True)
+    assert_same(model, built(inputs), next_token_loss(model, inputs))
     with torch.no_grad():
-        torch.testing.assert_close(made(inputs), next_token_loss(model, inputs))
+        torch.testing.assert_close(built(inputs), next_token_loss(model, inputs))
 
 
 @traced
@@ -87,10 +87,10 @@ def test_it_is_compiled_whole(name: str) -> None:
 def test_it_is_compiled_once_for_all_lengths() -> None:
     model, counter = build("gpt2", "decoder.n_layers=1"), CompileCounter()
     torch.compiler.reset()
-    made = torch.compile(Loss(model, pieces=3), backend=counter, dynamic=True, fullgraph=True)
+    built = torch.compile(Loss(model, pieces=3), backend=counter, dynamic=True, fullgraph=True)
     for batch, length in ((2, 7), (3, 9), (5, 4)):
         inputs = inputs_of("gpt2", batch=batch, length=length)
-        assert_same(model, made(inputs), next_token_loss(model, inputs))
+        assert_same(model, built(inputs), next_token_loss(model, inputs))
     assert counter.frame_count == 1
 
 
@@ -137,14 +137,14 @@ def test_any_place_of_a_model_is_enough_to_load_it(loss_first: bool, places: lis
 
 
 def test_an_encoder_decoder_is_told_the_call_that_was_meant() -> None:
-    made, inputs = Loss(build("t5_small")), inputs_of("t5_small")
+    model, inputs = Loss(build("t5_small")), inputs_of("t5_small")
     call = "loss({'source': source, 'target': target}"
     with pytest.raises(TypeError, match=re.escape(f"takes source, target: pass them by name, `{call})`")):
-        made(inputs["source"])
+        model(inputs["source"])
     for name in ("targets", "labels"):
         with pytest.raises(TypeError, match=re.escape(f"`{name}` is not an input: targets come after the inputs")):
-            made({**inputs, name: inputs["target"]})
-    assert made(inputs, inputs["target"]) > 0
+            model({**inputs, name: inputs["target"]})
+    assert model(inputs, inputs["target"]) > 0
 
 
 @pytest.mark.parametrize(
@@ -182,22 +182,22 @@ def test_what_it_cannot_read(inputs: Any, targets: Any, message: str) -> None:
 
 
 def test_a_copy_has_parameters_of_its_own() -> None:
-    made, inputs = Loss(build("gpt2"), pieces=2), inputs_of("gpt2")
-    other = copy.deepcopy(made)
+    model, inputs = Loss(build("gpt2"), pieces=2), inputs_of("gpt2")
+    other = copy.deepcopy(model)
     other(inputs).backward()
-    assert all(one.grad is None for one in made.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     with torch.no_grad():
         other.model.embedding.tokens.weight.mul_(2)
-    assert not torch.equal(made(inputs), other(inputs))
+    assert not torch.equal(model(inputs), other(inputs))
 
 
 def test_a_layer_that_was_put_in_afterwards_is_the_one_that_runs() -> None:
     model, inputs = build("gpt2"), inputs_of("gpt2")
-    made = Loss(model, pieces=2)
+    built = Loss(model, pieces=2)
     model.decoder = build("gpt2", "decoder.n_layers=1").decoder
     model.logits = build("gpt2, bias").logits
     nn.init.normal_(model.logits.output.bias)
-    assert_same(model, made(inputs), next_token_loss(model, inputs))
+    assert_same(model, built(inputs), next_token_loss(model, inputs))
 
 
 def test_it_runs_an_edited_graph() -> None:

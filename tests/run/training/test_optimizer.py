@@ -103,15 +103,15 @@ def test_adamw_takes_the_steps_of_torchs_own() -> None:
     model, inputs = build("llama_7b"), inputs_of("llama_7b")
     other = copy.deepcopy(model)
     linear = [module.weight for module in other.modules() if isinstance(module, nn.Linear)]
-    rest = [parameter for parameter in other.parameters() if not any(parameter is one for one in linear)]
+    rest = [parameter for parameter in other.parameters() if not any(parameter is value for value in linear)]
     expected = torch.optim.AdamW(
         [{"params": linear, "weight_decay": 0.5}, {"params": rest, "weight_decay": 0}], lr=0.01, betas=(0.8, 0.9)
     )
-    found = adamw(model, 0.01, weight_decay=0.5, betas=(0.8, 0.9))
+    actual = adamw(model, 0.01, weight_decay=0.5, betas=(0.8, 0.9))
     for _ in range(3):
-        for one, optimizer in ((model, found), (other, expected)):
+        for value, optimizer in ((model, actual), (other, expected)):
             optimizer.zero_grad()
-            loss(one, inputs).backward()
+            loss(value, inputs).backward()
             optimizer.step()
     torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()), atol=1e-5, rtol=1e-5)
 

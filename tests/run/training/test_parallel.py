@@ -41,13 +41,13 @@ WATCHED = (
 SETS = [*TIED, *WATCHED, "data.split={train: 0.9, val: 0.1}", "checkpoint.every=3"]
 
 
-def compare(found: Path, wanted: Path) -> None:
+def compare(actual: Path, expected: Path) -> None:
     """Every number, and the weights, but for rounding; biases of keys have a gradient of 0, which Adam inflates."""
-    for one, other in zip(numbers(found), numbers(wanted), strict=True):
-        assert one.keys() == other.keys()
-        assert one == pytest.approx(other, abs=1e-5), one["step"]
+    for first, other in zip(numbers(actual), numbers(expected), strict=True):
+        assert first.keys() == other.keys()
+        assert first == pytest.approx(other, abs=1e-5), first["step"]
     for name in ("model", "optimizer"):
-        ours, theirs = tensors(found, name), tensors(wanted, name)
+        ours, theirs = tensors(actual, name), tensors(expected, name)
         assert ours.keys() == theirs.keys()
         for path, tensor in ours.items():
             if not path.startswith("decoder.layers") or "project" not in path:
@@ -103,7 +103,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_processes_train_and_write_what_one_does(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sorted(one.name for one in (runs / "two").glob("step-*")) == ["step-3", "step-5"]
+    assert sorted(path.name for path in (runs / "two").glob("step-*")) == ["step-3", "step-5"]
     two = numbers(runs / "two")
     assert [line["step"] for line in two if "loss" in line] == [1, 2, 3, 4, 5]  # each once
     assert main(["train", str(runs / "small.yaml"), "--no-plugins", "-o", str(runs / "two"), *options(*SETS)]) == 0
@@ -296,15 +296,15 @@ def test_processes_that_do_not_fit_the_run(tmp_path: Path) -> None:
 
 
 def test_one_process_does_not_import_what_several_need() -> None:
-    found = {
+    actual = {
         path.name: re.findall(
             r"^( *)(?:from|import) \S*(?:torch\.distributed|training\.parallel)\b", text, re.MULTILINE
         )
         for path in Path(tfkit.__file__).parent.rglob("*.py")
         if (text := path.read_text(encoding="utf-8")).count("torch.distributed") or "training.parallel" in text
     }
-    assert found.pop("parallel.py")
-    assert found.pop("saving.py")  # which it imports
-    assert found.pop("command.py") == [" " * 8]  # inside of a branch
-    assert found.pop("spread.py") == [" " * 4]  # for types
-    assert not any(found.values())
+    assert actual.pop("parallel.py")
+    assert actual.pop("saving.py")  # which it imports
+    assert actual.pop("command.py") == [" " * 8]  # inside of a branch
+    assert actual.pop("spread.py") == [" " * 4]  # for types
+    assert not any(actual.values())

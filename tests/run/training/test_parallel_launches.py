@@ -53,14 +53,14 @@ def alone(folder: Path) -> Path:
     return folder / "alone"
 
 
-def check(found: Path, alone: Path, lines: int = 20 + 3, loss: float = 1e-5) -> None:
+def check(actual: Path, alone: Path, lines: int = 20 + 3, loss: float = 1e-5) -> None:
     """Every number to 1e-5, over all steps, and every loss to `loss`."""
-    ours, theirs = numbers(found), numbers(alone)
+    ours, theirs = numbers(actual), numbers(alone)
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     assert len(ours) == lines
-    for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
-        assert one.get("loss") == pytest.approx(other.get("loss"), abs=loss, rel=0)
+    for first, other in zip(ours, theirs, strict=True):
+        assert first == pytest.approx(other, abs=1e-5)
+        assert first.get("loss") == pytest.approx(other.get("loss"), abs=loss, rel=0)
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,8 @@ def test_weights_in_part(tmp_path: Path) -> None:
     assert same(weights, state)
     assert torch.equal(state["head.output.weight"], fresh["head.output.weight"])
     trainer.train()
-    said = memory.lines[0]["weights"]
-    assert "; missing: head.output.weight; unused: other.0-1.weight" in said
+    text = memory.lines[0]["weights"]
+    assert "; missing: head.output.weight; unused: other.0-1.weight" in text
 
 
 def test_another_head_is_left_out_on_both_sides(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_errors(
     if name == "another_model":
         assert train("small.yaml", "-o", "base") == 0
         capsys.readouterr()
-    assert train("small.yaml", "-o", "out", *(word for one in sets for word in ("--set", one))) == 1
+    assert train("small.yaml", "-o", "out", *(word for value in sets for word in ("--set", value))) == 1
     golden(f"runs/weights/{name}", capsys.readouterr().err.replace(str(tmp_path), "..."))
     assert not Path("out/latest").exists()
 
@@ -256,7 +256,9 @@ def test_the_meaning_of_a_run_has_the_content_of_its_weights(tmp_path: Path) -> 
     save_file({name: weights[name] for name in names[5:]}, "shards/b.safetensors")
     places = {name: "a.safetensors" if name in names[:5] else "b.safetensors" for name in names}
     Path("shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": places}), encoding="utf-8")
-    digests = [small_run(tmp_path, f"weights={one}").digest for one in ("one.safetensors", "two.safetensors", "shards")]
+    digests = [
+        small_run(tmp_path, f"weights={value}").digest for value in ("one.safetensors", "two.safetensors", "shards")
+    ]
     assert len(set(digests)) == 1
     weights["head.output.weight"][0, 0] += 1
     save_file(weights, "three.safetensors")

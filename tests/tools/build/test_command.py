@@ -21,11 +21,11 @@ def test_build(run: Callable[..., str], golden: Golden) -> None:
 
 
 def test_build_on_meta(run: Callable[..., str]) -> None:
-    found = json.loads(run("build", "gpt2_xl", "--device", "meta", "--dtype", "bfloat16", "--json"))
-    assert found["parameters"] == 1_557_611_200
-    assert found["bytes"] == 2 * found["parameters"]
-    assert found["nodes"][-1]["shape"] == [2, 16, 50257]
-    assert found["files"] == []
+    report = json.loads(run("build", "gpt2_xl", "--device", "meta", "--dtype", "bfloat16", "--json"))
+    assert report["parameters"] == 1_557_611_200
+    assert report["bytes"] == 2 * report["parameters"]
+    assert report["nodes"][-1]["shape"] == [2, 16, 50257]
+    assert report["files"] == []
 
 
 def test_build_writes_a_model(run: Callable[..., str], specs: Path) -> None:
@@ -48,10 +48,10 @@ def test_build_refuses_what_does_not_fit(
 def test_build_names_the_node_that_fails(run: Callable[..., str], specs: Path) -> None:
     (specs / "failing.py").write_text(FAILING_PLUGIN)
     (specs / "fails.yaml").write_text(TINY.replace("{kind: gelu, d_ff: 32}", "fails"))
-    found = run("build", "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
-    assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: RuntimeError: ")
-    assert "(graph.decoder.ffn)" in found
-    assert "/failing.py:8" in found.replace("\n     ", "")
+    actual = run("build", "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
+    assert actual.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: RuntimeError: ")
+    assert "(graph.decoder.ffn)" in actual
+    assert "/failing.py:8" in actual.replace("\n     ", "")
     for command in ("explain", "cost"):
-        found = run(command, "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
-        assert found.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: ")
+        actual = run(command, "fails.yaml", "--plugin-dir", "failing.py", status=1, stderr=True)
+        assert actual.startswith("error: the forward of ffn kind `fails` fails, in `decoder.layers.0.ffn`: ")

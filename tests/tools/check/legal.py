@@ -86,10 +86,10 @@ def specs(draw: st.DrawFn) -> Data:
     spec["graph"] = json.loads(json.dumps(draw(st.sampled_from(GRAPHS))))  # no stack shares a mapping with another
     if "source_embedding" in spec["graph"]:
         spec["inputs"] = ["source", "target"]
-    for wanted in (*FIRST, *[""] * draw(st.integers(0, 8))):
+    for expected in (*FIRST, *[""] * draw(st.integers(0, 8))):
         changed = copy.deepcopy(spec)
         places = list(_places(changed))
-        mapping, key, schema = draw(st.sampled_from([one for one in places if one[1] == wanted] or places))
+        mapping, key, schema = draw(st.sampled_from([place for place in places if place[1] == expected] or places))
         mapping[key] = _value(draw, schema, key)
         spec = changed if _is_legal(changed) else spec
     return spec
@@ -126,7 +126,7 @@ def _of_mapping(schema: Schema, value: Data) -> Schema:
         return schema
     if "allOf" in schema:
         schema = next(
-            one["then"] for one in schema["allOf"] if one["if"]["properties"]["kind"]["const"] == value["kind"]
+            item["then"] for item in schema["allOf"] if item["if"]["properties"]["kind"]["const"] == value["kind"]
         )
     elif "$ref" in schema:
         schema = DEFS[schema["$ref"].rpartition("/")[2]]
@@ -157,7 +157,7 @@ def _value(draw: st.DrawFn, schema: Schema, key: str) -> Any:
 
 def _kind(draw: st.DrawFn, schema: Schema, key: str) -> Any:
     """A value of one of the kinds; the case beside them is that of changes that name none."""
-    return _value(draw, draw(st.sampled_from([one["then"] for one in schema["allOf"] if "then" in one])), key)
+    return _value(draw, draw(st.sampled_from([value["then"] for value in schema["allOf"] if "then" in value])), key)
 
 
 def _mapping(draw: st.DrawFn, schema: Schema, key: str) -> Data:

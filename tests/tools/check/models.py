@@ -73,11 +73,13 @@ def publish(folder: Path) -> None:
 
 def balanced(model: torch.fx.GraphModule) -> None:
     """Give each unit between two tensors of a layer a size of its own on both sides; units of a gate lean one way."""
-    state, found = model.state_dict(), places(model)
+    state, actual = model.state_dict(), places(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for number in range(5):
-            part = {name.split(".", 3)[3]: place.view(state) for name, place in found.items() if f"s.{number}." in name}
+            part = {
+                name.split(".", 3)[3]: place.view(state) for name, place in actual.items() if f"s.{number}." in name
+            }
             up, gate, down = (part[f"ffn.{name}.weight"] for name in ("up", "gate", "down"))
             size = (torch.randn(len(up), generator=generator) * 0.7).exp()
             up.mul_(size[:, None])
@@ -200,9 +202,9 @@ def subject(name: str) -> ModelUnderTest:
 @cache
 def folder() -> TemporaryDirectory[str]:
     """A folder with trained weights, as long as the tests run."""
-    found = TemporaryDirectory()
-    publish(Path(found.name, "model"))
-    return found
+    actual = TemporaryDirectory()
+    publish(Path(actual.name, "model"))
+    return actual
 
 
 @cache

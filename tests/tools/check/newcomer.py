@@ -74,7 +74,7 @@ class AttentionOfANewcomer(tfkit.MultiHeadConfig):
     core: str = "Core"
 
     def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
-        kinds = {one.__name__: one for one in (Core, *Core.__subclasses__())}
+        kinds = {value.__name__: value for value in (Core, *Core.__subclasses__())}
         return kinds[self.core](self.head_width**-0.5)
 
 

@@ -87,9 +87,9 @@ def test_a_model_that_does_not(run: Run, ahead: str) -> None:
 
 
 def test_a_kind_is_checked_in_every_layout(run: Run, ahead: str) -> None:
-    found = json.loads(run("check", "--kind", "ahead", "--only", "look-ahead", "--json", ahead, status=1))
-    assert {one["ok"] for one in found} == {True, False}
-    assert {one["outcomes"][0]["status"] for one in found} == {"failed", "does not apply"}
+    report = json.loads(run("check", "--kind", "ahead", "--only", "look-ahead", "--json", ahead, status=1))
+    assert {value["ok"] for value in report} == {True, False}
+    assert {value["outcomes"][0]["status"] for value in report} == {"failed", "does not apply"}
 
 
 def test_a_kind_without_a_formula_is_named_in_the_last_line(run: Run, specs: Path, ahead: str) -> None:

@@ -39,7 +39,7 @@ def test_random_specs_have_the_properties_of_reading(spec: Data) -> None:
 @settings(SETTINGS, max_examples=5, derandomize=True)
 @given(st.data())
 def test_changes_are_drawn_for_every_slot(data: st.DataObject) -> None:
-    assert all(isinstance(one, dict) for one in changes(data.draw))
+    assert all(isinstance(change, dict) for change in changes(data.draw))
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ def test_the_property_breaks(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = subject(bug.model)
     for owner, name, instead in bug.patches:
         monkeypatch.setattr(owner, name, instead)
-    found = measured(checked, bug.red)
-    assert found.status == "failed", "nothing sees it"
-    assert found.detail
+    actual = measured(checked, bug.red)
+    assert actual.status == "failed", "nothing sees it"
+    assert actual.detail
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "normed"])
@@ -43,15 +43,15 @@ HELD = sorted({(bug.model, bug.red) for bug in BUGS})
 
 @pytest.mark.parametrize(("name", "red"), some(HELD, 6))
 def test_it_holds_without_the_bug(name: str, red: str) -> None:
-    found = measured(subject(name), red)
-    assert found.status == "ok", found.detail
+    actual = measured(subject(name), red)
+    assert actual.status == "ok", actual.detail
 
 
 def test_the_page_has_each_bug_and_the_property_that_sees_it() -> None:
     page = (ROOT / "docs" / "check_bugs.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*?) \| (?:\[(.*?)\].*?|(.*?)) \| `(.*?)`", page, re.MULTILINE)
-    found = {(bug, link or words, red) for bug, link, words, red in rows}
-    assert {(bug.bug, bug.where, bug.red) for bug in BUGS} <= found
+    actual = {(bug, link or words, red) for bug, link, words, red in rows}
+    assert {(bug.bug, bug.where, bug.red) for bug in BUGS} <= actual
 
 
 def test_no_bug_is_there_twice() -> None:

@@ -116,15 +116,17 @@ def test_recording_the_inputs_of_modules_changes_no_output() -> None:
 def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
     """Two sequences, one behind the other: a mask that is none of the inputs."""
     subject = ModelUnderTest(tfkit.loads(BEHIND, plugins=PLUGINS), PLUGINS)
-    found = {one.name: one.status for one in outcomes(subject, OWN.chosen(["extents", "padding", "meaning"]))}
-    assert found == {"extents": "ok", "padding": "does not apply", "meaning": "ok"}
+    actual = {
+        outcome.name: outcome.status for outcome in outcomes(subject, OWN.chosen(["extents", "padding", "meaning"]))
+    }
+    assert actual == {"extents": "ok", "padding": "does not apply", "meaning": "ok"}
 
 
 def test_documents_are_compared_where_the_sequence_is_seen() -> None:
     """A scaling by the length of the row makes documents depend on each other; the check says at which component."""
     graph = tfkit.loads(TEXT, sets=[ROPE.replace("LENGTH", "4")], plugins=PLUGINS)
-    found = measured(ModelUnderTest(graph, PLUGINS), "documents")
-    assert (found.status, found.component) == ("failed", "stack.layers.0.attention")
+    actual = measured(ModelUnderTest(graph, PLUGINS), "documents")
+    assert (actual.status, actual.component) == ("failed", "stack.layers.0.attention")
 
 
 def test_documents_of_a_decoder_attend_to_the_same_memory() -> None:

@@ -60,10 +60,13 @@ def test_a_reduced_model_keeps_what_a_model_is(name: str) -> None:
         if node.stack is not None and stack is not None:
             assert stack.variants.keys() == node.stack.variants.keys()
             assert stack.depth <= max(6, len(stack.variants))
-    ratios = [[one.n_heads // one.kv_heads for _, one in model.configs(AttentionConfig)] for model in (graph, small)]
+    ratios = [
+        [value.n_heads // value.kv_heads for _, value in model.configs(AttentionConfig)] for model in (graph, small)
+    ]
     assert all(small == large or large > 4 for large, small in zip(*ratios, strict=True) if large != small)
     windows = [
-        [one.mask is None or one.mask.left for _, one in model.configs(AttentionConfig)] for model in (graph, small)
+        [value.mask is None or value.mask.left for _, value in model.configs(AttentionConfig)]
+        for model in (graph, small)
     ]
     assert [left is None for left in windows[0]] == [left is None for left in windows[1]]
-    assert sum(one.numel() for one in tfkit.build(small, device="meta").parameters()) < 5_000_000
+    assert sum(value.numel() for value in tfkit.build(small, device="meta").parameters()) < 5_000_000

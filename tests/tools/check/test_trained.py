@@ -56,9 +56,9 @@ def change(folder: Path, change: Callable[[Weights], None]) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def exchange(one: str, other: str) -> Callable[[Weights], None]:
+def exchange(first: str, other: str) -> Callable[[Weights], None]:
     def change(weights: Weights) -> None:
-        weights[one], weights[other] = weights[other].clone(), weights[one].clone()
+        weights[first], weights[other] = weights[other].clone(), weights[first].clone()
 
     return change
 
@@ -71,7 +71,7 @@ def transpose(name: str) -> Callable[[Weights], None]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "text"),
     some(
         [
             (
@@ -90,11 +90,11 @@ def transpose(name: str) -> Callable[[Weights], None]:
         1,
     ),
 )
-def test_it_is_named(run: Run, published: Path, fault: Callable[[Weights], None], said: str) -> None:
+def test_it_is_named(run: Run, published: Path, fault: Callable[[Weights], None], text: str) -> None:
     arguments = "check", str(published), "--only", "places"
     assert "1 ok" in run(*arguments)
     change(published, fault)
-    assert said in " ".join(run(*arguments, status=1).split())
+    assert text in " ".join(run(*arguments, status=1).split())
 
 
 def test_random_weights_say_nothing(run: Run, tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_training_leaves_what_it_takes(run: Run, tmp_path: Path) -> None:
     arguments = "check", str(folder), "--only", "places"
     assert "1 ok" in run(*arguments)
     at = "decoder.layers.{}.{}.weight".format
-    for one, other in (
+    for first, other in (
         (at(1, "ffn.down"), at(2, "ffn.down")),
         (at(0, "attention.output"), at(3, "attention.output")),
     ):
-        change(folder, exchange(one, other))
-        assert f"`{one}` and `{other}` are exchanged" in " ".join(run(*arguments, status=1).split())
-        change(folder, exchange(one, other))
+        change(folder, exchange(first, other))
+        assert f"`{first}` and `{other}` are exchanged" in " ".join(run(*arguments, status=1).split())
+        change(folder, exchange(first, other))
     change(folder, transpose(at(2, "attention.output")))
     assert f"`{at(2, 'attention.output')}` is transposed" in " ".join(run(*arguments, status=1).split())

@@ -45,7 +45,7 @@ def restored(state: State, folder: Path) -> Path:
 @contextmanager
 def moments(folder: Path) -> Iterator[list[State]]:
     """All states that a folder has while the block runs, without repetitions in a row, the last one after it."""
-    found: list[State] = []
+    result: list[State] = []
     busy = False
 
     def look() -> None:
@@ -53,8 +53,8 @@ def moments(folder: Path) -> Iterator[list[State]]:
         if not busy:
             busy = True
             state = state_of(folder)
-            if not found or found[-1] != state:
-                found.append(state)
+            if not result or result[-1] != state:
+                result.append(state)
             busy = False
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,5 +68,5 @@ def moments(folder: Path) -> Iterator[list[State]]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in CALLS:
             patch.setattr(owner, name, watched(getattr(owner, name)))
-        yield found
+        yield result
     look()

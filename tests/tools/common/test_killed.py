@@ -60,7 +60,9 @@ def visible(state: State) -> set[str]:
 def left(folder: Path) -> list[str]:
     """Hidden names, and parts that no file names."""
     names = [path.name for path in folder.iterdir()]
-    named = [name for one in folder.iterdir() if one.is_file() for name in names if name.encode() in one.read_bytes()]
+    named = [
+        name for value in folder.iterdir() if value.is_file() for name in names if name.encode() in value.read_bytes()
+    ]
     return [name for name in names if name.startswith(".") or (".parts-" in name and name not in named)]
 
 
@@ -69,20 +71,20 @@ def left(folder: Path) -> list[str]:
 def test_killed_at_every_moment(name: str, before: str, tmp_path: Path) -> None:
     write, home = WRITERS[name], tmp_path / "home"
     home.mkdir()
-    target, wanted = home / "target", []
+    target, expected = home / "target", []
     if before == "an old one":
         write(target, "old")
-        wanted = [shown(target)]
-    with moments(home) as found:
+        expected = [shown(target)]
+    with moments(home) as context:
         write(target, "new")
-    wanted.append(shown(target))
-    assert len(found) > 8
-    for number, state in enumerate(found):
+    expected.append(shown(target))
+    assert len(context) > 8
+    for number, state in enumerate(context):
         again = restored(state, tmp_path / str(number))
         if before == "nothing" and not (again / "target").exists():
-            assert not visible(state) - {one for one in state if ".parts-" in one}
+            assert not visible(state) - {value for value in state if ".parts-" in value}
         else:
-            assert shown(again / "target") in wanted
+            assert shown(again / "target") in expected
         write(again / "target", "third")
         assert left(again) == []
         assert len([path for path in again.iterdir() if ".parts-" not in path.name]) == 1
@@ -90,19 +92,19 @@ def test_killed_at_every_moment(name: str, before: str, tmp_path: Path) -> None:
 
 def test_without_an_exchange_the_next_run_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system cannot exchange two folders, one of them is gone for a moment, and never lost."""
-    monkeypatch.setattr(atomic_files, "exchange", lambda one, other: False)
+    monkeypatch.setattr(atomic_files, "exchange", lambda first, other: False)
     home = tmp_path / "home"
     a_folder(home / "target", "old")
-    wanted = [shown(home / "target")]
-    with moments(home) as found:
+    expected = [shown(home / "target")]
+    with moments(home) as context:
         a_folder(home / "target", "new")
-    wanted.append(shown(home / "target"))
-    gone = [state for state in found if "target" not in state]
+    expected.append(shown(home / "target"))
+    gone = [state for state in context if "target" not in state]
     assert gone
-    for number, state in enumerate(found):
+    for number, state in enumerate(context):
         again = restored(state, tmp_path / str(number))
         assert names_in(again / "target") == ["a", "b"]
-        assert shown(again / "target") in wanted
+        assert shown(again / "target") in expected
         assert left(again) == []
 
 
@@ -128,8 +130,8 @@ def test_all_is_on_the_disk_before_it_has_its_name(name: str, tmp_path: Path, mo
 
     monkeypatch.setattr(os, "fsync", watched)
     WRITERS[name](target, "text")
-    wanted = {"a file": {"target"}, "a folder": {"target", "a", "b", "c"}, "a file with parts": {"target", "a", "b"}}
-    assert wanted[name] <= {file for file, _ in flushed}
+    expected = {"a file": {"target"}, "a folder": {"target", "a", "b", "c"}, "a file with parts": {"target", "a", "b"}}
+    assert expected[name] <= {file for file, _ in flushed}
     assert not any(there for _, there in flushed)
 
 
@@ -179,11 +181,11 @@ def test_three_at_once(name: str, tmp_path: Path) -> None:
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
     alone = tmp_path / "alone"
     alone.mkdir()
-    wanted = []
+    result = []
     for text in ("first", "second", "third"):
         WRITERS[name](alone / "target", text)
-        wanted.append(shown(alone / "target"))
-    assert shown(target) in wanted
+        result.append(shown(alone / "target"))
+    assert shown(target) in result
     WRITERS[name](target, "last")  # takes away what each of the last two left to the other
     assert left(tmp_path) == []
 
@@ -256,7 +258,7 @@ def test_a_signal_takes_away_what_was_begun(
     (tmp_path / "spec.yaml").write_text(DECODER)
     arguments = ["export", str(tmp_path / "spec.yaml"), "-o", str(tmp_path / "a.safetensors"), "--no-plugins"]
     assert main(arguments) == 128 + number
-    said = capsys.readouterr().err
-    assert said == ("interrupted\n" if number == signal.SIGINT else f"ended by {number.name}\n")
+    text = capsys.readouterr().err
+    assert text == ("interrupted\n" if number == signal.SIGINT else f"ended by {number.name}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -33,19 +33,19 @@ def of_weights(path: Path) -> Any:
 
 
 def of_torchscript(path: Path) -> Any:
-    return sum(one.sum() for one in torch.jit.load(path).state_dict().values()).item()
+    return sum(value.sum() for value in torch.jit.load(path).state_dict().values()).item()
 
 
 def of_pt2(path: Path) -> Any:
-    return sum(one.sum() for one in torch.export.load(path).state_dict.values()).item()
+    return sum(value.sum() for value in torch.export.load(path).state_dict.values()).item()
 
 
 def of_onnx(path: Path) -> Any:
     onnx = pytest.importorskip("onnx")
     whole = onnx.load(path)
-    (parts,) = [one.value for one in whole.metadata_props if one.key == "parts"]
+    (parts,) = [prop.value for prop in whole.metadata_props if prop.key == "parts"]
     graphs = [onnx.load(path.parent / parts / name) for name in ("prefill.onnx", "decode.onnx")]
-    return [sum(len(tensor.raw_data) for tensor in one.graph.initializer) for one in (whole, *graphs)]
+    return [sum(len(tensor.raw_data) for tensor in prop.graph.initializer) for prop in (whole, *graphs)]
 
 
 Seen = Callable[[Path], Any]
@@ -82,7 +82,7 @@ def test_killed_at_every_moment(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command, target, seen = WRITERS[name]
+    command, target, records = WRITERS[name]
     Path("spec.yaml").write_text(DECODER)
     Path("gpt2.yaml").write_text("extends: gpt2\nd_model: 12\nvocab_size: 20\nmax_len: 8\n")
     if name.startswith("save"):
@@ -92,15 +92,15 @@ def test_killed_at_every_moment(
     place = tmp_path / "home" / target
     run = [*command, "-o", str(place), "--no-plugins"]
     assert main(run) == 0, capsys.readouterr()
-    wanted = [seen(place)]
-    with moments(tmp_path / "home") as found:
+    expected = [records(place)]
+    with moments(tmp_path / "home") as context:
         assert main([*run, *changes_of(name)]) == 0, capsys.readouterr()
-    wanted.append(seen(place))
-    assert name == "schema" or wanted[0] != wanted[1]
-    assert len(found) > 8
-    for number, state in enumerate(found):
+    expected.append(records(place))
+    assert name == "schema" or expected[0] != expected[1]
+    assert len(context) > 8
+    for number, state in enumerate(context):
         home = restored(state, tmp_path / str(number))
-        assert seen(home / target) in wanted
+        assert records(home / target) in expected
         again(home / target)
         assert sorted(path.name for path in home.iterdir()) == [target]
     assert [path.name for path in (tmp_path / "home").iterdir() if ".parts-" not in path.name] == [target]

@@ -20,26 +20,26 @@ def weights(small: tfkit.Graph, tmp_path: Path) -> Path:
 
 
 def test_the_model_is_the_one_that_was_saved(small: tfkit.Graph, weights: Path) -> None:
-    expected, found = tfkit.build(small, seed=7).state_dict(), build_with_weights(small, weights).state_dict()
-    assert list(found) == list(expected)
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    expected, actual = tfkit.build(small, seed=7).state_dict(), build_with_weights(small, weights).state_dict()
+    assert list(actual) == list(expected)
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("wanted", [None, torch.float32, torch.bfloat16])
-def test_types(small: tfkit.Graph, weights: Path, stored: torch.dtype, wanted: torch.dtype | None) -> None:
+@pytest.mark.parametrize("expected", [None, torch.float32, torch.bfloat16])
+def test_types(small: tfkit.Graph, weights: Path, stored: torch.dtype, expected: torch.dtype | None) -> None:
     tensors = {name: tensor.to(stored) for name, tensor in load_file(weights).items()}
     save_file(tensors, weights)
-    model = build_with_weights(small, weights, dtype=wanted)
+    model = build_with_weights(small, weights, dtype=expected)
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, tensors[name].to(wanted or stored))
+        assert torch.equal(tensor, tensors[name].to(expected or stored))
 
 
 def test_several_types_become_float32(small: tfkit.Graph, weights: Path) -> None:
     tensors = load_file(weights)
     name = next(iter(tensors))
     save_file({**tensors, name: tensors[name].half()}, weights)
-    assert {one.dtype for one in build_with_weights(small, weights).parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in build_with_weights(small, weights).parameters()} == {torch.float32}
 
 
 def test_the_file_may_go_once_it_is_read(small: tfkit.Graph, weights: Path) -> None:

@@ -21,8 +21,8 @@ def shown(value: object) -> Mapping[str, str]:
     try:
         from IPython.core.formatters import DisplayFormatter
     except ImportError:
-        found = {kind: getattr(value, name)() for kind, name in METHODS.items() if hasattr(type(value), name)}
-        return {"text/plain": repr(value)} | {kind: text for kind, text in found.items() if text is not None}
+        actual = {kind: getattr(value, name)() for kind, name in METHODS.items() if hasattr(type(value), name)}
+        return {"text/plain": repr(value)} | {kind: text for kind, text in actual.items() if text is not None}
     return DisplayFormatter().format(value)[0]
 
 
@@ -44,12 +44,12 @@ class Cells(HTMLParser):
 
 
 def test_a_graph_is_its_picture(small: tfkit.Graph) -> None:
-    found = shown(small)
-    assert sorted(found) == ["image/svg+xml", "text/plain"]
-    assert found == {**shown(tfkit.draw(small)), "text/plain": "<Graph small: embedding, decoder, logits>"}
-    root = ET.fromstring(found["image/svg+xml"])
+    actual = shown(small)
+    assert sorted(actual) == ["image/svg+xml", "text/plain"]
+    assert actual == {**shown(tfkit.draw(small)), "text/plain": "<Graph small: embedding, decoder, logits>"}
+    root = ET.fromstring(actual["image/svg+xml"])
     assert "small" in str(root[0].text)
-    assert "prefers-color-scheme:dark" in found["image/svg+xml"]
+    assert "prefers-color-scheme:dark" in actual["image/svg+xml"]
 
 
 def test_the_text_of_a_picture_is_short(small: tfkit.Graph) -> None:

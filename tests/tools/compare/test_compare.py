@@ -51,42 +51,42 @@ def graph(text: str, *sets: str, name: str = "a", vocab: int = 50, length: int =
 def test_another_vocabulary() -> None:
     small = graph(DECODER, name="b", vocab=9, length=5)
     for a, b in ((graph(DECODER), small), (small, graph(DECODER))):
-        found = compare(a, b)
-        assert found.difference is None
-        assert not found.equal
-        (unlike,) = found.unlike[-1:]
+        actual = compare(a, b)
+        assert actual.difference is None
+        assert not actual.equal
+        (unlike,) = actual.unlike[-1:]
         assert unlike.name == RETURNED
-        assert found.parts[-1].name != RETURNED
+        assert actual.parts[-1].name != RETURNED
         assert "[2, 5, 50]" in unlike.reason
         assert "[2, 5, 9]" in unlike.reason
-        assert any(part.name == "decoder.layers.1" for part in found.parts)
+        assert any(part.name == "decoder.layers.1" for part in actual.parts)
 
 
 def test_an_encoder_against_a_decoder() -> None:
-    found = compare(graph(ENCODER), graph(DECODER, name="b"))
-    assert found.difference is not None
-    assert found.first is not None
-    assert found.first.name == "embedding"
-    assert found.alone[0] == ("embedding.tables", "encoder")
-    assert found.alone[1] == ("decoder",)
-    names = {part.name for part in found.parts}
+    actual = compare(graph(ENCODER), graph(DECODER, name="b"))
+    assert actual.difference is not None
+    assert actual.first is not None
+    assert actual.first.name == "embedding"
+    assert actual.alone[0] == ("embedding.tables", "encoder")
+    assert actual.alone[1] == ("decoder",)
+    names = {part.name for part in actual.parts}
     assert names == {"embedding.tokens", "embedding", "logits.output", "logits", RETURNED}
 
 
 def test_other_widths_inside() -> None:
     wide = graph(DECODER, "decoder.ffn.d_ff=64")
-    found = compare(graph(DECODER), wide)
-    unlike = {one.name: one.reason for one in found.unlike}
+    actual = compare(graph(DECODER), wide)
+    unlike = {value.name: value.reason for value in actual.unlike}
     assert unlike["decoder.layers.0.ffn.up"] == "[2, 16, 32] in A, [2, 16, 64] in B"
-    assert not found.equal
+    assert not actual.equal
     assert compare(wide, wide).equal
 
 
 def test_other_names_of_the_same_inputs() -> None:
     text = "inputs: [ids]" + DECODER
-    found = compare(graph(DECODER), graph(text, name="b"))
-    assert found.equal
-    assert found.difference == 0
+    actual = compare(graph(DECODER), graph(text, name="b"))
+    assert actual.equal
+    assert actual.difference == 0
 
 
 CANNOT = {

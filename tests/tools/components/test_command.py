@@ -16,5 +16,5 @@ def test_components(run: Callable[..., str], golden: Golden) -> None:
     golden("cli/components", "\n".join(texts))
     golden("cli/components_unknown", run("components", "atention", status=1, stderr=True))
     golden("cli/components_kind", run("components", "rope", status=1, stderr=True))
-    (found,) = json.loads(run("components", "attention", "gqa", "--json"))
-    assert [field["name"] for field in found["fields"] if field["required"]] == ["d_model", "n_heads", "n_kv_heads"]
+    (report,) = json.loads(run("components", "attention", "gqa", "--json"))
+    assert [field["name"] for field in report["fields"] if field["required"]] == ["d_model", "n_heads", "n_kv_heads"]

@@ -54,30 +54,30 @@ def test_errors(run: Callable[..., str], golden: Any, name: str, arguments: list
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cost", "mixtral_8x7b", "--length", "16", "--json", "--by", "layer", "--device", "mi300x"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    wanted = cost(tfkit.load("mixtral_8x7b"), length=16)
-    assert found["total"]["flops_forward"] == wanted.total.flops_forward
-    assert sum(row["traffic_backward"] for row in found["rows"]) == wanted.total.traffic_backward
-    assert found["memory"] == vars(wanted.memory)
-    assert found["floor"]["seconds"] == pytest.approx(wanted.floor(devices()["mi300x"]).seconds)
-    assert not found["floor"]["fits"]
+    report = json.loads(capsys.readouterr().out)
+    expected = cost(tfkit.load("mixtral_8x7b"), length=16)
+    assert report["total"]["flops_forward"] == expected.total.flops_forward
+    assert sum(row["traffic_backward"] for row in report["rows"]) == expected.total.traffic_backward
+    assert report["memory"] == vars(expected.memory)
+    assert report["floor"]["seconds"] == pytest.approx(expected.floor(devices()["mi300x"]).seconds)
+    assert not report["floor"]["fits"]
 
 
 def test_the_floor_is_the_larger_of_flops_and_bytes() -> None:
-    found = cost(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]), length=64, mode="decode")
+    actual = cost(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]), length=64, mode="decode")
     device = devices()["h100"]
-    floor = found.floor(device)
-    assert floor.transfer == pytest.approx(found.total.traffic / 3.35e12)
-    assert floor.compute == pytest.approx(found.total.flops / 989.5e12)
+    floor = actual.floor(device)
+    assert floor.transfer == pytest.approx(actual.total.traffic / 3.35e12)
+    assert floor.compute == pytest.approx(actual.total.flops / 989.5e12)
     assert floor.transfer == pytest.approx(floor.seconds)  # one token: nothing but reading weights
     long = cost(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]), length=4096, mode="prefill").floor(device)
     assert long.compute < long.seconds < long.compute + long.transfer
 
 
 def test_hidden_pairs_cost_no_time_where_they_are_skipped() -> None:
-    found = cost(tfkit.load("gpt2"), length=1024)
+    actual = cost(tfkit.load("gpt2"), length=1024)
     device = devices()["h200"]
-    assert found.floor(device, visible=True).seconds < found.floor(device).seconds
+    assert actual.floor(device, visible=True).seconds < actual.floor(device).seconds
 
 
 @pytest.mark.parametrize("device", devices().values(), ids=devices())
@@ -115,8 +115,8 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     ],
 )
 def test_a_sister_of_a_device_is_another_device(driver_name: str, name: str | None) -> None:
-    found = device_of_driver(driver_name)
-    assert (found.name if found else None) == name
+    actual = device_of_driver(driver_name)
+    assert (actual.name if actual else None) == name
 
 
 MINE = "title: Mine\nflops: {bfloat16: 1e12, float32: 100e9}\nbandwidth: 1e9\nmemory: 4e9\n"
@@ -125,15 +125,15 @@ MINE = "title: Mine\nflops: {bfloat16: 1e12, float32: 100e9}\nbandwidth: 1e9\nme
 def test_figures_of_ones_own(run: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(MINE)
-    found = cost(tfkit.load("gpt2"), length=64)
-    floor = found.floor(read_device(file))
-    assert floor.compute == pytest.approx(found.total.flops / 1e12)
-    assert floor.transfer == pytest.approx(found.total.traffic / 1e9)
+    actual = cost(tfkit.load("gpt2"), length=64)
+    floor = actual.floor(read_device(file))
+    assert floor.compute == pytest.approx(actual.total.flops / 1e12)
+    assert floor.transfer == pytest.approx(actual.total.traffic / 1e9)
     assert "floor on Mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
     file.write_text(MINE.replace("title: Mine\n", ""))
     assert "floor on mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
-    told = run("cost", "gpt2", "--dtype", "float64", "--device", str(file), status=2, stderr=True)
-    assert "there are no figures for float64 on mine; known: bfloat16, float32" in told
+    diagnostic = run("cost", "gpt2", "--dtype", "float64", "--device", str(file), status=2, stderr=True)
+    assert "there are no figures for float64 on mine; known: bfloat16, float32" in diagnostic
 
 
 @pytest.mark.parametrize(

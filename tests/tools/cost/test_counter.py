@@ -58,7 +58,7 @@ def counted(graph: Graph) -> tuple[int, int]:
     inputs = make_inputs(graph, StepShape("train", B, T, memory_length(graph)), torch.float32)
     with FlopCounterMode(display=False) as forward:
         out = model(**inputs)
-    total = torch.stack([one.sum() for one in tree_leaves(out) if isinstance(one, Tensor)]).sum()
+    total = torch.stack([leaf.sum() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]).sum()
     with FlopCounterMode(display=False) as backward:
         total.backward()
     return forward.get_total_flops(), backward.get_total_flops()
@@ -67,8 +67,8 @@ def counted(graph: Graph) -> tuple[int, int]:
 @pytest.mark.parametrize("name", quick("gemma2_2b", "mixtral_8x7b"))
 def test_flops_are_those_of_the_flop_counter(name: str) -> None:
     graph = load(name)
-    found = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32).total
-    assert (found.flops_forward, found.flops_backward) == counted(graph)
+    actual = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32).total
+    assert (actual.flops_forward, actual.flops_backward) == counted(graph)
 
 
 @pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b", "albert_base"))
@@ -78,8 +78,8 @@ def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None
     merged, single = cost(graph, **options), cost(graph, **options, merge=False)
     assert merged.parts == single.parts
     rises = ("peak", "peak_recomputed")  # shared weights add up their gradients layer by layer
-    for key, found in vars(merged.memory).items():
-        assert found == pytest.approx(getattr(single.memory, key), rel=0.02 if key in rises else 0)
+    for key, actual in vars(merged.memory).items():
+        assert actual == pytest.approx(getattr(single.memory, key), rel=0.02 if key in rises else 0)
 
 
 @pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b"))
@@ -90,9 +90,9 @@ def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pyte
 
         def both(*args: Any, **kwargs: Any) -> Any:
             assert rule is not None
-            found, wanted = rule(*args, **kwargs), func(*args, **kwargs)
-            assert looks(found) == looks(wanted), func
-            return found
+            actual, expected = rule(*args, **kwargs), func(*args, **kwargs)
+            assert looks(actual) == looks(expected), func
+            return actual
 
         return None if rule is None else both
 
@@ -104,17 +104,17 @@ def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pyte
 
 
 def looks(out: Any) -> list[Any]:
-    return [(one.shape, one.dtype) for one in tree_leaves(out) if isinstance(one, Tensor)]
+    return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
 
 
 def test_results_have_the_memory_order_that_torch_gives_them() -> None:
     draw = random.Random(0)
     for _ in range(500):
         shape = draw.choices([1, 2, 3], k=draw.randint(1, 4))
-        given = [view(draw, shape) for _ in range(draw.randint(1, 3))]
-        wanted = (torch.exp, torch.add, torch.addcmul)[len(given) - 1](*given)
-        found = dense(wanted.shape, [one.to("meta") for one in given], wanted.dtype)
-        assert memory_order(found) == memory_order(wanted), [one.stride() for one in given]
+        arguments = [view(draw, shape) for _ in range(draw.randint(1, 3))]
+        expected = (torch.exp, torch.add, torch.addcmul)[len(arguments) - 1](*arguments)
+        actual = dense(expected.shape, [argument.to("meta") for argument in arguments], expected.dtype)
+        assert memory_order(actual) == memory_order(expected), [argument.stride() for argument in arguments]
 
 
 def view(draw: random.Random, shape: list[int]) -> Tensor:
@@ -124,28 +124,28 @@ def view(draw: random.Random, shape: list[int]) -> Tensor:
     return whole.permute(torch.tensor(order).argsort().tolist())[tuple(slice(size) for size in sizes)]
 
 
-def memory_order(one: Tensor) -> list[int]:
-    return [stride for stride, size in zip(one.stride(), one.shape, strict=True) if size > 1]
+def memory_order(value: Tensor) -> list[int]:
+    return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
 
 
 @pytest.mark.parametrize("name", quick("bart_base", "bloom_560m", "falcon_7b", "llama3_8b"))
 def test_a_cost_adds_up(name: str) -> None:
     graph = tfkit.load(name)
     params = count_params(graph)
-    found = cost(graph, batch=1, length=T)
-    assert found.total.parameters == params.total
-    assert found.memory.weights == 2 * (params.total + params.buffers)
-    assert {row.name: row.parameters for row in found.rows() if row.parameters} == {
+    actual = cost(graph, batch=1, length=T)
+    assert actual.total.parameters == params.total
+    assert actual.memory.weights == 2 * (params.total + params.buffers)
+    assert {row.name: row.parameters for row in actual.rows() if row.parameters} == {
         row.name: row.parameters for row in params.rows if row.parameters
     }
     for by in ("node", "layer"):
-        assert sum(row.flops for row in found.rows(by)) == found.total.flops > 0
-    assert found.total.active_parameters <= found.total.parameters
-    assert 0 < found.total.visible_forward <= found.total.flops_forward
-    fixed = found.memory.weights + found.memory.optimizer
-    assert min(found.memory.peak, found.memory.peak_recomputed) >= fixed + found.memory.gradients
+        assert sum(row.flops for row in actual.rows(by)) == actual.total.flops > 0
+    assert actual.total.active_parameters <= actual.total.parameters
+    assert 0 < actual.total.visible_forward <= actual.total.flops_forward
+    fixed = actual.memory.weights + actual.memory.optimizer
+    assert min(actual.memory.peak, actual.memory.peak_recomputed) >= fixed + actual.memory.gradients
     size = cache_size(graph)
-    assert found.memory.cache_per_token == (0 if size is None else size.per_token)
+    assert actual.memory.cache_per_token == (0 if size is None else size.per_token)
     if size is None:
         return
     limit = size.max_len or T
@@ -179,7 +179,7 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
     with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, watch.restore):
         output = attend(q.to("meta"), mask.to("meta"))
     assert output.requires_grad
-    assert watch.root.tally("").saved == sum(one.untyped_storage().nbytes() for one in kept.values())
+    assert watch.root.tally("").saved == sum(value.untyped_storage().nbytes() for value in kept.values())
 
 
 def test_a_tensor_is_not_saved_if_no_output_depends_on_it() -> None:

@@ -16,9 +16,9 @@ def of(spec: str, mode: Mode = "train", **options: int) -> Cost:
     return cost(tfkit.load(spec), batch=B, length=T, mode=mode, **options)
 
 
-def forward(found: Cost) -> dict[str, int]:
+def forward(actual: Cost) -> dict[str, int]:
     """FLOPs of the forward by component, those that have some."""
-    return {row.name: row.flops_forward for row in found.rows() if row.flops_forward}
+    return {row.name: row.flops_forward for row in actual.rows() if row.flops_forward}
 
 
 def pairs(n: int, left: int | None = None) -> int:
@@ -28,14 +28,14 @@ def pairs(n: int, left: int | None = None) -> int:
 
 def test_gpt2() -> None:
     d, layers, vocab = 768, 12, 50257
-    found = of("gpt2")
+    actual = of("gpt2")
     scores = layers * 2 * (2 * B * T * T * d)  # queries times keys, weights times values
-    assert forward(found) == {
+    assert forward(actual) == {
         "attention": layers * (2 * B * T * d * 3 * d + 2 * B * T * d * d) + scores,
         "ffn": layers * 2 * (2 * B * T * d * 4 * d),
         "head": 2 * B * T * d * vocab,
     }
-    total = found.total
+    total = actual.total
     assert total.flops_backward == 2 * total.flops_forward
     assert total.scores_forward == scores
     assert total.visible_forward == total.flops_forward - scores + scores * pairs(T) // T**2
@@ -44,74 +44,80 @@ def test_gpt2() -> None:
 
 def test_llama3_with_fewer_heads_of_keys() -> None:
     d, h, g, width, hidden, layers, vocab = 4096, 32, 8, 128, 14336, 32, 128256
-    found = of("llama3_8b")
+    actual = of("llama3_8b")
     project = 2 * B * T * d * (2 * h * width + 2 * g * width)
-    assert forward(found) == {
+    assert forward(actual) == {
         "attention": layers * (project + 2 * (2 * B * T * T * h * width)),
         "ffn": layers * 3 * (2 * B * T * d * hidden),
         "head": 2 * B * T * d * vocab,
     }
-    assert found.total.flops_backward == 2 * found.total.flops_forward
+    assert actual.total.flops_backward == 2 * actual.total.flops_forward
 
 
 def test_t5_with_an_encoder_and_cross_attention() -> None:
     d, inner, hidden, layers, vocab = 512, 8 * 64, 2048, 6, 32128
-    found = of("t5_small", memory_length=S)
-    one = 2 * B * d * inner  # a projection of one token of each sequence
+    actual = of("t5_small", memory_length=S)
+    value = 2 * B * d * inner  # a projection of one token of each sequence
     pair = 2 * (2 * B * inner)  # one query and one key
-    assert forward(found) == {
-        "attention": layers * (4 * one * S + pair * S * S) + layers * (4 * one * T + pair * T * T),
-        "cross_attention": layers * (2 * one * T + 2 * one * S + pair * T * S),
+    assert forward(actual) == {
+        "attention": layers * (4 * value * S + pair * S * S) + layers * (4 * value * T + pair * T * T),
+        "cross_attention": layers * (2 * value * T + 2 * value * S + pair * T * S),
         "ffn": layers * 2 * (2 * B * (S + T) * d * hidden),
         "head": 2 * B * T * d * vocab,
     }
-    assert {row.name: row.flops_backward for row in found.rows() if row.flops} == {
-        name: 2 * flops for name, flops in forward(found).items()
+    assert {row.name: row.flops_backward for row in actual.rows() if row.flops} == {
+        name: 2 * flops for name, flops in forward(actual).items()
     }
     hidden_pairs = layers * pair * (T * T - pairs(T))  # of the decoder's self-attention alone
-    assert found.total.visible_forward == found.total.flops_forward - hidden_pairs
+    assert actual.total.visible_forward == actual.total.flops_forward - hidden_pairs
 
 
 def test_a_window_hides_what_is_before_it() -> None:
     graph = tfkit.load("mistral_7b", sets=["decoder.n_layers=2", "decoder.attention.mask.left=9"])
-    found = cost(graph, batch=B, length=T)
-    share = found.total.scores_forward // T**2
-    assert found.total.visible_forward == found.total.flops_forward - share * (T * T - pairs(T, 9))
+    actual = cost(graph, batch=B, length=T)
+    share = actual.total.scores_forward // T**2
+    assert actual.total.visible_forward == actual.total.flops_forward - share * (T * T - pairs(T, 9))
 
 
 def test_experts_count_as_often_as_tokens_go_through_them() -> None:
     d, hidden, n, k, layers, tokens = 4096, 14336, 8, 2, 32, B * (T + 1)  # so many that experts get unequal shares
-    found = cost(tfkit.load("mixtral_8x7b"), batch=B, length=T + 1)
+    actual = cost(tfkit.load("mixtral_8x7b"), batch=B, length=T + 1)
     assert k * tokens % n
-    assert forward(found)["ffn"] == layers * (k * 3 * (2 * tokens * d * hidden) + 2 * tokens * d * n)
+    assert forward(actual)["ffn"] == layers * (k * 3 * (2 * tokens * d * hidden) + 2 * tokens * d * n)
     experts = layers * 3 * d * hidden
-    row = next(row for row in found.rows() if row.name == "ffn")
+    row = next(row for row in actual.rows() if row.name == "ffn")
     assert row.parameters - row.active_parameters == (n - k) * experts
-    assert found.total.active_parameters == found.total.parameters - (n - k) * experts
+    assert actual.total.active_parameters == actual.total.parameters - (n - k) * experts
 
 
 def test_one_more_token() -> None:
     d, h, g, width, hidden, layers, vocab, n = 4096, 32, 8, 128, 14336, 32, 128256, 100
     graph = tfkit.load("llama3_8b")
-    found = cost(graph, batch=B, length=n, mode="decode")
+    actual = cost(graph, batch=B, length=n, mode="decode")
     matrices = layers * (d * (2 * h * width + 2 * g * width) + 3 * d * hidden) + d * vocab
-    assert found.total.flops_forward == B * (2 * matrices + layers * 4 * n * h * width)
-    assert found.total.flops_backward == 0
-    least = 2 * matrices + found.memory.cache  # every weight and all of the cache, in bfloat16
-    assert least < found.total.traffic < 1.01 * least
+    assert actual.total.flops_forward == B * (2 * matrices + layers * 4 * n * h * width)
+    assert actual.total.flops_backward == 0
+    least = 2 * matrices + actual.memory.cache  # every weight and all of the cache, in bfloat16
+    assert least < actual.total.traffic < 1.01 * least
 
 
 def test_a_window_bounds_what_a_token_reads() -> None:
     sets = ["decoder.n_layers=2", "decoder.attention.mask.left=9"]
-    found = cost(tfkit.load("mistral_7b", sets=sets), length=1000, mode="decode")
-    assert found.total.scores_forward == found.total.flops_forward - 2 * (found.total.active_parameters - _spared(sets))
-    assert found.memory.cache == 10 * found.memory.cache_per_token
+    actual = cost(tfkit.load("mistral_7b", sets=sets), length=1000, mode="decode")
+    assert actual.total.scores_forward == actual.total.flops_forward - 2 * (
+        actual.total.active_parameters - _spared(sets)
+    )
+    assert actual.memory.cache == 10 * actual.memory.cache_per_token
 
 
 def _spared(sets: list[str]) -> int:
     """Parameters that are no matrices of the forward: the embedding table, and norms."""
     model = tfkit.build("mistral_7b", sets=sets, device="meta")
-    return sum(one.numel() for name, one in model.named_parameters() if "norm" in name or name.startswith("embedding"))
+    return sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if "norm" in name or name.startswith("embedding")
+    )
 
 
 def test_a_prompt_makes_logits_of_its_last_token() -> None:
@@ -144,11 +150,13 @@ def test_what_mixed_precision_keeps(dtype: torch.dtype) -> None:
     graph = tfkit.load("gpt2", sets=["d_model=24", "vocab_size=500", "decoder.n_layers=2"])
     model = tfkit.build(graph, dtype=dtype)
     copies = [p.detach().float() if dtype.itemsize < 4 else p.detach() for p in model.parameters()]
-    trained = [nn.Parameter(one) for one in copies]
+    trained = [nn.Parameter(value) for value in copies]
     optimizer = torch.optim.AdamW(trained)
-    for one in trained:
-        one.grad = torch.zeros_like(one)
+    for value in trained:
+        value.grad = torch.zeros_like(value)
     optimizer.step()
-    kept = sum(one.nbytes for state in optimizer.state.values() for one in state.values() if one.dim())
-    kept += sum(one.nbytes for one, own in zip(copies, model.parameters(), strict=True) if one.dtype != own.dtype)
+    kept = sum(value.nbytes for state in optimizer.state.values() for value in state.values() if value.dim())
+    kept += sum(
+        value.nbytes for value, item in zip(copies, model.parameters(), strict=True) if value.dtype != item.dtype
+    )
     assert cost(graph, length=8, dtype=dtype, optimizer="adamw_float32").memory.optimizer == kept

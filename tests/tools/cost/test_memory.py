@@ -27,12 +27,12 @@ def bench() -> Any:
 
 
 def hold(bench: Any, case: Any) -> None:
-    told, (fixed, peak) = bench.predicted(case), bench.measured(case)
-    memory = told.memory
+    diagnostic, (fixed, peak) = bench.predicted(case), bench.measured(case)
+    memory = diagnostic.memory
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(fixed, rel=0.001)
     # Experts are predicted for an even load, and the data decide which one they get.
-    routed = told.total.active_parameters < told.total.parameters
-    assert told.peak == pytest.approx(peak, rel=0.1 if routed else 0.01)
+    routed = diagnostic.total.active_parameters < diagnostic.total.parameters
+    assert diagnostic.peak == pytest.approx(peak, rel=0.1 if routed else 0.01)
 
 
 SMALL = ("d_model=64", "vocab_size=5000", "dropout=0")

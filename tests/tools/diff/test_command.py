@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("specs")
 def test_diff(run: Callable[..., str], golden: Golden) -> None:
     golden("cli/diff", run("diff", "tiny.yaml", "pair.yaml"))
     assert run("diff", "tiny.yaml", "tiny.yaml").startswith("no value differs")
-    found = json.loads(run("diff", "tiny.yaml", "pair.yaml", "--json"))
-    (sizes,) = [one for one in found["differences"] if one["path"] == "vocab_size"]
+    report = json.loads(run("diff", "tiny.yaml", "pair.yaml", "--json"))
+    (sizes,) = [difference for difference in report["differences"] if difference["path"] == "vocab_size"]
     assert (sizes["before"], sizes["after"]) == ("50", "40")
 
 

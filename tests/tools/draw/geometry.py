@@ -31,22 +31,22 @@ def within(a: Bounds, b: Bounds) -> bool:
 def boxes(picture: Picture) -> dict[str, Bounds]:
     """The rectangle of each box, by its key."""
     groups = [shape for shape in picture.shapes if isinstance(shape, ShapeGroup)]
-    found = {}
+    result = {}
     for group in groups:
-        rects = [one for one in group.shapes if isinstance(one, Rect) and one.look.startswith("box r-")]
-        found[group.key] = bounds(rects[-1])
-    return found
+        rects = [value for value in group.shapes if isinstance(value, Rect) and value.look.startswith("box r-")]
+        result[group.key] = bounds(rects[-1])
+    return result
 
 
 def faults(picture: Picture) -> Iterator[str]:
     """Everything that should not be: texts over each other, over an edge or a line, boxes over boxes."""
     words = [shape for shape in picture.flat() if isinstance(shape, Words)]
     page = (picture.x, picture.y, picture.x + picture.width, picture.y + picture.height)
-    for number, one in enumerate(words):
-        text = "".join(run.text for run in one.line)
-        if not within(one.box(), page):
+    for number, first in enumerate(words):
+        text = "".join(run.text for run in first.line)
+        if not within(first.box(), page):
             yield f"`{text}` leaves the page"
-        yield from (f"`{text}` and {other.line}" for other in words[:number] if overlap(one.box(), other.box()))
+        yield from (f"`{text}` and {other.line}" for other in words[:number] if overlap(first.box(), other.box()))
     rects = [shape for shape in picture.flat() if isinstance(shape, Rect)]
     if any(not within(bounds(rect), page) for rect in rects):
         yield "a box leaves the page"
@@ -56,28 +56,28 @@ def faults(picture: Picture) -> Iterator[str]:
 
 def _texts_out_of_boxes(words: list[Words], rects: list[Rect]) -> Iterator[str]:
     """Texts that begin in a rectangle and do not end there."""
-    for one in words:
-        box = one.box()
+    for word in words:
+        box = word.box()
         middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
         around = [rect for rect in rects if within((*middle, *middle), bounds(rect))]
         for rect in around:
             if not within(box, bounds(rect)):
-                yield f"`{''.join(run.text for run in one.line)}` leaves its box"
+                yield f"`{''.join(run.text for run in word.line)}` leaves its box"
 
 
 def _crossings(picture: Picture, words: list[Words]) -> Iterator[str]:
-    found = boxes(picture)
-    keys = list(found)
+    actual = boxes(picture)
+    keys = list(actual)
     for number, key in enumerate(keys):
-        yield from (f"{key} and {other}" for other in keys[:number] if overlap(found[key], found[other]))
-    grouped = [one for shape in picture.shapes if isinstance(shape, ShapeGroup) for one in shape.shapes]
+        yield from (f"{key} and {other}" for other in keys[:number] if overlap(actual[key], actual[other]))
+    grouped = [value for shape in picture.shapes if isinstance(shape, ShapeGroup) for value in shape.shapes]
     bands = [bounds(shape) for shape in picture.flat() if isinstance(shape, Rect) and shape.look.startswith("band")]
-    free = [one for one in words if one not in grouped and not any(within(one.box(), band) for band in bands)]
+    free = [value for value in words if value not in grouped and not any(within(value.box(), band) for band in bands)]
     for way in ways(picture):
         for a, b in pairwise(way.points):
             line = (min(a[0], b[0]) - 0.5, min(a[1], b[1]) - 0.5, max(a[0], b[0]) + 0.5, max(a[1], b[1]) + 0.5)
-            yield from (f"a line goes through {one.line}" for one in free if overlap(line, one.box()))
-            for key, box in found.items():
+            yield from (f"a line goes through {value.line}" for value in free if overlap(line, value.box()))
+            for key, box in actual.items():
                 if overlap(line, box, 0.6) and "onto" not in key:
                     yield f"a line goes through {key}"
 

@@ -28,9 +28,9 @@ def test_draw(run: Run, folder: Path) -> None:
     assert "prefers-color-scheme" in (folder / "a.svg").read_text()
     run("draw", "gpt2", "llama3_8b", "-o", "b.html", "--theme", "dark", "--set", "decoder.n_layers=3")
     assert "@media" not in (folder / "b.html").read_text()
-    made = json.loads(run("draw", "gpt2", "-o", "c.svg", "--json"))
-    assert made["file"] == "c.svg"
-    assert made["models"] == ["gpt2"]
+    report = json.loads(run("draw", "gpt2", "-o", "c.svg", "--json"))
+    assert report["file"] == "c.svg"
+    assert report["models"] == ["gpt2"]
     assert (folder / "c.svg").read_text() == (folder / "a.svg").read_text()
 
 

@@ -65,9 +65,9 @@ def test_marks_are_seen() -> None:
     assert list(faults(picture)) == []
     outlined = set()
     for group in (shape for shape in picture.shapes if isinstance(shape, ShapeGroup)):
-        if any(isinstance(one, Rect) and "cause" in one.look.split() for one in group.shapes):
+        if any(isinstance(value, Rect) and "cause" in value.look.split() for value in group.shapes):
             outlined.add(group.key)
-            bold = [run.text for one in group.shapes if isinstance(one, Words) for run in one.line if run.bold]
+            bold = [run.text for value in group.shapes if isinstance(value, Words) for run in value.line if run.bold]
             assert "gelu" not in bold
             assert {"d_ff 3,072", "d_ff 4,096"} & set(bold)
     assert outlined == {"decoder1/base/ffn"}

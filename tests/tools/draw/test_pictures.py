@@ -137,13 +137,13 @@ def test_lines_lead_where_the_program_says(change: str, more: str) -> None:
 
 def written(lines: tuple[str, ...]) -> str:
     """The program of a layer as one expression of x."""
-    known = {"x": "x"}
+    names = {"x": "x"}
     lines = tuple(re.sub(r"_\d+\(", "(", line) for line in lines)
     for line in lines:
         name, value = line.split(" = ", 1)
         value = re.sub(r"learned_vector \* (.*)$", r"learned_vector(\1)", value)
-        known[name] = re.sub(r"\b(x|input)\b", lambda match: known[match[1]], value)
-    return known["x"]
+        names[name] = re.sub(r"\b(x|input)\b", lambda match: names[match[1]], value)
+    return names["x"]
 
 
 def sorted_sums(text: str) -> str:
@@ -162,23 +162,23 @@ def sorted_sums(text: str) -> str:
 
 def test_a_residual_of_what_was_normed_begins_behind_the_norm() -> None:
     picture = draw(tfkit.loads(STACK, sets=["encoder.residual={onto: normed, scale: 0.5, learned_onto: scalar}"]))
-    found = boxes(picture)
+    actual = boxes(picture)
     lines = [way for way in ways(picture) if "residual" in way.look]
     assert [way.start.split()[0] for way in lines] == ["normed", "normed"]
     for way, sublayer in zip(lines, ("attention", "ffn"), strict=True):
-        norm, box = found[f"encoder1/base/{sublayer}_norm_in"], found[f"encoder1/base/{sublayer}"]
+        norm, box = actual[f"encoder1/base/{sublayer}_norm_in"], actual[f"encoder1/base/{sublayer}"]
         assert box[3] < way.points[0][1] < norm[1]
-        assert found[f"encoder1/base/{sublayer}_residual_scale_onto"][0] > box[2]
+        assert actual[f"encoder1/base/{sublayer}_residual_scale_onto"][0] > box[2]
     assert sum(words.line[0].text == "× 0.5" for words in picture.flat() if isinstance(words, Words)) == 2
 
 
 def test_cross_attention_is_reached_from_the_encoder() -> None:
     picture = draw(tfkit.load("vaswani_base"))
-    found = boxes(picture)
+    actual = boxes(picture)
     (wire,) = [way for way in ways(picture) if "memory" in way.look]
-    left, top, _, bottom = found["decoder1/base/cross_attention"]
+    left, top, _, bottom = actual["decoder1/base/cross_attention"]
     assert wire.points[-1] == pytest.approx((left, (top + bottom) / 2))
-    encoder = found["encoder1/base/ffn_norm_after"]
+    encoder = actual["encoder1/base/ffn_norm_after"]
     assert wire.points[0][0] == pytest.approx((encoder[0] + encoder[2]) / 2)
     assert wire.points[0][1] < encoder[1]
 
@@ -262,7 +262,7 @@ def tfkit_register(register):
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "said"),
+    ("name", "key", "text"),
     [
         ("mistral_7b", "decoder1/base/attention", {"gqa", "32 heads", "8 kv heads", "window 4,096", "rope"}),
         slow(("gpt_neo_125m", "decoder1/local/attention", {"mha", "window 256"})),
@@ -276,13 +276,13 @@ def tfkit_register(register):
         slow(("albert_base", "encoder1", {"1 set of weights"})),
     ],
 )
-def test_a_box_says_what_the_paper_says(name: str, key: str, said: set[str]) -> None:
+def test_a_box_says_what_the_paper_says(name: str, key: str, text: set[str]) -> None:
     """The numbers of the models' own reports."""
     scene = scene_of(tfkit.load(name))
     notes = {node.key: {note.text for note in node.notes} for node in scene.nodes.values() if isinstance(node, Tower)}
     for box in scene.boxes():
         notes[box.key] = {note.text for note in box.notes} | {chip.text for chip in box.chips}
-    assert said <= notes[key]
+    assert text <= notes[key]
 
 
 @pytest.mark.parametrize("path", some(sorted(PICTURES.glob("*.svg")), 2), ids=lambda path: path.stem)

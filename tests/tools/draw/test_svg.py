@@ -104,13 +104,13 @@ def test_a_png_is_twice_as_large_and_in_its_colours(theme: Theme) -> None:
 
 def test_a_png_has_letters_without_the_fonts_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     resvg_py = pytest.importorskip("resvg_py")
-    seen = {}
+    calls = {}
     real = resvg_py.svg_to_bytes
-    monkeypatch.setattr(resvg_py, "svg_to_bytes", lambda **given: seen.update(given) or real(**given))
+    monkeypatch.setattr(resvg_py, "svg_to_bytes", lambda **options: calls.update(options) or real(**options))
     with_letters = to_png(draw(tfkit.load("gpt2")))
-    assert seen["skip_system_fonts"]
-    assert all(Path(file).is_file() for file in seen["font_files"])
-    assert len(with_letters) > 1.5 * len(real(**(seen | {"font_files": []})))
+    assert calls["skip_system_fonts"]
+    assert all(Path(file).is_file() for file in calls["font_files"])
+    assert len(with_letters) > 1.5 * len(real(**(calls | {"font_files": []})))
 
 
 def luminance(colour: str) -> float:

@@ -19,7 +19,7 @@ D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
 
 
 @pytest.mark.parametrize(
-    ("found", "text", "value"),
+    ("actual", "text", "value"),
     [
         (D, "d_model", 12),
         (D // H, "d_model // n_heads", 4),
@@ -45,9 +45,9 @@ D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
         (-H, "-n_heads", -3),
     ],
 )
-def test_arithmetic_keeps_the_expression_and_the_value(found: Any, text: str, value: float) -> None:
-    assert text_of(found) == text
-    assert found == value
+def test_arithmetic_keeps_the_expression_and_the_value(actual: Any, text: str, value: float) -> None:
+    assert text_of(actual) == text
+    assert actual == value
     assert eval(text, {"d_model": 12, "n_heads": 3, "theta": 0.5}) == value
 
 

@@ -286,14 +286,14 @@ def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) 
     ours = tfkit.build(graph, device="meta")
     with loaded(text) as module, torch.device("meta"):
         theirs = made(module)
-    trained = [{n: p.requires_grad for n, p in one.named_parameters()} for one in (ours, theirs)]
+    trained = [{n: p.requires_grad for n, p in value.named_parameters()} for value in (ours, theirs)]
     assert trained[0] == trained[1]
-    kept = [{n: b.dtype for n, b in one.named_buffers()} for one in (ours, theirs)]
+    kept = [{n: b.dtype for n, b in value.named_buffers()} for value in (ours, theirs)]
     assert kept[0] == kept[1]
 
 
 def test_the_plugin_of_the_readme_leaves_too(tmp_path: Path, alone: Alone) -> None:
-    (text,) = [one.text for one in blocks(ROOT / "README.md") if "tfkit_register" in one.text]
+    (text,) = [block.text for block in blocks(ROOT / "README.md") if "tfkit_register" in block.text]
     (tmp_path / "double_gelu.py").write_text(text, encoding="utf-8")
     plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
     graph = tfkit.loads(SPEC.replace("odd", "double_gelu"), plugins=plugins)

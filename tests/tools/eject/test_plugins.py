@@ -348,7 +348,7 @@ def test_the_tutorial_plugin(alone: Alone, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "written"),
+    ("message", "written"),
     [
         slow(("list[Tensor] | None", "x: list[Tensor] | None)")),
         ("typing.Union[Tensor, list[Optional[int]], None]", "x)"),
@@ -357,10 +357,10 @@ def test_the_tutorial_plugin(alone: Alone, tmp_path: Path) -> None:
         slow(("Signal", "x)")),
     ],
 )
-def test_a_type_has_a_name_in_the_file(alone: Alone, said: str, written: str, tmp_path: Path) -> None:
+def test_a_type_has_a_name_in_the_file(alone: Alone, message: str, written: str, tmp_path: Path) -> None:
     """Types are read when a file runs, whatever name they have where the component stands."""
     names = "import typing\nfrom collections.abc import Sequence\nfrom typing import Optional\nSignal = Tensor | None\n"
-    graph = graph_with("return self.down(self.up(x))", tmp_path, forward=f"{names}\n\nclass Odd", takes=said)
+    graph = graph_with("return self.down(self.up(x))", tmp_path, forward=f"{names}\n\nclass Odd", takes=message)
     assert written in (text := eject(graph))
     assert check(graph, text, alone).ran
 

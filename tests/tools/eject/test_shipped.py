@@ -47,7 +47,9 @@ def test_an_ejected_spec_is_the_model(alone: Alone, name: str, tmp_path: Path) -
     assert proof.ran
     assert proof.tensors == len(tfkit.build(graph, device="meta").state_dict())
     imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
-    imported |= {one.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for one in node.names}
+    imported |= {
+        value.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for value in node.names
+    }
     assert {name.partition(".")[0] for name in imported} <= {"torch", "math", "dataclasses", "typing"}
     file = tmp_path / f"{graph.name}.py"
     file.write_text(text, encoding="utf-8")
@@ -117,8 +119,10 @@ HOSTILE = (
 
 @pytest.mark.parametrize("words", HOSTILE)
 def test_any_words_stand_in_a_docstring(words: str) -> None:
-    found = ast.literal_eval(f'"""{in_docs(words)}\n"""')
-    assert found.strip("\n") == "".join(one for one in words if one.isprintable() or one == "\n").replace('"""', "'''")
+    actual = ast.literal_eval(f'"""{in_docs(words)}\n"""')
+    assert actual.strip("\n") == "".join(word for word in words if word.isprintable() or word == "\n").replace(
+        '"""', "'''"
+    )
 
 
 @pytest.mark.parametrize("key", ["description", "source"])

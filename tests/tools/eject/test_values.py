@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "found"),
+    ("a", "b", "actual"),
     [
         (Known(3), Known(3), Known(3)),
         (Known(3, literal=True), Known(3), Known(3)),
@@ -53,10 +53,10 @@ class Pair(NamedTuple):
         (Items(SOME), SOME, SOME),
     ],
 )
-def test_of_two_values_what_both_have_is_known(a: Value, b: Value, found: Value) -> None:
-    assert join(a, b) == found
-    if not isinstance(found, Modules):  # which keep the order in which they are met
-        assert join(b, a) == found
+def test_of_two_values_what_both_have_is_known(a: Value, b: Value, actual: Value) -> None:
+    assert join(a, b) == actual
+    if not isinstance(actual, Modules):  # which keep the order in which they are met
+        assert join(b, a) == actual
 
 
 def test_data_is_equal_by_value_and_all_else_by_identity() -> None:
@@ -69,7 +69,7 @@ def test_data_is_equal_by_value_and_all_else_by_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "actual"),
     [
         (Known(0), False),
         (Known(2), True),
@@ -81,12 +81,12 @@ def test_data_is_equal_by_value_and_all_else_by_identity() -> None:
         (Modules((FIRST,)), None),
     ],
 )
-def test_truth(value: Value, found: bool | None) -> None:
-    assert truth(value) is found
+def test_truth(value: Value, actual: bool | None) -> None:
+    assert truth(value) is actual
 
 
 def test_what_may_be_none() -> None:
-    assert [may_be_none(one) for one in (ANY, NONE, SOME, Known(0), Modules((FIRST,)), Items(None))] == [
+    assert [may_be_none(value) for value in (ANY, NONE, SOME, Known(0), Modules((FIRST,)), Items(None))] == [
         True,
         True,
         False,

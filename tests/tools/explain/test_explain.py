@@ -64,8 +64,8 @@ def test_all_that_there_is(name: str) -> None:
     assert sum(part.parameters for part in parts(explained)) == explained.parameters
     assert explained.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert sum(part.flops for part in parts(explained)) == explained.flops > 0
-    said = {(part.name, part.kind) for part in parts(explained)}
-    kinds = {kind for _, kind in said}
+    message = {(part.name, part.kind) for part in parts(explained)}
+    kinds = {kind for _, kind in message}
     for path, config in model.meta["components"].items():
         if config.slot == "activation" and config.kind_name() not in kinds:  # part of what `gelu` and others are
             continue
@@ -79,10 +79,10 @@ def test_all_that_there_is(name: str) -> None:
 @pytest.mark.slow
 def test_costs_stand_where_they_belong() -> None:
     """Dense and routed layers apart, T5's table below the attention that has it."""
-    found = {(part.name, part.kind): part for part in parts(explain(tfkit.load("deepseek_v3")))}
-    assert found["ffn", "swiglu"].parameters == 3 * 3 * 7168 * 18432
-    assert found["ffn", "swiglu"].where == "layers 0-2 (dense)"
-    assert found["ffn", "moe"].where == "layers 3-60 (base)"
+    actual = {(part.name, part.kind): part for part in parts(explain(tfkit.load("deepseek_v3")))}
+    assert actual["ffn", "swiglu"].parameters == 3 * 3 * 7168 * 18432
+    assert actual["ffn", "swiglu"].where == "layers 0-2 (dense)"
+    assert actual["ffn", "moe"].where == "layers 3-60 (base)"
     t5 = {(part.name, part.kind): part for part in parts(explain(tfkit.load("t5_small")))}
     assert t5["position", "t5"].parameters == 32 * 8
 
@@ -107,8 +107,8 @@ def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]
     """The first sentences of docstrings say what a component can be; a model has one of them."""
 
     def said(name: str, *sets: str) -> dict[str, str]:
-        found = explain(tfkit.load(name, sets=sets))
-        return {part.name: part.says for node in found.nodes for part in node.walk()}
+        actual = explain(tfkit.load(name, sets=sets))
+        return {part.name: part.says for node in actual.nodes for part in node.walk()}
 
     gpt2 = said("gpt2")
     assert gpt2["embedding"] == "Token ids to vectors: the token table, plus positions."
@@ -145,9 +145,9 @@ def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]
 )
 def test_steps(placement: str, steps: list[str]) -> None:
     graph = tfkit.load("gpt2", sets=[f"decoder.placement={placement}", "dropout=0", "decoder.n_layers=1"])
-    found = explain(graph).nodes[1].steps
-    assert list(found[1 : 1 + len(steps)]) == steps
-    assert (f"After the last layer: {'layernorm'}." in found) == (placement != "post")
+    actual = explain(graph).nodes[1].steps
+    assert list(actual[1 : 1 + len(steps)]) == steps
+    assert (f"After the last layer: {'layernorm'}." in actual) == (placement != "post")
 
 
 def test_what_a_plugin_says_of_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +197,6 @@ def test_every_built_in_component_says_what_it_is() -> None:
 
     registry = load_plugins().registry
     for slot in registry.slots():
-        for one in registry.kinds(slot).values():
-            assert issubclass(one.config, Component)
-            assert doc_of(one.config), one
+        for value in registry.kinds(slot).values():
+            assert issubclass(value.config, Component)
+            assert doc_of(value.config), value

@@ -44,7 +44,7 @@ def test_without_a_compiler_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
-    wanted = r"the aoti file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
-    with pytest.raises(tfkit.SpecError, match=wanted):
+    expected = r"the aoti file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
+    with pytest.raises(tfkit.SpecError, match=expected):
         export(one_layer("sly", block="encoder"), tmp_path / "model.pt2", format="aoti")
     assert list(tmp_path.iterdir()) == []

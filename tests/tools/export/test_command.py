@@ -40,8 +40,8 @@ def test_json_and_weights(run: Run) -> None:
     model = tfkit.build("small.yaml", seed=7)
     save_file(model.state_dict(), "weights.safetensors")
     arguments = ("export", "small.yaml", "--weights", "weights.safetensors", "--json", "-o", "again.safetensors")
-    said = json.loads(run(*arguments))
-    assert (said["format"], said["files"], said["difference"]) == ("safetensors", ["again.safetensors"], 0)
+    report = json.loads(run(*arguments))
+    assert (report["format"], report["files"], report["difference"]) == ("safetensors", ["again.safetensors"], 0)
     again = tfkit.build("small.yaml")
     tfkit.load_weights(again, "again.safetensors")
     assert torch.equal(again.embedding.tokens.weight, model.embedding.tokens.weight)
@@ -49,9 +49,9 @@ def test_json_and_weights(run: Run) -> None:
 
 def test_weights_of_another_model(run: Run) -> None:
     save_file(tfkit.build("small.yaml", sets=["decoder.n_layers=1"]).state_dict(), "weights.safetensors")
-    said = run("export", "small.yaml", "--weights", "weights.safetensors", "-o", "a.ts", status=1, stderr=True)
-    assert "decoder.layers.1" in said
-    assert "Traceback" not in said
+    text = run("export", "small.yaml", "--weights", "weights.safetensors", "-o", "a.ts", status=1, stderr=True)
+    assert "decoder.layers.1" in text
+    assert "Traceback" not in text
     assert not Path("a.ts").exists()
 
 
@@ -64,8 +64,8 @@ def test_errors_come_before_any_work(run: Run) -> None:
 
 def test_formats_are_listed(run: Run) -> None:
     names = ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
-    assert [one["format"] for one in json.loads(run("export", "--formats", "--json"))] == names
+    assert [load["format"] for load in json.loads(run("export", "--formats", "--json"))] == names
     assert "torchscript   .ts .pt        built in   loaded by C++" in run("export", "--formats")
-    said = run("export", "small.yaml", "-o", "a.bin", "--format", "onx", status=1, stderr=True)
-    assert f"error: unknown format `onx`\n   = known: {', '.join(names)}\n" in said
-    assert "`onnx`" in said
+    text = run("export", "small.yaml", "-o", "a.bin", "--format", "onx", status=1, stderr=True)
+    assert f"error: unknown format `onx`\n   = known: {', '.join(names)}\n" in text
+    assert "`onnx`" in text

@@ -80,8 +80,8 @@ def test_a_decoder(program: Path, tmp_path: Path, text: str) -> None:
     prompt = [7, 1, 50, 2, 9, 9, 30]
     want = tfkit.generate(model, [prompt], max_new_tokens=20).rows()[0]
     assert len({*want}) > 2
-    found = run(program, tmp_path / "model.ts", 20, ",".join(map(str, prompt)))
-    assert found == ",".join(map(str, want)) + "\n"
+    actual = run(program, tmp_path / "model.ts", 20, ",".join(map(str, prompt)))
+    assert actual == ",".join(map(str, want)) + "\n"
 
 
 def test_an_encoder_and_a_decoder(program: Path, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_an_encoder_and_a_decoder(program: Path, tmp_path: Path) -> None:
     source = [1, 2, 3, 4, 5, 6, 7]
     want = tfkit.generate(model, [[0]], source=torch.tensor([source]), max_new_tokens=20).rows()[0]
     assert len({*want}) > 2
-    found = run(program, tmp_path / "model.ts", 20, "0", ",".join(map(str, source)))
-    assert found == ",".join(map(str, want)) + "\n"
+    actual = run(program, tmp_path / "model.ts", 20, "0", ",".join(map(str, source)))
+    assert actual == ",".join(map(str, want)) + "\n"
 
 
 def test_what_is_wrong_is_said_in_a_line(program: Path, tmp_path: Path) -> None:

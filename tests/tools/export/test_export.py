@@ -96,8 +96,8 @@ def test_another_weight_is_named(model: fx.GraphModule, folder: Path, monkeypatc
             other.get_parameter("decoder.layers.1.ffn.up.weight")[3, 5] *= 1 + 2**-23
 
     planted(monkeypatch, change)
-    wanted = r"the torchscript file differs from `small`.* differs is FFN `decoder\.layers\.1\.ffn\.up`(.|\n)*weight"
-    with pytest.raises(tfkit.SpecError, match=wanted):
+    expected = r"the torchscript file differs from `small`.* differs is FFN `decoder\.layers\.1\.ffn\.up`(.|\n)*weight"
+    with pytest.raises(tfkit.SpecError, match=expected):
         export(model, folder / "model.ts")
 
 
@@ -230,15 +230,15 @@ def test_a_link_stays_and_its_file_is_replaced(model: fx.GraphModule, tmp_path: 
 
 def test_suffixes() -> None:
     formats = formats_of(tfkit.load_plugins(entry_points=False))
-    found = {
-        suffix: formats.choose(Path(f"a{suffix}")).name for one in formats.named.values() for suffix in one.suffixes
+    actual = {
+        suffix: formats.choose(Path(f"a{suffix}")).name for value in formats.named.values() for suffix in value.suffixes
     }
-    assert set(found.values()) == {*formats.named} - {"aoti"}  # which is a .pt2, too
-    assert found[".pt"] == "torchscript"
+    assert set(actual.values()) == {*formats.named} - {"aoti"}  # which is a .pt2, too
+    assert actual[".pt"] == "torchscript"
 
 
-@pytest.mark.parametrize("found", [math.nan, math.inf, -math.inf])
-def test_what_is_not_a_number_on_one_side_is_a_difference(found: float) -> None:
-    numbers, others = torch.tensor([1.0, found]), torch.tensor([1.0, 2.0])
-    assert gap(numbers, others) == gap(others, numbers) == math.inf
+@pytest.mark.parametrize("actual", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_on_one_side_is_a_difference(actual: float) -> None:
+    numbers, rest = torch.tensor([1.0, actual]), torch.tensor([1.0, 2.0])
+    assert gap(numbers, rest) == gap(rest, numbers) == math.inf
     assert gap(numbers, numbers) == 0.0

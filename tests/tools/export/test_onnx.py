@@ -39,22 +39,29 @@ def test_a_decoder_is_several_graphs_with_one_file_of_weights(
     model = one_layer(vocab_size=5_000).eval()
     exported = export(model, tmp_path / "model.onnx")
     assert capfd.readouterr() == ("", "")
-    parts = tmp_path / {one.key: one.value for one in onnx.load(exported.files[0]).metadata_props}["parts"]
+    parts = (
+        tmp_path
+        / {get_input.key: get_input.value for get_input in onnx.load(exported.files[0]).metadata_props}["parts"]
+    )
     assert exported.files == (
         str(tmp_path / "model.onnx"),
         *(str(parts / name) for name in ("decode.onnx", "prefill.onnx", "weights.data")),
     )
     assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 150_000
     whole = onnxruntime.InferenceSession(exported.files[0])
-    assert [(one.name, one.shape) for one in whole.get_inputs()] == [
+    assert [(get_input.name, get_input.shape) for get_input in whole.get_inputs()] == [
         ("tokens", ["batch", "tokens_length"]),
         ("tokens_mask", ["batch", "tokens_length"]),
     ]
-    assert [one.name for one in whole.get_outputs()] == ["logits"]
+    assert [get_input.name for get_input in whole.get_outputs()] == ["logits"]
     decode = onnxruntime.InferenceSession(parts / "decode.onnx")
     inputs = ["tokens", "cache_stack_0_0", "cache_stack_0_1", "past", "tokens_mask"]
-    assert [one.name for one in decode.get_inputs()] == inputs
-    assert [one.name for one in decode.get_outputs()] == ["logits", "new_cache_stack_0_0", "new_cache_stack_0_1"]
+    assert [get_input.name for get_input in decode.get_inputs()] == inputs
+    assert [get_input.name for get_input in decode.get_outputs()] == [
+        "logits",
+        "new_cache_stack_0_0",
+        "new_cache_stack_0_1",
+    ]
     for file in tmp_path.rglob("*.onnx"):
         assert str(Path(tfkit.__file__).parent).encode() not in file.read_bytes()
 
@@ -76,8 +83,8 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
-    wanted = r"the onnx file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
-    with pytest.raises(tfkit.SpecError, match=wanted):
+    expected = r"the onnx file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
+    with pytest.raises(tfkit.SpecError, match=expected):
         export(one_layer("sly", block="encoder"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 

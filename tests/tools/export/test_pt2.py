@@ -64,8 +64,8 @@ def test_torch_alone_reads_it_and_the_weights_are_in_it_once(tmp_path: Path) -> 
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.split()
     assert printed[0] == "small"
     with torch.no_grad():
-        wanted = model(torch.tensor([[3, 1, 4]])).flatten()[:3]
-    assert [float(word) for word in printed[1:]] == pytest.approx(wanted.tolist(), abs=1e-6)
+        expected = model(torch.tensor([[3, 1, 4]])).flatten()[:3]
+    assert [float(word) for word in printed[1:]] == pytest.approx(expected.tolist(), abs=1e-6)
     assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 500_000
     with pytest.raises(ValueError, match="2 more tokens do not fit: 5 of 6 have been read"):
         read_too_much(Path(exported.files[0]), model)
@@ -79,11 +79,11 @@ def test_a_component_that_cannot_be_exported_is_named_beforehand(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = one_layer("looking", block="encoder")
-    wanted = r"ffn `looking` cannot be exported by torch\.export: .*data-dependent"
-    with pytest.raises(tfkit.SpecError, match=wanted) as refused:
+    expected = r"ffn `looking` cannot be exported by torch\.export: .*data-dependent"
+    with pytest.raises(tfkit.SpecError, match=expected) as refused:
         check_format(model.meta["graph"], Pt2())
     assert refused.value.diagnostics[0].path == "graph.stack.layers.0.ffn"
-    with pytest.raises(tfkit.SpecError, match=wanted):
+    with pytest.raises(tfkit.SpecError, match=expected):
         export(model, tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
@@ -91,8 +91,8 @@ def test_a_component_that_cannot_be_exported_is_named_beforehand(
 
 @pytest.mark.slow
 def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
-    wanted = r"the pt2 file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
-    with pytest.raises(tfkit.SpecError, match=wanted):
+    expected = r"the pt2 file differs from `small`: the first component that differs is FFN `stack\.layers\.0\.ffn`"
+    with pytest.raises(tfkit.SpecError, match=expected):
         export(one_layer("sly", block="encoder"), tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
 

@@ -66,12 +66,12 @@ def test_a_weight_is_in_the_file_once_and_by_its_name(model: fx.GraphModule, exp
 
 def test_the_file_says_what_it_is(model: fx.GraphModule, exported: Exported) -> None:
     graph = graph_of(model)
-    said = {"spec": "", "inputs": "", "outputs": "", "name": "", "tfkit": ""}
-    torch.jit.load(exported.files[0], _extra_files=said)
-    assert said["inputs"] == b"tokens tokens_mask"
-    assert said["outputs"] == b"logits"
-    assert said["spec"].decode() == render(graph.spec.model)  # type: ignore[attr-defined]
-    assert tfkit.loads(said["spec"].decode()).nodes == graph.nodes  # type: ignore[attr-defined]
+    text = {"spec": "", "inputs": "", "outputs": "", "name": "", "tfkit": ""}
+    torch.jit.load(exported.files[0], _extra_files=text)
+    assert text["inputs"] == b"tokens tokens_mask"
+    assert text["outputs"] == b"logits"
+    assert text["spec"].decode() == render(graph.spec.model)  # type: ignore[attr-defined]
+    assert tfkit.loads(text["spec"].decode()).nodes == graph.nodes  # type: ignore[attr-defined]
 
 
 def test_the_state_is_the_callers(model: fx.GraphModule, exported: Exported) -> None:
@@ -83,8 +83,8 @@ def test_the_state_is_the_callers(model: fx.GraphModule, exported: Exported) -> 
     loaded.step(other, tokens.flip(1)[:, :4])
     copied = copy.deepcopy(first)
     for state in (first, copied):
-        found = loaded.step(state, tokens[:, 5:], keep=2)
-        torch.testing.assert_close(found, model(tokens)[:, -2:], rtol=1e-5, atol=1e-6)
+        actual = loaded.step(state, tokens[:, 5:], keep=2)
+        torch.testing.assert_close(actual, model(tokens)[:, -2:], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_a_component_that_cannot_be_scripted_is_named_before_and_while_writing(t
     plugins = tfkit.load_plugins(plugin_dirs=[tmp_path / "plugins"], entry_points=False)
     sets = [*SMALL, "decoder.ffn={kind: mlp, d_ff: 24, activation: free}"]
     graph = tfkit.load("gpt2", sets=sets, plugins=plugins)
-    wanted = r"activation kind `free` cannot be scripted(.|\n)*\(graph\.decoder\.layers\.0\.ffn(.|\n)*free_words"
-    with pytest.raises(tfkit.SpecError, match=wanted):
+    expected = r"activation kind `free` cannot be scripted(.|\n)*\(graph\.decoder\.layers\.0\.ffn(.|\n)*free_words"
+    with pytest.raises(tfkit.SpecError, match=expected):
         check_format(graph, TorchScript())
-    with pytest.raises(tfkit.SpecError, match=wanted):
+    with pytest.raises(tfkit.SpecError, match=expected):
         export(tfkit.build(graph), tmp_path / "model.ts")
     assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
     export(tfkit.build(small()), tmp_path / "model.ts")  # and the next model does not suffer

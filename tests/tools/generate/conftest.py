@@ -67,15 +67,15 @@ Run = Callable[..., tuple[str, str]]
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models with their weights, and a tokenizer beside them."""
-    made = tmp_path_factory.mktemp("models")
+    built = tmp_path_factory.mktemp("models")
     for name, spec in (("small", SPEC), ("pair", PAIR), ("reader", ENCODER)):
-        (made / f"{name}.yaml").write_text(spec)
+        (built / f"{name}.yaml").write_text(spec)
     for name, out in (("small", "out"), ("pair", "pair")):
-        graph = tfkit.load(made / f"{name}.yaml")
-        save(tfkit.build(graph, seed=4), made / out)
-        byte_level(LINES, 60).save(str(made / out / "tokenizer.json"))
-    (made / "empty").mkdir()
-    return made
+        graph = tfkit.load(built / f"{name}.yaml")
+        save(tfkit.build(graph, seed=4), built / out)
+        byte_level(LINES, 60).save(str(built / out / "tokenizer.json"))
+    (built / "empty").mkdir()
+    return built
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +91,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """`run("small.yaml", ...)` gives standard output and standard error; it must end with `status`."""
 
     def call(*arguments: str, status: int = 0) -> tuple[str, str]:
-        found = main(["generate", *arguments, "--no-plugins"])
+        actual = main(["generate", *arguments, "--no-plugins"])
         out, err = capsys.readouterr()
-        assert found == status, err
+        assert actual == status, err
         return out, err
 
     return call
@@ -106,8 +106,8 @@ def model(folder: Path) -> torch.fx.GraphModule:
     return built.eval()
 
 
-def expected(folder: Path, model: torch.fx.GraphModule, prompt: str, new: int, **given: Any) -> list[str]:
+def expected(folder: Path, model: torch.fx.GraphModule, prompt: str, new: int, **options: Any) -> list[str]:
     """The texts from Python, decoded all at once."""
     tokenizer = load_tokenizer(folder / "out" / "tokenizer.json")
-    found = generate(model, [tokenizer.encode(prompt)], max_new_tokens=new, **given)
-    return [tokenizer.decode(row) for row in found.rows()]
+    actual = generate(model, [tokenizer.encode(prompt)], max_new_tokens=new, **options)
+    return [tokenizer.decode(row) for row in actual.rows()]

@@ -32,11 +32,11 @@ def test_it_prints_what_python_gives(run: Run, folder: Path, model: torch.fx.Gra
 
 
 def test_sampling_options_arrive(run: Run, folder: Path, model: torch.fx.GraphModule) -> None:
-    given = {"temperature": 1.5, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.2, "seed": 3}
-    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    found = json.loads(run("small.yaml", *PROMPT, "--max-new-tokens", "15", "--samples", "2", "--json", *options)[0])
-    texts = expected(folder, model, "the quick", 15, n_samples=2, **given)
-    assert [one["text"] for one in found["texts"]] == texts
+    arguments = {"temperature": 1.5, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.2, "seed": 3}
+    options = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    report = json.loads(run("small.yaml", *PROMPT, "--max-new-tokens", "15", "--samples", "2", "--json", *options)[0])
+    texts = expected(folder, model, "the quick", 15, n_samples=2, **arguments)
+    assert [text["text"] for text in report["texts"]] == texts
     assert len(set(texts)) == 2
 
 
@@ -45,7 +45,7 @@ def test_what_is_printed_comes_token_by_token(
 ) -> None:
     pieces: list[str] = []
     echo = command.click.echo
-    monkeypatch.setattr("click.echo", lambda text="", **given: (pieces.append(text), echo(text, **given)))
+    monkeypatch.setattr("click.echo", lambda text="", **options: (pieces.append(text), echo(text, **options)))
     out, _ = run("small.yaml", *PROMPT, "--max-new-tokens", "20")
     tokenizer = load_tokenizer(folder / "out" / "tokenizer.json")
     ids = generate(model, [tokenizer.encode("the quick")], max_new_tokens=20).rows()[0]
@@ -57,41 +57,41 @@ def test_what_is_printed_comes_token_by_token(
 def test_several_texts_stand_one_below_the_other(run: Run) -> None:
     arguments = ["small.yaml", *PROMPT, "--prompt", "a\nb", "--samples", "2", "--temperature", "1", "--stop", "e"]
     out = run(*arguments)[0]
-    found = json.loads(run(*arguments, "--json")[0])["texts"]
+    report = json.loads(run(*arguments, "--json")[0])["texts"]
     heads = [
         "── `the quick`, sample 1 of 2 ──",
         "── `the quick`, sample 2 of 2 ──",
         "── `a\\nb`, sample 1 of 2 ──",
         "── `a\\nb`, sample 2 of 2 ──",
     ]
-    assert out == "\n".join(f"{head}\n{one['text']}\n" for head, one in zip(heads, found, strict=True))
-    assert [(one["prompt"], one["sample"]) for one in found] == [
+    assert out == "\n".join(f"{head}\n{value['text']}\n" for head, value in zip(heads, report, strict=True))
+    assert [(value["prompt"], value["sample"]) for value in report] == [
         ("the quick", 1),
         ("the quick", 2),
         ("a\nb", 1),
         ("a\nb", 2),
     ]
-    assert not any("e" in one["text"] for one in found)
+    assert not any("e" in value["text"] for value in report)
 
 
 def test_json(run: Run) -> None:
     out, err = run("small.yaml", *PROMPT, "--json")
     assert err == ""
-    found = json.loads(out)
-    assert set(found) == {"texts", "seconds", "tokens_per_second"}
-    (one,) = found["texts"]
-    assert set(one) == {"prompt", "sample", "text", "tokens", "ended"}
+    report = json.loads(out)
+    assert set(report) == {"texts", "seconds", "tokens_per_second"}
+    (value,) = report["texts"]
+    assert set(value) == {"prompt", "sample", "text", "tokens", "ended"}
     prompt = len(load_tokenizer(Path("out/tokenizer.json")).encode("the quick"))
-    assert len(one["tokens"]) == 40 - prompt, "as many as fit, below 100"
+    assert len(value["tokens"]) == 40 - prompt, "as many as fit, below 100"
 
 
 def test_prompts_from_files_and_standard_input(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = ["--max-new-tokens", "5"]
-    said = run("small.yaml", *PROMPT, *few)[0]
+    text = run("small.yaml", *PROMPT, *few)[0]
     (tmp_path / "prompt.txt").write_text("the quick\n")
-    assert run("small.yaml", *WEIGHTS, "--prompt-file", str(tmp_path / "prompt.txt"), *few)[0] == said
+    assert run("small.yaml", *WEIGHTS, "--prompt-file", str(tmp_path / "prompt.txt"), *few)[0] == text
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the quick\r\n")))
-    assert run("small.yaml", *WEIGHTS, "--prompt", "-", *few)[0] == said
+    assert run("small.yaml", *WEIGHTS, "--prompt", "-", *few)[0] == text
 
 
 def test_token_ids(run: Run, model: torch.fx.GraphModule) -> None:
@@ -107,8 +107,8 @@ def test_a_character_tokenizer(run: Run, tmp_path: Path) -> None:
     CharacterTokenizer.of_text("abc ").save(tmp_path / "chars.json")
     (tmp_path / "abc.txt").write_text("a c b")
     few = [*WEIGHTS, "--max-new-tokens", "3", "--prompt", "ab", "--tokenizer"]
-    said = run("small.yaml", *few, str(tmp_path / "chars.json"))[0]
-    assert run("small.yaml", *few, str(tmp_path / "abc.txt"))[0] == said
+    metadata = run("small.yaml", *few, str(tmp_path / "chars.json"))[0]
+    assert run("small.yaml", *few, str(tmp_path / "abc.txt"))[0] == metadata
 
 
 def test_random_weights_say_so(run: Run) -> None:
@@ -127,8 +127,8 @@ def test_the_encoder_reads_the_prompt(run: Run, folder: Path) -> None:
     arguments = ["pair.yaml", "--weights", "pair/model.safetensors", "--max-new-tokens", "12"]
     texts = []
     for prompt in ("the quick", "over"):
-        found = generate(built, [[start]], max_new_tokens=12, source=[tokenizer.encode(prompt)])
-        texts.append(tokenizer.decode(found.rows()[0]))
+        actual = generate(built, [[start]], max_new_tokens=12, source=[tokenizer.encode(prompt)])
+        texts.append(tokenizer.decode(actual.rows()[0]))
         for name in (END, str(start)):
             assert run(*arguments, "--prompt", prompt, "--start", name)[0] == texts[-1] + "\n"
     assert texts[0] != texts[1]
@@ -178,9 +178,9 @@ def test_it_stops_at_a_special_token(run: Run, folder: Path) -> None:
         tokens = json.loads(run(*arguments, "--json")[0])["texts"][0]["tokens"]
         if end in tokens[5:] and end not in tokens[:5]:
             break
-    said = tokens[: tokens.index(end)]
+    text = tokens[: tokens.index(end)]
     out, err = run(*arguments, "--stop", END)
-    assert out == tokenizer.decode(said) + "\n"
+    assert out == tokenizer.decode(text) + "\n"
     assert END not in out
-    assert int(err.split()[0]) == len(said) + 1
+    assert int(err.split()[0]) == len(text) + 1
     assert run(*arguments)[0].startswith(out.rstrip("\n")), "without --stop it goes on"

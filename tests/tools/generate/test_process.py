@@ -52,12 +52,12 @@ def slow(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.slow
 def test_it_streams(slow: subprocess.Popen[bytes], run: Run) -> None:
     assert slow.stdout is not None
-    seen = []
+    calls = []
     while piece := os.read(slow.stdout.fileno(), 1000):
-        seen.append((time.monotonic(), piece))
-    assert b"".join(piece for _, piece in seen).decode() == run("small.yaml", *PROMPT, *FEW)[0]
-    assert len(seen) > 8
-    assert seen[-1][0] - seen[0][0] > 1
+        calls.append((time.monotonic(), piece))
+    assert b"".join(piece for _, piece in calls).decode() == run("small.yaml", *PROMPT, *FEW)[0]
+    assert len(calls) > 8
+    assert calls[-1][0] - calls[0][0] > 1
 
 
 @pytest.mark.slow

@@ -53,9 +53,9 @@ def test_an_open_line_is_refused_where_it_stands(tmp_path: Path) -> None:
     spec.write_text("extends: gpt2\nname: new\ncheckpoint: ./new.yaml\n", encoding="utf-8")
     with pytest.raises(tfkit.SpecError) as caught:
         import_config(folder, family=spec)
-    (wrong,) = caught.value.diagnostics
-    assert wrong.span is not None
-    assert "n_odd" in wrong.span.source.line(wrong.span.line)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.span is not None
+    assert "n_odd" in diagnostic.span.source.line(diagnostic.span.line)
 
 
 OTHER = {

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("specs")
 
 def test_list(run: Callable[..., str]) -> None:
     assert "gpt2" in [line.split(" ")[0] for line in run("list").splitlines()]
-    (found,) = json.loads(run("list", "encoder", "BERT-base-uncased", "--json"))
-    assert (found["name"], found["kind"], found["model_type"]) == ("bert_base", "encoder", "bert")
+    (report,) = json.loads(run("list", "encoder", "BERT-base-uncased", "--json"))
+    assert (report["name"], report["kind"], report["model_type"]) == ("bert_base", "encoder", "bert")
     assert "0 specs" in run("list", "no_such_word")
 
 

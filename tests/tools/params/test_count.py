@@ -34,9 +34,9 @@ def test_rows_add_up(name: str, by: By) -> None:
 
 
 def test_cross_attention_stands_apart() -> None:
-    found = rows(tfkit.load("vaswani_base"))
-    assert found["attention"] == 2 * found["cross_attention"]
-    assert list(found) == ["embedding", "attention", "cross_attention", "ffn", "norm"]
+    actual = rows(tfkit.load("vaswani_base"))
+    assert actual["attention"] == 2 * actual["cross_attention"]
+    assert list(actual) == ["embedding", "attention", "cross_attention", "ffn", "norm"]
 
 
 def test_an_untied_head_is_a_row_and_no_embedding() -> None:

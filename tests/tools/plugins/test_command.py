@@ -23,8 +23,8 @@ def test_plugins(specs: Path, run: Callable[..., str], monkeypatch: pytest.Monke
     assert re.search(r"^failing .* 1 component$", out, re.MULTILINE)
     assert "broken: broken_one" in out
     assert "No module named 'there_is_no_such_module'" in out
-    found = json.loads(run("plugins", "--plugin-dir", "plugins", "--json"))
-    assert [one["name"] for one in found["loaded"]] == ["tfkit", "failing"]
-    assert [one["name"] for one in found["broken"]] == ["broken_one"]
+    report = json.loads(run("plugins", "--plugin-dir", "plugins", "--json"))
+    assert [value["name"] for value in report["loaded"]] == ["tfkit", "failing"]
+    assert [value["name"] for value in report["broken"]] == ["broken_one"]
     monkeypatch.setenv("TFKIT_DISABLE", "failing")
     assert "switched off: failing" in run("plugins", "--plugin-dir", "plugins")

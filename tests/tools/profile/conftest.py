@@ -74,9 +74,9 @@ def _what_others_left() -> None:
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
     """What the device of these tests can do: 100 GFLOP/s and 10 GB/s."""
-    known = Limits("a device", 1e11, 1e10, "measured")
-    monkeypatch.setattr(models, "limits_of", lambda device, dtype: known)
-    return known
+    names = Limits("a device", 1e11, 1e10, "measured")
+    monkeypatch.setattr(models, "limits_of", lambda device, dtype: names)
+    return names
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def call(path: str, change: Callable[[torch.Tensor], torch.Tensor], **options: Any) -> None:
         build = loading_weights.build
 
-        def changed(graph: tfkit.Graph, **given: Any) -> fx.GraphModule:
-            model = build(graph, **given, **options)
+        def changed(graph: tfkit.Graph, **arguments: Any) -> fx.GraphModule:
+            model = build(graph, **arguments, **options)
             module: nn.Module = model.get_submodule(path)
             forward = module.forward
             module.forward = lambda *args, **kwargs: change(forward(*args, **kwargs))

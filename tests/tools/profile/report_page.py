@@ -37,7 +37,7 @@ def made_up(name="made_up", **changes):
     )
     kernels = tuple(KernelTime(f"aten::op{n}", "ffn", "FFN", "forward", 2.0, (30 - n) * 1e-4) for n in range(25))
     memory = MemoryUse(50_000, 20_000, 10_000, 8_000, 10_000, 0, "decoder.layers.1.ffn", "backward")
-    known = {
+    names = {
         "name": name,
         "device": "cpu",
         "device_name": "a CPU",
@@ -57,7 +57,7 @@ def made_up(name="made_up", **changes):
         "limits": Limits("a CPU", 1e12, 1e11, "measured"),
         "notes": ("said to the reader",),
     }
-    return Profile(**{**known, **changes})
+    return Profile(**{**names, **changes})
 
 
 class Page(HTMLParser):
@@ -84,7 +84,7 @@ class Page(HTMLParser):
         text.text = data
 
     def section(self, name):
-        return next(one for one in self.root.iter("section") if one.get("id") == name)
+        return next(value for value in self.root.iter("section") if value.get("id") == name)
 
     def rows(self, section):
         """The rows of the tree of a section as texts, those that open included."""
@@ -99,4 +99,4 @@ def words(element):
 
 
 def having(element, name):
-    return [one for one in element.iter() if name in one.get("class", "").split()]
+    return [value for value in element.iter() if name in value.get("class", "").split()]

@@ -58,8 +58,8 @@ class Kept(torch.autograd.Function):
         return gradient
 
 
-def by_path(found: Profile) -> dict[str, Any]:
-    return {part.path: part for part in found.parts}
+def by_path(actual: Profile) -> dict[str, Any]:
+    return {part.path: part for part in actual.parts}
 
 
 def naps_of(profiles: Iterable[Profile]) -> Iterator[dict[tuple[str, str], int]]:
@@ -67,8 +67,8 @@ def naps_of(profiles: Iterable[Profile]) -> Iterator[dict[tuple[str, str], int]]
     only makes them longer.
     """
     least: dict[tuple[str, str], float] = {}
-    for found in profiles:
-        for part in found.parts:
+    for profile in profiles:
+        for part in profile.parts:
             for phase in ("forward", "backward"):
                 place = (part.path, phase)
                 least[place] = min(getattr(part, phase), least.get(place, math.inf))
@@ -78,13 +78,13 @@ def naps_of(profiles: Iterable[Profile]) -> Iterator[dict[tuple[str, str], int]]
 @pytest.mark.parametrize(("name", "mode"), some([(name, mode) for name in ("small", "pair") for mode in MODES], 1))
 def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     tries = (profile(name, mode=mode, length=32, batch=4) for _ in range(TRIES))
-    found = next((one for one in tries if one.attributed >= 0.95), None)
-    assert found is not None
-    assert sum(part.time for part in found.parts) + found.unattributed == pytest.approx(found.step)
+    actual = next((trial for trial in tries if trial.attributed >= 0.95), None)
+    assert actual is not None
+    assert sum(part.time for part in actual.parts) + actual.unattributed == pytest.approx(actual.step)
     for by in ("component", "node", "layer"):
-        assert sum(row.time for row in rows(found, by)) == pytest.approx(sum(part.time for part in found.parts))
-    assert all(part.forward >= 0 and part.backward >= 0 for part in found.parts)
-    assert (sum(part.backward for part in found.parts) > 0) == (mode == "train")
+        assert sum(row.time for row in rows(actual, by)) == pytest.approx(sum(part.time for part in actual.parts))
+    assert all(part.forward >= 0 and part.backward >= 0 for part in actual.parts)
+    assert (sum(part.backward for part in actual.parts) > 0) == (mode == "train")
 
 
 @pytest.mark.slow
@@ -132,8 +132,8 @@ def test_an_operator_belongs_to_the_part_that_ran_it(profile: Run, plant: Plant)
         return x
 
     plant("decoder.layers.2.cross_attention", add_up)
-    found = profile("pair", mode="prefill")
-    (kernel,) = (one for one in found.kernels if one.name == "aten::cumsum")
+    actual = profile("pair", mode="prefill")
+    (kernel,) = (value for value in actual.kernels if value.name == "aten::cumsum")
     assert (kernel.component, kernel.label, kernel.phase) == ("cross_attention", "cross-attention", "forward")
     assert kernel.calls == 20
 
@@ -150,8 +150,8 @@ def test_memory_belongs_to_the_part_that_asked_for_it(profile: Run, plant: Plant
     before = profile("small")
     plant(path, Kept.apply)
     after = profile("small")
-    one, other = by_path(before)[path], by_path(after)[path]
-    asked_for, kept = other.allocated - one.allocated, other.at_peak - one.at_peak
+    first, other = by_path(before)[path], by_path(after)[path]
+    asked_for, kept = other.allocated - first.allocated, other.at_peak - first.at_peak
     assert 2**20 + 2**16 <= asked_for < 2**20 + 2**17  # with the clone
     assert kept == pytest.approx(2**20, abs=2**17)  # the peak may be at another moment
     for path, part in by_path(after).items():
@@ -174,12 +174,12 @@ def test_memory_adds_up(profile: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", some(MODES, 1))
 def test_what_is_predicted_stands_beside_it(mode: str, profile: Run, limits: Limits) -> None:
-    found = profile("small", mode=mode)
-    assert not found.notes
+    actual = profile("small", mode=mode)
+    assert not actual.notes
     predicted = cost(tfkit.loads(SPECS["small"]), batch=2, length=16, mode=mode, dtype=torch.float32, kernels="cpu")
-    assert sum(part.flops or 0 for part in found.parts) == predicted.total.visible
-    assert sum(part.bytes or 0 for part in found.parts) == predicted.total.traffic
-    attention = next(row for row in rows(found) if row.component == "attention")
+    assert sum(part.flops or 0 for part in actual.parts) == predicted.total.visible
+    assert sum(part.bytes or 0 for part in actual.parts) == predicted.total.traffic
+    attention = next(row for row in rows(actual) if row.component == "attention")
     assert attention.flops_per_second == pytest.approx(attention.flops / attention.time)
     assert attention.bytes_per_second == pytest.approx(attention.bytes / attention.time)
     assert attention.floor >= max(attention.flops / limits.flops, attention.bytes / limits.bandwidth) * 0.999
@@ -188,8 +188,8 @@ def test_what_is_predicted_stands_beside_it(mode: str, profile: Run, limits: Lim
 def test_a_node_may_have_the_name_of_a_row_of_the_step() -> None:
     """Its work belongs to it, and not to that row as well."""
     graph = tfkit.loads(SPECS["small"].replace("logits:", "model:"))
-    found = tfkit.profile(graph, mode="prefill", device="cpu", length=8, steps=2, warmup=0)
-    assert [part.component for part in found.parts if part.path == "model" and part.flops is not None] == ["head"]
+    actual = tfkit.profile(graph, mode="prefill", device="cpu", length=8, steps=2, warmup=0)
+    assert [part.component for part in actual.parts if part.path == "model" and part.flops is not None] == ["head"]
 
 
 def test_the_model_is_as_it_was() -> None:

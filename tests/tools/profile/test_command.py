@@ -76,11 +76,11 @@ def test_side_by_side(run: Run, golden: Callable[[str, str], None]) -> None:
 
 
 def test_json(run: Run) -> None:
-    (found,) = json.loads(run("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK, "--json"))
-    assert found["name"] == "one"
-    times = [part["forward"] + part["backward"] for part in found["parts"]]
-    assert sum(times) + found["unattributed"] == pytest.approx(found["step"])
-    assert found["tokens_per_second"] == pytest.approx(8 / found["plain_step"])
+    (report,) = json.loads(run("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK, "--json"))
+    assert report["name"] == "one"
+    times = [part["forward"] + part["backward"] for part in report["parts"]]
+    assert sum(times) + report["unattributed"] == pytest.approx(report["step"])
+    assert report["tokens_per_second"] == pytest.approx(8 / report["plain_step"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -34,25 +34,25 @@ Run = Callable[..., Profile]
 
 
 def test_what_a_profile_says(profile: Run) -> None:
-    seen: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     options = {"mode": "decode", "length": 9, "batch": 3, "dtype": torch.bfloat16}
-    found = profile("pair", **options, on_step=lambda done, of: seen.append((done, of)))
+    actual = profile("pair", **options, on_step=lambda done, of: calls.append((done, of)))
     settings = Settings(torch.device("cpu"), "decode", torch.bfloat16, False, 3, 9, 2, 1, None, False)
-    assert seen == [(i + 1, count_steps(settings)) for i in range(count_steps(settings))]
-    assert (found.name, found.device, found.mode, found.dtype) == ("pair", "cpu", "decode", "bfloat16")
-    assert (found.batch, found.length, found.tokens) == (3, 9, 3)
-    assert len(found.plain_steps) == 2
-    assert found.idle == 0
-    assert not any(part.node in ("encoder", "source_embedding") for part in found.parts)  # they ran before the step
-    assert {part.path for part in found.parts} >= {"decoder.layers.2.cross_attention", "decoder.shared.base.position"}
-    assert found.memory.cache > 0
-    assert found.memory.gradients == found.memory.optimizer == 0
+    assert calls == [(i + 1, count_steps(settings)) for i in range(count_steps(settings))]
+    assert (actual.name, actual.device, actual.mode, actual.dtype) == ("pair", "cpu", "decode", "bfloat16")
+    assert (actual.batch, actual.length, actual.tokens) == (3, 9, 3)
+    assert len(actual.plain_steps) == 2
+    assert actual.idle == 0
+    assert not any(part.node in ("encoder", "source_embedding") for part in actual.parts)  # they ran before the step
+    assert {part.path for part in actual.parts} >= {"decoder.layers.2.cross_attention", "decoder.shared.base.position"}
+    assert actual.memory.cache > 0
+    assert actual.memory.gradients == actual.memory.optimizer == 0
 
 
 @pytest.mark.parametrize("mode", ["train", "prefill"])
 def test_a_model_without_logits(mode: Any) -> None:
-    (found,) = profile_models([tfkit.loads(ENCODER)], mode=mode, device="cpu", length=4, steps=2, warmup=0)
-    assert {row.component for row in found.parts} >= {"embedding", "attention", "norm", "encoder"}
+    (actual,) = profile_models([tfkit.loads(ENCODER)], mode=mode, device="cpu", length=4, steps=2, warmup=0)
+    assert {row.component for row in actual.parts} >= {"embedding", "attention", "norm", "encoder"}
 
 
 def test_an_encoder_is_not_decoded() -> None:
@@ -61,7 +61,7 @@ def test_an_encoder_is_not_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("invalid", "says"),
     [
         ({"steps": 1}, "an integer of 2 or more; got 1"),
         ({"batch": 0}, "an integer of 1 or more; got 0"),
@@ -69,9 +69,9 @@ def test_an_encoder_is_not_decoded() -> None:
         ({"length": 65}, r"65 tokens are more than max_len \(64\)"),
     ],
 )
-def test_wrong_counts(wrong: dict[str, int], says: str, profile: Run) -> None:
+def test_wrong_counts(invalid: dict[str, int], says: str, profile: Run) -> None:
     with pytest.raises(ValueError, match=says):
-        profile("small", **wrong)
+        profile("small", **invalid)
 
 
 def test_weights_are_those_of_one_model() -> None:
@@ -103,22 +103,22 @@ def test_a_model_that_cannot_be_counted(profile: Run, monkeypatch: pytest.Monkey
 
 
 def test_limits_of_this_machine() -> None:
-    found = limits_of(torch.device("cpu"), torch.float32)
-    assert found.source == "measured"
-    assert found.flops > 1e8
-    assert found.bandwidth > 1e7
+    actual = limits_of(torch.device("cpu"), torch.float32)
+    assert actual.source == "measured"
+    assert actual.flops > 1e8
+    assert actual.bandwidth > 1e7
 
 
 def test_what_is_written(profile: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    found = profile("small", directory=tmp_path / "out", mode="prefill")
+    actual = profile("small", directory=tmp_path / "out", mode="prefill")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["profile.json", "report.html", "small"]
     trace, scalars = sorted((tmp_path / "out/small").iterdir(), key=lambda path: "tfevents" in path.name)
     assert trace.name == "small.pt.trace.json.gz"
     assert "tfevents" in scalars.name
     data = json.loads((tmp_path / "out/profile.json").read_text())
     assert data["profiles"][0]["folder"] == "small"
-    assert data["profiles"][0]["step"] == found.step
+    assert data["profiles"][0]["step"] == actual.step
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     profile("small", directory=tmp_path / "out", mode="prefill")  # a former profile is replaced
 
@@ -126,14 +126,14 @@ def test_what_is_written(profile: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_scalars_for_tensorboard(profile: Run, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = profile("small", directory=tmp_path / "out")
+    actual = profile("small", directory=tmp_path / "out")
     events = accumulator.EventAccumulator(str(tmp_path / "out/small"))
     events.Reload()
-    plain = [1000 * seconds for seconds in found.plain_steps]
-    assert [one.value for one in events.Scalars("step/milliseconds")] == pytest.approx(plain)
+    plain = [1000 * seconds for seconds in actual.plain_steps]
+    assert [scalar.value for scalar in events.Scalars("step/milliseconds")] == pytest.approx(plain)
     (ffn,) = events.Scalars("milliseconds/FFN")
-    assert ffn.value == pytest.approx(1000 * sum(part.time for part in found.parts if part.component == "ffn"))
-    assert events.Scalars("memory/peak")[0].value == pytest.approx(found.memory.peak)
+    assert ffn.value == pytest.approx(1000 * sum(part.time for part in actual.parts if part.component == "ffn"))
+    assert events.Scalars("memory/peak")[0].value == pytest.approx(actual.memory.peak)
 
 
 def test_two_models_of_one_name() -> None:
@@ -150,17 +150,17 @@ def test_other_files_are_not_overwritten(tmp_path: Path, profile: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "wrong", [KeyboardInterrupt, pytest.param(OSError(28, "No space left on device"), marks=pytest.mark.slow)]
+    "invalid", [KeyboardInterrupt, pytest.param(OSError(28, "No space left on device"), marks=pytest.mark.slow)]
 )
 def test_nothing_half_written_is_left(
-    wrong: Any, tmp_path: Path, profile: Run, monkeypatch: pytest.MonkeyPatch
+    invalid: Any, tmp_path: Path, profile: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former = tmp_path / "deep/out"
     former.mkdir(parents=True)
     (former / "profile.json").write_text('{"profiles": []}')
 
     def fail(*args: Any) -> None:
-        raise wrong
+        raise invalid
 
     monkeypatch.setattr(models, "write_profiles", fail)
     with pytest.raises((KeyboardInterrupt, SpecError)) as raised:
@@ -177,10 +177,10 @@ def test_nothing_half_written_is_left(
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
 def test_a_compiled_model_is_one_row(mode: Any, profile: Run) -> None:
-    found = profile("small", mode=mode, compile=True)
-    assert found.compiled
-    others = {"train": {"loss", "optimizer", "zero_grad"}, "prefill": {"model"}, "decode": set()}
-    assert {part.path for part in found.parts} == {"compiled", *others[mode]}
+    actual = profile("small", mode=mode, compile=True)
+    assert actual.compiled
+    rest = {"train": {"loss", "optimizer", "zero_grad"}, "prefill": {"model"}, "decode": set()}
+    assert {part.path for part in actual.parts} == {"compiled", *rest[mode]}
 
 
 @pytest.mark.gpu
@@ -188,13 +188,13 @@ def test_a_compiled_model_is_one_row(mode: Any, profile: Run) -> None:
 @pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
 @pytest.mark.parametrize("name", ["small", "pair"])
 def test_on_cuda(name: str, mode: Any, profile: Run) -> None:
-    found = profile(name, mode=mode, device="cuda", length=32, batch=4, steps=6, warmup=4)
-    assert found.attributed >= 0.95
-    assert sum(part.device for part in found.parts) > 0
-    assert found.idle + sum(part.device for part in found.parts) == pytest.approx(found.step, rel=0.1)
-    assert not any(one.name.startswith("aten::") for one in found.kernels)
-    assert found.memory.peak > found.memory.at_start >= found.memory.weights
-    attention = [part for part in found.parts if part.component == "attention"]
+    actual = profile(name, mode=mode, device="cuda", length=32, batch=4, steps=6, warmup=4)
+    assert actual.attributed >= 0.95
+    assert sum(part.device for part in actual.parts) > 0
+    assert actual.idle + sum(part.device for part in actual.parts) == pytest.approx(actual.step, rel=0.1)
+    assert not any(kernel.name.startswith("aten::") for kernel in actual.kernels)
+    assert actual.memory.peak > actual.memory.at_start >= actual.memory.weights
+    attention = [part for part in actual.parts if part.component == "attention"]
     assert all(part.device > 0 for part in attention)
 
 

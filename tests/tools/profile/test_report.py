@@ -17,7 +17,7 @@ def seconds(text):
 
 def test_every_section_is_there_and_none_is_empty():
     page = Page(report([made_up()]))
-    assert [one.get("id") for one in page.root.iter("section")] == list(SECTIONS)
+    assert [value.get("id") for value in page.root.iter("section")] == list(SECTIONS)
     assert all(len(words(page.section(name))) > 40 for name in SECTIONS)
 
 
@@ -35,11 +35,13 @@ def test_the_table_adds_up_the_modules_of_each_component():
     profile = made_up()
     lines = {line[0]: line for line in Page(report([profile])).rows("components")}
     for name in ("attention", "FFN", "LayerNorm", "head"):
-        own = [one for one in profile.parts if one.label == name]
-        assert seconds(lines[name][1]) == pytest.approx(sum(one.time for one in own), rel=0.005)
-        assert seconds(lines[name][3]) == pytest.approx(sum(one.forward for one in own), rel=0.005)
-        assert seconds(lines[name][4]) == pytest.approx(sum(one.backward for one in own), rel=0.005)
-        assert float(lines[name][2].rstrip("%")) == pytest.approx(100 * sum(one.time for one in own) / 70e-3, abs=0.05)
+        local = [value for value in profile.parts if value.label == name]
+        assert seconds(lines[name][1]) == pytest.approx(sum(value.time for value in local), rel=0.005)
+        assert seconds(lines[name][3]) == pytest.approx(sum(value.forward for value in local), rel=0.005)
+        assert seconds(lines[name][4]) == pytest.approx(sum(value.backward for value in local), rel=0.005)
+        assert float(lines[name][2].rstrip("%")) == pytest.approx(
+            100 * sum(value.time for value in local) / 70e-3, abs=0.05
+        )
     assert lines["FFN"][5:] == ["16.0G", "552G", "1.38 GB", "2.0 kB"]
     assert lines["step"][1] == "70.0 ms"
     assert lines["optimizer"][3:5] == ["", ""]  # neither forward nor backward
@@ -50,7 +52,7 @@ def test_a_row_opens_to_layers_and_modules():
     lines = [line[0] for line in page.rows("components")]
     for name in ("decoder.layers.0.attention", "decoder.layers.1.attention", "decoder.layers.0.ffn"):
         assert lines.count(name) == 1
-    opened = next(one for one in page.section("components").iter("details") if words(one).startswith("attention"))
+    opened = next(value for value in page.section("components").iter("details") if words(value).startswith("attention"))
     assert [words(row[0]) for row in having(opened, "row")[1:]] == [
         "decoder.layers.0.attention",
         "decoder.layers.1.attention",
@@ -66,7 +68,7 @@ def test_several_modules_of_a_layer_stand_below_the_layer():
 
 def test_the_bars_are_as_long_as_the_times():
     bars = having(Page(report([made_up()])).section("time"), "labelled")
-    lengths = {words(row[0]): sum(width(one) for one in having(row, "segment")) for row in bars}
+    lengths = {words(row[0]): sum(width(value) for value in having(row, "segment")) for row in bars}
     # attention, FFN, norm, embedding, head and loss have 58 ms: a third of it in the forward
     assert lengths["backward"] == pytest.approx(100, abs=0.1)
     assert lengths["forward"] == pytest.approx(50, abs=0.1)
@@ -81,11 +83,11 @@ def width(element):
 def test_the_layers_are_held_against_the_slowest():
     section = Page(report([made_up()])).section("layers")
     heights = [
-        sum(float(re.search(r"height:([\d.]+)", one.get("style"))[1]) for one in tower)
+        sum(float(re.search(r"height:([\d.]+)", value.get("style"))[1]) for value in tower)
         for tower in having(section, "tower")
     ]
     assert heights == pytest.approx([100 * 18 / 26, 100], abs=0.1)
-    styles = [one.get("style") for one in having(section, "cell") if one.get("style")]
+    styles = [value.get("style") for value in having(section, "cell") if value.get("style")]
     heats = [float(style.removeprefix("--heat:")) for style in styles]
     assert heats == pytest.approx([5 / 18, 8 / 18, 11 / 18, 1, 2 / 18], abs=0.001)
     assert len(having(section, "none")) == 1  # the second layer has no norm
@@ -93,21 +95,21 @@ def test_the_layers_are_held_against_the_slowest():
 
 def test_the_points_lie_where_their_numbers_are():
     section = Page(report([made_up()])).section("roofline")
-    points = {words(one).split(":")[0].removeprefix("made_up, "): one for one in having(section, "point")}
+    points = {words(value).split(":")[0].removeprefix("made_up, "): value for value in having(section, "point")}
     hints = {name: words(point) for name, point in points.items()}
     assert hints["FFN"] == "made_up, FFN: 552 GFLOP/s at 400 FLOP a byte, 55.2% of the device's limit"
     assert set(points) == {"embedding", "attention", "FFN", "LayerNorm", "head"}
-    x, y = ({name: float(one.get(key)) for name, one in points.items()} for key in ("cx", "cy"))
+    x, y = ({name: float(value.get(key)) for name, value in points.items()} for key in ("cx", "cy"))
     # on a logarithmic axis equal ratios are equal distances
     assert (x["FFN"] - x["attention"]) / (x["head"] - x["attention"]) == pytest.approx(0.6931 / -0.4055, rel=0.01)
-    roof = next(one for one in having(section, "roof")).get("points").split()
+    roof = next(value for value in having(section, "roof")).get("points").split()
     corners = [tuple(map(float, corner.split(","))) for corner in roof]
     assert len(corners) == 3
     assert corners[1][1] == corners[2][1] < min(y.values())  # nothing is above the roof
-    for name, one in points.items():
+    for name, value in points.items():
         slope = (corners[1][1] - corners[0][1]) / (corners[1][0] - corners[0][0])
         limit = max(corners[1][1], corners[0][1] + slope * (x[name] - corners[0][0]))
-        assert float(one.get("cy")) >= limit
+        assert float(value.get("cy")) >= limit
 
 
 def test_names_do_not_lie_on_each_other():
@@ -116,7 +118,7 @@ def test_names_do_not_lie_on_each_other():
     labels = having(section, "label")
     assert len(labels) == 6
     assert having(section, "leader")  # those that found no place right beside their points
-    places = [(float(one.get("x")), float(one.get("y")), 7 * len(words(one))) for one in labels]
+    places = [(float(label.get("x")), float(label.get("y")), 7 * len(words(label))) for label in labels]
     for index, (x, y, wide) in enumerate(places):
         for other_x, other_y, other_wide in places[index + 1 :]:
             assert abs(y - other_y) >= 13 or x + wide <= other_x or other_x + other_wide <= x
@@ -127,7 +129,7 @@ def test_measured_and_floor_stand_beside_each_other():
     texts = {words(row[0]): words(row[2]) for row in bars}
     assert texts["FFN"] == "16.0 ms → 29.0 ms · 1.81×"
     assert "loss" not in texts  # nothing was counted
-    pieces = [width(one) for one in having(next(row for row in bars if words(row[0]) == "FFN"), "segment")]
+    pieces = [width(value) for value in having(next(row for row in bars if words(row[0]) == "FFN"), "segment")]
     assert pieces == pytest.approx([100 * 16 / 29, 100 * 13 / 29], abs=0.1)
 
 
@@ -135,10 +137,10 @@ def test_memory_at_the_peak():
     page = Page(report([made_up()]))
     text = words(page.section("memory"))
     assert "The peak of 50.0 kB comes in the backward of decoder.layers.1.ffn. Before the step, 20.0 kB are" in text
-    hints = [one.get("title") for one in having(page.section("memory"), "segment")]
+    hints = [value.get("title") for value in having(page.section("memory"), "segment")]
     assert "weights: 10.0 kB" in hints
     assert "inputs and others: 23.0 kB" in hints  # 50 less 18 that stay from step to step and 9 of parts
-    assert sum(width(one) for one in having(page.section("memory"), "segment")) == pytest.approx(100, abs=0.1)
+    assert sum(width(value) for value in having(page.section("memory"), "segment")) == pytest.approx(100, abs=0.1)
 
 
 def test_the_longest_kernels_and_what_the_others_take():
@@ -151,12 +153,14 @@ def test_the_longest_kernels_and_what_the_others_take():
 
 def test_how_it_was_measured():
     text = words(Page(report([made_up()])).section("measured"))
-    for said in ("2 under the profiler, 3 without it", "said to the reader", "torch2."):
-        assert said in text
+    for name in ("2 under the profiler, 3 without it", "said to the reader", "torch2."):
+        assert name in text
 
 
 def test_two_models_stand_beside_each_other_with_ratios():
-    twice = [dataclasses.replace(one, forward=2 * one.forward, backward=2 * one.backward) for one in made_up().parts]
+    twice = [
+        dataclasses.replace(value, forward=2 * value.forward, backward=2 * value.backward) for value in made_up().parts
+    ]
     slower = made_up("slower", parts=tuple(twice), steps=(135e-3,), plain_steps=(100e-3,))
     page = Page(report([made_up(), slower]))
     lines = {line[0]: line[1:] for line in page.table("summary")}
@@ -170,15 +174,15 @@ def test_two_models_stand_beside_each_other_with_ratios():
 
 def test_what_is_not_known_is_said():
     parts = [
-        dataclasses.replace(one, flops=None, bytes=None, floor=None)
-        for one in made_up().parts
-        if "layers" not in one.path
+        dataclasses.replace(value, flops=None, bytes=None, floor=None)
+        for value in made_up().parts
+        if "layers" not in value.path
     ]
     page = Page(report([made_up(parts=tuple(parts))]))
-    for name, said in {
+    for name, item in {
         "summary": "no limit to compare with",
         "layers": "no stack of layers",
         "roofline": "no roofline: the work of this model was not counted",
         "floor": "no prediction: the work of this model was not counted",
     }.items():
-        assert said in words(page.section(name))
+        assert item in words(page.section(name))

@@ -20,9 +20,9 @@ ALONE = [  # a browser that shows one page and asks nobody for anything
 
 
 def test_every_colour_that_is_used_is_defined():
-    own = tuple(dataclasses.replace(one, component=f"{one.component}_of_a_plugin") for one in made_up().parts)
-    page = Page(report([made_up(), made_up("other", parts=own)]))
-    used = {one for element in page.root.iter() for one in element.get("class", "").split() if one.startswith("c-")}
+    local = tuple(dataclasses.replace(word, component=f"{word.component}_of_a_plugin") for word in made_up().parts)
+    page = Page(report([made_up(), made_up("other", parts=local)]))
+    used = {word for element in page.root.iter() for word in element.get("class", "").split() if word.startswith("c-")}
     style = words(next(page.root.iter("style")))
     assert len(used) > 10
     assert used <= set(re.findall(r"\.(c-\w+) \{", style))
@@ -31,29 +31,34 @@ def test_every_colour_that_is_used_is_defined():
 def test_the_page_asks_for_nothing_and_runs_nothing():
     text = report([made_up(SCRIPT), made_up("other")])
     page = Page(text)
-    names = {one.tag for one in page.root.iter()}
+    names = {value.tag for value in page.root.iter()}
     assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a", "image", "use"}
-    attributes = {key for one in page.root.iter() for key in one.attrib}
+    attributes = {key for value in page.root.iter() for key in value.attrib}
     assert not attributes & {"src", "href", "xlink:href", "srcset", "action", "data"}
     assert not [key for key in attributes if key.startswith("on")]
     assert not re.search(r"https?:|//[a-z]|@import|url\(", words(next(page.root.iter("style"))))
-    policy = next(one.get("content") for one in page.root.iter("meta") if one.get("http-equiv"))
+    policy = next(value.get("content") for value in page.root.iter("meta") if value.get("http-equiv"))
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def test_what_comes_from_a_spec_stays_text():
     parts = tuple(
         dataclasses.replace(
-            one, path=f'{one.path}{SCRIPT}"', label=SCRIPT, component=f'x" onclick="{SCRIPT}', node=SCRIPT, layer=SCRIPT
+            part,
+            path=f'{part.path}{SCRIPT}"',
+            label=SCRIPT,
+            component=f'x" onclick="{SCRIPT}',
+            node=SCRIPT,
+            layer=SCRIPT,
         )
-        for one in made_up().parts
+        for part in made_up().parts
     )
     kernels = (KernelTime("void f<a & b>\x00\udcff", "ffn", SCRIPT, "forward", 1, 1e-3),)
     text = report([made_up(SCRIPT, parts=parts, kernels=kernels, notes=(SCRIPT,))])
     page = Page(text)
     assert not list(page.root.iter("script"))
     assert SCRIPT not in text
-    assert not [one for one in page.root.iter() if one.get("onclick") is not None]
+    assert not [part for part in page.root.iter() if part.get("onclick") is not None]
     assert words(next(page.root.iter("h1"))) == SCRIPT
     assert "void f<a & b>" in words(page.section("kernels"))
 
@@ -65,10 +70,10 @@ def test_a_report_needs_a_profile():
 
 @pytest.fixture(scope="module")
 def browser():
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
+    actual = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not actual:
         pytest.skip("no browser to open the report in: install chromium (apt-get install chromium)")
-    return found
+    return actual
 
 
 def opened(browser, path, folder):
@@ -85,7 +90,7 @@ def test_a_browser_opens_it(browser, tmp_path):
     text, console = opened(browser, path, tmp_path / "browser")
     assert console == []
     page = Page(text)
-    assert [one.get("id") for one in page.root.iter("section")] == list(SECTIONS)
+    assert [value.get("id") for value in page.root.iter("section")] == list(SECTIONS)
     assert words(next(page.root.iter("h1"))) == f"{SCRIPT} and other"
     assert len(having(page.section("roofline"), "point")) == 10
     assert [line for line in page.rows("components") if line[0] == "FFN"]

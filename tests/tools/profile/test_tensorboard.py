@@ -53,8 +53,8 @@ class Server:
 
     def __enter__(self):
         try:
-            found = self._until(lambda: re.search(r"http://127\.0\.0\.1:\d+", self._log.read_text()))
-            self._address = found[0]
+            actual = self._until(lambda: re.search(r"http://127\.0\.0\.1:\d+", self._log.read_text()))
+            self._address = actual[0]
             self._until(lambda: (runs := self.ask(f"{PLUGIN}/runs"))["runs"] and not runs["loading"])
         except BaseException:
             self.__exit__()
@@ -75,11 +75,11 @@ class Server:
             data = answer.read()
         return json.loads(gzip.decompress(data) if answer.headers.get("Content-Encoding") == "gzip" else data)
 
-    def _until(self, found):
+    def _until(self, actual):
         """Wait for something that is true."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self._process.poll() is None:
-            if answer := found():
+            if answer := actual():
                 return answer
             time.sleep(0.1)
         raise AssertionError(f"TensorBoard does not serve the run:\n{self._log.read_text()}")
@@ -98,8 +98,8 @@ def ask(server):
     (run,) = server.ask(f"{PLUGIN}/runs")["runs"]
     (worker,) = server.ask(f"{PLUGIN}/workers", run=run, view="Overview")
     (span,) = server.ask(f"{PLUGIN}/spans", run=run, worker=worker) or [None]
-    given = {"run": run, "worker": worker} | ({"span": span} if span is not None else {})
-    return lambda route, **query: server.ask(f"{PLUGIN}/{route}", **given, **query)
+    options = {"run": run, "worker": worker} | ({"span": span} if span is not None else {})
+    return lambda route, **query: server.ask(f"{PLUGIN}/{route}", **options, **query)
 
 
 def test_the_plugin_knows_the_run(server):
@@ -139,13 +139,13 @@ def test_the_trace_is_the_one_that_was_written(ask, written):
 def test_the_module_view_speaks_of_the_spec(ask, written):
     _, model = written
     (root,) = ask("module")["data"]
-    found = {node["name"]: node for node in flat(root)}
+    actual = {node["name"]: node for node in flat(root)}
     paths = set(named_parts(model))
-    assert paths <= set(found)
+    assert paths <= set(actual)
     for path in paths:  # the tree of the view is the tree of the spec
-        inside = {node["name"] for node in flat(found[path])} & paths
-        assert inside == {one for one in paths if one == path or one.startswith(f"{path}.")}
-    assert found["decoder.layers.0.ffn"]["host_duration"] > 0
+        inside = {node["name"] for node in flat(actual[path])} & paths
+        assert inside == {value for value in paths if value == path or value.startswith(f"{path}.")}
+    assert actual["decoder.layers.0.ffn"]["host_duration"] > 0
 
 
 def flat(node):
@@ -204,8 +204,8 @@ def test_kernels_stand_below_the_operators_that_launch_them(written, tmp_path):
     profile = RunGenerator("made_up", None, data).generate_run_profile()
     rows = {row["name"]: row for row in profile.operation_table_by_name["data"]}
     assert sum(rows[name]["device_self_duration"] for name in LAUNCHING) == 5 * launched
-    found = {node["name"]: node for node in flat(profile.get_module_view()["data"][0])}
-    assert found["decoder.layers.0.ffn"]["device_duration"] == 5 * 2 * len(data.steps_names)  # two matrix products
+    actual = {node["name"]: node for node in flat(profile.get_module_view()["data"][0])}
+    assert actual["decoder.layers.0.ffn"]["device_duration"] == 5 * 2 * len(data.steps_names)  # two matrix products
 
 
 def test_a_module_has_the_name_of_the_annotation_right_inside_it():
@@ -224,7 +224,7 @@ def test_a_module_has_the_name_of_the_annotation_right_inside_it():
         {"ph": "i", "name": "no thread"},
     ]
     adapt_events(events, {"a.b"})
-    assert [one["name"] for one in events[1:5]] == [
+    assert [value["name"] for value in events[1:5]] == [
         "nn.Module: Outer_0",
         "nn.Module: a.b",
         "nn.Module: Inner_1",

@@ -95,7 +95,7 @@ def test_a_device_that_waits_for_the_host() -> None:
 
 
 def test_the_backward_runs_in_another_thread() -> None:
-    found = on_device(
+    actual = on_device(
         parse_trace(
             [
                 span("[step]", 0, 100),
@@ -120,7 +120,7 @@ def test_the_backward_runs_in_another_thread() -> None:
             ]
         )
     )
-    assert microseconds(found.device) == {("a", "forward"): 14, ("b", "backward"): 24, ("a", "backward"): 35}
+    assert microseconds(actual.device) == {("a", "forward"): 14, ("b", "backward"): 24, ("a", "backward"): 35}
 
 
 def test_kernels_side_by_side_count_once() -> None:
@@ -205,11 +205,11 @@ def test_memory_of_the_device_and_of_the_host_are_apart() -> None:
             memory(70, -100, 1, device=1),
         ]
     )
-    found = memory_of(locate(trace, PATHS), 0, 1000, on_device=True)
-    assert (found.peak, found.owner.path) == (1140, "b")
-    assert +found.allocated == {"a": 130, "b": 40}
-    assert +found.at_peak == {"a": 100, "b": 40}
-    assert found.highest["a"] == 1130
+    actual = memory_of(locate(trace, PATHS), 0, 1000, on_device=True)
+    assert (actual.peak, actual.owner.path) == (1140, "b")
+    assert +actual.allocated == {"a": 130, "b": 40}
+    assert +actual.at_peak == {"a": 100, "b": 40}
+    assert actual.highest["a"] == 1130
 
 
 def test_a_step_that_something_held_up_does_not_count() -> None:

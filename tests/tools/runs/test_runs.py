@@ -46,11 +46,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         write(re.sub("  again: .*\n", "", SWEEP))
         with redirect_stdout(StringIO()) as printed:
             assert sweep("--json") == 0
-    found: dict[str, Any] = json.loads(printed.getvalue())
-    for arm in found["arms"]:
+    report: dict[str, Any] = json.loads(printed.getvalue())
+    for arm in report["arms"]:
         for curve in arm["curves"]:
             (folder / curve["folder"]).rename(folder / f"{arm['name']}-{curve['seed']}")
-    return folder, found
+    return folder, report
 
 
 @pytest.fixture
@@ -91,15 +91,15 @@ def without_names(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_numbers_are_those_of_the_sweep(run: Callable[..., str], here: dict[str, Any]) -> None:
-    own = found(run, *RELU, *GELU)
-    assert without_names(own) == without_names(here)
-    assert own["notes"] == here["notes"]
-    values = [np.array([curve["values"][-1] for curve in arm["curves"]]) for arm in own["arms"]]
-    difference = own["arms"][1]["difference"]
+    local = found(run, *RELU, *GELU)
+    assert without_names(local) == without_names(here)
+    assert local["notes"] == here["notes"]
+    values = [np.array([curve["values"][-1] for curve in arm["curves"]]) for arm in local["arms"]]
+    difference = local["arms"][1]["difference"]
     assert difference["interval"] is None  # three seeds cannot reject any difference
     signs = stats.permutation_test((values[1] - values[0],), np.mean, permutation_type="samples")
     assert difference["p"] == pytest.approx(signs.pvalue)
-    assert [(one["path"], one["before"], one["after"]) for one in own["differing"]["gelu"]] == [
+    assert [(value["path"], value["before"], value["after"]) for value in local["differing"]["gelu"]] == [
         ("graph.decoder.ffn", "relu", "gelu"),
         ("graph.decoder.ffn.approximate", None, "none"),
     ]
@@ -218,30 +218,30 @@ def test_wrong_usage(run: Callable[..., str]) -> None:
 
 def test_seeds_without_a_pair_and_other_lengths_are_said(run: Callable[..., str], here: dict[str, Any]) -> None:
     change("gelu-1", "steps=12")
-    own = found(run, *RELU, "gelu-2", "gelu-1")
-    assert [arm["name"] for arm in own["arms"]] == ["relu, steps 8", "gelu", "gelu, steps 12"]
-    assert own["notes"] == [
+    local = found(run, *RELU, "gelu-2", "gelu-1")
+    assert [arm["name"] for arm in local["arms"]] == ["relu, steps 8", "gelu", "gelu, steps 12"]
+    assert local["notes"] == [
         "seeds 0, 1 of relu, steps 8 have no pair in gelu: for the mean alone",
         "seeds 0, 2 of relu, steps 8 have no pair in gelu, steps 12: for the mean alone",
         "1 seed, but a verdict needs at least 6",
         "gelu, steps 12 has 864 tokens, 50.00% more than the 576 of relu, steps 8",
         "gelu, steps 12, seed 1, ended at step 8 of 12",
     ]
-    assert [arm["verdict"] for arm in own["arms"]] == [None, None, None]
+    assert [arm["verdict"] for arm in local["arms"]] == [None, None, None]
     last = [here["arms"][arm]["curves"][2]["values"][-1] for arm in (1, 0)]
-    assert own["arms"][1]["difference"]["mean"] == last[0] - last[1]
+    assert local["arms"][1]["difference"]["mean"] == last[0] - last[1]
 
 
 def test_an_unfinished_run_is_left_out_unless_asked_for(run: Callable[..., str], here: dict[str, Any]) -> None:
     unfinish("gelu-1", 7, more='{"step": 7, "lo')  # a process is writing
-    own = found(run, *RELU, *GELU)
-    assert own["arms"][1]["difference"]["pairs"] == 2
-    assert "`gelu-1` is omitted: it is not finished" in own["notes"]
-    own = found(run, *RELU, *GELU, "--so-far")
-    assert [curve["steps"] for arm in own["arms"] for curve in arm["curves"]] == [[0, 4]] * 6
+    local = found(run, *RELU, *GELU)
+    assert local["arms"][1]["difference"]["pairs"] == 2
+    assert "`gelu-1` is omitted: it is not finished" in local["notes"]
+    local = found(run, *RELU, *GELU, "--so-far")
+    assert [curve["steps"] for arm in local["arms"] for curve in arm["curves"]] == [[0, 4]] * 6
     values = [[curve["values"][1] for curve in arm["curves"]] for arm in here["arms"]]
-    assert own["arms"][1]["difference"]["mean"] == pytest.approx(np.mean(np.subtract(*values[::-1])))
-    assert own["notes"][-1] == "not finished: `gelu-1`; all numbers are from step 4, the last step of all runs"
+    assert local["arms"][1]["difference"]["mean"] == pytest.approx(np.mean(np.subtract(*values[::-1])))
+    assert local["notes"][-1] == "not finished: `gelu-1`; all numbers are from step 4, the last step of all runs"
     assert without_names(found(run, *RELU, "--so-far")) == without_names(found(run, *RELU))
 
 

@@ -105,9 +105,9 @@ def test_weights_that_are_not_finite_are_kept_and_replace_no_others(
     broken.get_parameter("embedding.tokens.weight").data[1, 2] = value
     with pytest.warns(
         tfkit.NotFiniteWarning, match=r"infinite or NaN\n   = in `embedding\.tokens\.weight`\n.*does not load"
-    ) as said:
+    ) as caught:
         _, weights = save(broken, out)
-    assert said[0].filename == __file__
+    assert caught[0].filename == __file__
     assert not load_file(weights)["embedding.tokens.weight"].isfinite().all()
     with pytest.raises(tfkit.SpecError, match="values that are infinite or NaN"):
         tfkit.build(out)

@@ -17,8 +17,8 @@ def test_show(run: Callable[..., str], golden: Golden) -> None:
 
 
 def test_show_json(run: Callable[..., str]) -> None:
-    found = json.loads(run("show", "tiny.yaml", "--json"))
-    values = {one["path"]: one for one in found["values"]}
+    report = json.loads(run("show", "tiny.yaml", "--json"))
+    values = {value["path"]: value for value in report["values"]}
     assert values["graph.decoder.d_model"] == {
         "path": "graph.decoder.d_model",
         "value": "16",
@@ -26,7 +26,7 @@ def test_show_json(run: Callable[..., str]) -> None:
         "file": "tiny.yaml",
         "line": 4,
     }
-    assert found["programs"][0]["lines"] == [
+    assert report["programs"][0]["lines"] == [
         "x = x + dropout(attention(layernorm(x)))",
         "x = x + dropout(ffn(layernorm(x)))",
     ]

@@ -50,62 +50,62 @@ graph:
     ],
 )
 def test_programs(sets: list[str], lines: list[str]) -> None:
-    graph = tfkit.loads(STACK, sets=[f"encoder.{one}" for one in sets])
+    graph = tfkit.loads(STACK, sets=[f"encoder.{value}" for value in sets])
     program = programs_of(graph)[0]
     assert (program.node, program.title, list(program.lines)) == ("encoder", "layers 0-1", lines)
 
 
 def test_programs_of_variants() -> None:
     sets = ["encoder.layers={variants: {bare: {attention: null}}, pattern: [base, bare]}", "encoder.n_layers=5"]
-    found = programs_of(tfkit.loads(STACK, sets=sets))
-    assert [program.title for program in found] == ["layers 0, 2, 4", "layers 1, 3, bare", "after the last layer"]
-    assert found[1].lines == ("x = x + ffn(layernorm(x))",)
+    actual = programs_of(tfkit.loads(STACK, sets=sets))
+    assert [program.title for program in actual] == ["layers 0, 2, 4", "layers 1, 3, bare", "after the last layer"]
+    assert actual[1].lines == ("x = x + ffn(layernorm(x))",)
 
 
 def test_origins(small: tfkit.Graph) -> None:
     text = STACK + "init: {kind: normal, std: 0.1}\n"
-    found = {value.dotted: (value.value, value.how, value.line) for value in values_of(tfkit.loads(text))}
-    assert found["graph.encoder"] == ("encoder", "given", 6)
-    assert found["graph.encoder.d_model"] == ("16", "inherited", 3)
-    assert found["graph.encoder.attention.n_heads"] == ("2", "given", 6)
-    assert found["graph.encoder.attention"] == ("mha", "given", 6)  # the kind that the slot implies
-    assert found["graph.encoder.norm"] == ("layernorm", "default", None)
-    assert found["graph.encoder.norm.eps"] == ("1e-05", "default", None)
-    assert found["init.std"] == ("0.1", "given", 7)
-    assert found["outputs"] == ("null", "default", None)
+    actual = {value.dotted: (value.value, value.how, value.line) for value in values_of(tfkit.loads(text))}
+    assert actual["graph.encoder"] == ("encoder", "given", 6)
+    assert actual["graph.encoder.d_model"] == ("16", "inherited", 3)
+    assert actual["graph.encoder.attention.n_heads"] == ("2", "given", 6)
+    assert actual["graph.encoder.attention"] == ("mha", "given", 6)  # the kind that the slot implies
+    assert actual["graph.encoder.norm"] == ("layernorm", "default", None)
+    assert actual["graph.encoder.norm.eps"] == ("1e-05", "default", None)
+    assert actual["init.std"] == ("0.1", "given", 7)
+    assert actual["outputs"] == ("null", "default", None)
 
 
 def test_what_an_inherited_part_holds_is_inherited() -> None:
     text = STACK.replace("d_model: 16\n", "d_model: 16\nnorm: {kind: rmsnorm, eps: 0.1}\n")
-    found = {value.dotted: (value.value, value.how, value.line) for value in values_of(tfkit.loads(text))}
-    assert found["graph.encoder.norm"] == ("rmsnorm", "inherited", 4)
-    assert found["graph.encoder.norm.eps"] == ("0.1", "inherited", 4)
-    assert found["graph.encoder.norm.offset"] == ("0", "default", None)
+    actual = {value.dotted: (value.value, value.how, value.line) for value in values_of(tfkit.loads(text))}
+    assert actual["graph.encoder.norm"] == ("rmsnorm", "inherited", 4)
+    assert actual["graph.encoder.norm.eps"] == ("0.1", "inherited", 4)
+    assert actual["graph.encoder.norm.offset"] == ("0", "default", None)
 
 
 def test_of_a_variant_only_what_it_changes() -> None:
     sets = ["encoder.layers={variants: {wide: {ffn: {d_ff: 48}}}, pattern: [base, wide]}"]
-    found = [value.dotted for value in values_of(tfkit.loads(STACK, sets=sets)) if ".wide" in value.dotted]
+    actual = [value.dotted for value in values_of(tfkit.loads(STACK, sets=sets)) if ".wide" in value.dotted]
     wide = "graph.encoder.layers.variants.wide"
-    assert found == [wide, f"{wide}.ffn", f"{wide}.ffn.d_ff"]
+    assert actual == [wide, f"{wide}.ffn", f"{wide}.ffn.d_ff"]
 
 
 def test_differences() -> None:
     before = tfkit.loads(STACK)
     assert differences(before, tfkit.loads(STACK.replace("layouts", "other"))) == []
     after = tfkit.loads(STACK, sets=["d_model=32", "inputs.x.width=32", "encoder.attention.position=rope"])
-    found = {one.path: (one.before, one.after) for one in differences(before, after)}
-    assert found["d_model"] == ("16", "32")
-    assert found["graph.encoder.attention.position"] == ("null", "rope")
-    assert found["graph.encoder.attention.position.theta"] == (None, "10000.0")
-    (width,) = [one for one in differences(before, after) if one.path == "d_model"]
+    actual = {difference.path: (difference.before, difference.after) for difference in differences(before, after)}
+    assert actual["d_model"] == ("16", "32")
+    assert actual["graph.encoder.attention.position"] == ("null", "rope")
+    assert actual["graph.encoder.attention.position.theta"] == (None, "10000.0")
+    (width,) = [difference for difference in differences(before, after) if difference.path == "d_model"]
     assert width.places == ("graph.encoder.d_model", "graph.encoder.attention.d_model", "graph.encoder.ffn.d_model")
 
 
 def test_of_a_part_that_is_new_only_what_is_written_in_it() -> None:
     text = STACK + "  second: {block: encoder, n_layers: 1, attention: {n_heads: 2}}\n"
-    found = [one.path for one in differences(tfkit.loads(STACK), tfkit.loads(text))]
-    assert found == [
+    actual = [difference.path for difference in differences(tfkit.loads(STACK), tfkit.loads(text))]
+    assert actual == [
         "graph.second",
         "graph.second.attention",
         "graph.second.attention.n_heads",

@@ -27,8 +27,8 @@ def test_table_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_command_counts_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["solve", "t5_small", "--params", "100M", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    for size in found["sizes"]:
+    report = json.loads(capsys.readouterr().out)
+    for size in report["sizes"]:
         sets = [word for change in size["sets"] for word in ("--set", change)]
         assert main(["params", "t5_small", *sets, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)[0]["total"] == size["parameters"]
@@ -105,7 +105,7 @@ def test_what_set_took_away_is_away_in_the_spec_that_is_written(tmp_path: Path) 
     plugins, path = tfkit.load_plugins(entry_points=False), tmp_path / "small.yaml"
     path.write_text(extending("llama_7b", ["bias=null", "checkpoint=null"], path, plugins))
     assert "\nbias: null\n" in path.read_text()
-    written, wanted = (tfkit.load(spec, sets=sets, plugins=plugins).spec.model for spec, sets in (
+    written, expected = (tfkit.load(spec, sets=sets, plugins=plugins).spec.model for spec, sets in (
         (path, ()), ("llama_7b", ["bias=null", "checkpoint=null", "name=small"])
     ))  # fmt: skip
-    assert written.model_copy(update={"parameters": None}) == wanted
+    assert written.model_copy(update={"parameters": None}) == expected

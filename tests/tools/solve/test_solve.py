@@ -59,13 +59,13 @@ def counted(spec: str, size: Size) -> int:
     ],
 )
 def test_published_sizes_are_found(family: str, amount: float, published: str, sets: tuple[str, ...]) -> None:
-    found = sizes_of(family, amount, *sets)
+    actual = sizes_of(family, amount, *sets)
     graph = tfkit.load(published, plugins=PLUGINS)
     stack = next(node.config for node in graph.nodes if hasattr(node.config, "n_layers"))
-    wanted = (stack.n_layers, stack.d_model, stack.attention.n_heads, parameters_of(graph)[0])  # type: ignore[attr-defined]
-    assert wanted in [(next(iter(s.n_layers.values())), s.d_model, s.n_heads, s.parameters) for s in found]
+    expected = (stack.n_layers, stack.d_model, stack.attention.n_heads, parameters_of(graph)[0])  # type: ignore[attr-defined]
+    assert expected in [(next(iter(s.n_layers.values())), s.d_model, s.n_heads, s.parameters) for s in actual]
     if published == family:
-        assert found[0].sets == ()
+        assert actual[0].sets == ()
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_published_sizes_are_found(family: str, amount: float, published: str, s
     ],
 )
 def test_a_published_number_of_active_parameters_is_that_of_the_published_size(family: str, active: float) -> None:
-    own, *others = solve(family, Budget("active", active), plugins=PLUGINS).sizes
-    assert own.sets == ()
-    for size in [own, *others[:2]]:
+    local, *rest = solve(family, Budget("active", active), plugins=PLUGINS).sizes
+    assert local.sets == ()
+    for size in [local, *rest[:2]]:
         graph = tfkit.load(family, sets=size.sets, plugins=PLUGINS)
         assert size.value == count_params(graph).active
         assert size.parameters == count_params(graph).total
@@ -123,23 +123,23 @@ def test_the_best_of_the_grid(tmp_path_factory: pytest.TempPathFactory, amount: 
     """All sizes of up to 200 layers and 120 heads, counted by hand: none is nearer than the one of its kind."""
     path = tmp_path_factory.getbasetemp() / "tiny.yaml"
     path.write_text(TINY, encoding="utf-8")
-    found = sizes_of(str(path), amount)
+    actual = sizes_of(str(path), amount)
     grid = [(n, 16 * heads) for heads in range(1, 120) for n in range(1, 200)]
     kinds: dict[int, list[tuple[float, int, int]]] = {}
     for n, d in grid:
         kinds.setdefault(round(2 * log2(d / n / 16)), []).append((abs(by_hand(n, d) - amount), n, d))
-    best = {kind: min(some) for kind, some in kinds.items() if abs(kind) <= 2}
-    near = {kind: one for kind, one in best.items() if one[0] <= 0.02 * amount}
+    best = {kind: min(item) for kind, item in kinds.items() if abs(kind) <= 2}
+    near = {kind: value for kind, value in best.items() if value[0] <= 0.02 * amount}
     if not near:
-        assert len(found) == 1
-        assert abs(found[0].difference) == min(one[0] for one in best.values())
+        assert len(actual) == 1
+        assert abs(actual[0].difference) == min(value[0] for value in best.values())
         return
-    shapes = [log2(s.d_model / s.n_layers["decoder"] / 16) for s in found if s.d_model]
-    assert {round(2 * shape): abs(s.difference) for shape, s in zip(shapes, found, strict=True)} == {
-        kind: one[0] for kind, one in near.items()
+    shapes = [log2(s.d_model / s.n_layers["decoder"] / 16) for s in actual if s.d_model]
+    assert {round(2 * shape): abs(s.difference) for shape, s in zip(shapes, actual, strict=True)} == {
+        kind: value[0] for kind, value in near.items()
     }
     assert shapes == sorted(shapes, key=abs)
-    assert all(s.parameters == by_hand(s.n_layers["decoder"], s.d_model or 0) for s in found)
+    assert all(s.parameters == by_hand(s.n_layers["decoder"], s.d_model or 0) for s in actual)
 
 
 @pytest.mark.slow
@@ -173,9 +173,9 @@ def test_hidden_widths_are_rounded_as_published(d_ff: int, numerator: int, round
 
 @pytest.mark.slow
 def test_kept_sizes() -> None:
-    one, other = sizes_of("gpt2", 1e9, keep=("d_model",))
-    assert {one.d_model, other.d_model} == {768}
-    assert one.difference * other.difference < 0
+    first, other = sizes_of("gpt2", 1e9, keep=("d_model",))
+    assert {first.d_model, other.d_model} == {768}
+    assert first.difference * other.difference < 0
     assert {size.n_layers["decoder"] for size in sizes_of("gpt2", 1e9, keep=("n_layers",))} == {12}
     assert {(size.d_model, size.n_heads) for size in sizes_of("gpt2", 1e9, "d_model=1280")} == {(1280, 20)}
     assert {size.n_layers["decoder"] for size in sizes_of("gpt2", 1e9, "decoder.n_layers=36")} == {36}
@@ -219,9 +219,9 @@ def test_layers_that_share_their_weights() -> None:
     ],
 )
 def test_what_cannot_be_met(budget: float, sets: tuple[str, ...], keep: tuple[str, ...], text: str) -> None:
-    with pytest.raises(tfkit.SpecError) as wrong:
+    with pytest.raises(tfkit.SpecError) as raised:
         sizes_of("gpt2", budget, *sets, keep=keep)
-    assert text in str(wrong.value)
+    assert text in str(raised.value)
 
 
 @pytest.mark.parametrize(("budget", "depths"), [(35, [3, 4]), (5, [1]), (200, [8])])
@@ -235,7 +235,7 @@ def test_sizes_on_both_sides_of_a_budget(budget: float, depths: list[int]) -> No
 def test_a_spec_has_a_family(spec: str) -> None:
     """Each is found from its own count, and twice as much is there too."""
     graph = tfkit.load(spec, plugins=PLUGINS)
-    own, _ = parameters_of(graph)
-    assert solve(spec, Budget("params", own), plugins=PLUGINS).sizes[0].sets == ()
-    for size in sizes_of(spec, 2 * own):
+    local, _ = parameters_of(graph)
+    assert solve(spec, Budget("params", local), plugins=PLUGINS).sizes[0].sets == ()
+    for size in sizes_of(spec, 2 * local):
         assert counted(spec, size) == size.parameters

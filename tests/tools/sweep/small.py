@@ -46,8 +46,8 @@ def result(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -
     capsys.readouterr()
     assert sweep("--json", *options) == status
     text = capsys.readouterr().out
-    found: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
-    return found
+    report: dict[str, Any] = json.loads(text[text.index('{\n  "name"') :])
+    return report
 
 
 def drawn(page: str) -> tuple[list[str], int]:

@@ -22,13 +22,13 @@ def lines(chart: Element, kind: str) -> list[list[tuple[float, float]]]:
     """The points of all lines of a chart, or of all bands: none is drawn outside of the part that is shown."""
     (area,) = chart.findall("svg")
     assert chart.findall(kind) == []
-    points = [one.attrib["points"].split() for one in area.findall(kind)]
-    return [[(float(x), float(y)) for x, y in (point.split(",") for point in one)] for one in points]
+    points = [match.attrib["points"].split() for match in area.findall(kind)]
+    return [[(float(x), float(y)) for x, y in (point.split(",") for point in match)] for match in points]
 
 
 def test_the_first_steps_do_not_decide_the_axis() -> None:
     chart = curves([Line(0, list(zip(STEPS, ([9.0], [3.0], [1.0]), strict=True)))])
-    assert [one.text for one in chart.findall("text") if one.text != "0"][:5] == ["1", "1.5", "2", "2.5", "3"]
+    assert [match.text for match in chart.findall("text") if match.text != "0"][:5] == ["1", "1.5", "2", "2.5", "3"]
     ((first, second, third),) = lines(chart, "polyline")
     assert first == (LEFT, pytest.approx(8 - 3 * (HEIGHT - BOTTOM - 8)))
     assert second == ((LEFT + WIDTH - RIGHT) / 2, 8)
@@ -56,7 +56,7 @@ def test_gaps_are_those_of_pairs() -> None:
     gelu[1] = Curve(1, "", (*STEPS[:2], 75, 100), (*GELU[1][:2], 9.0, GELU[1][2]), None)
     gelu.append(Curve(2, "", STEPS, (9.0, 9.0, 9.0), None))
     sides = {"relu": tuple(relu), "gelu": tuple(gelu)}
-    arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, one) for name, one in sides.items()}
+    arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, item) for name, item in sides.items()}
     chart = gaps(_compared(arms, LOSS))
     assert chart is not None
     level, mean = lines(chart, "polyline")
@@ -80,7 +80,7 @@ def test_runs_of_other_lengths_have_no_gaps() -> None:
 
 def test_the_margin_is_a_band_around_nothing() -> None:
     sides = {"relu": (2.0, 2.1), "gelu": (1.9, 1.9)}
-    curve = {name: [Curve(seed, "", (0,), (one,), None) for seed, one in enumerate(sides[name])] for name in sides}
+    curve = {name: [Curve(seed, "", (0,), (value,), None) for seed, value in enumerate(sides[name])] for name in sides}
     arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, tuple(curve[name])) for name in sides}
     compared = _compared(arms, LOSS)
     chart = forest(compared, 3.0)

@@ -91,16 +91,16 @@ def test_an_error_is_said_before_the_next_run_begins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not after hours, at the end of a sweep in which more runs may fail in the same way."""
-    said, start = [], work._start
+    text, start = [], work._start
 
     def started(*arguments: Any) -> Any:
-        said.append(capsys.readouterr().err)
+        text.append(capsys.readouterr().err)
         return start(*arguments)
 
     monkeypatch.setattr(work, "_start", started)
     write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
     assert sweep("--json") == 1
-    assert re.fullmatch(r"error: the run in out/runs/\w+ failed\nerror: the loss is not finite\n\n", said[2])
+    assert re.fullmatch(r"error: the run in out/runs/\w+ failed\nerror: the loss is not finite\n\n", text[2])
     out, err = capsys.readouterr()
     assert "error" not in err
     assert list(json.loads(out)["errors"].values()) == ["error: the loss is not finite"]
@@ -118,15 +118,17 @@ GPUS: list[tuple[str, str, int, list[str]]] = [
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(("device", "given", "count", "seen"), chosen(GPUS, GPUS[1:2]))
+@pytest.mark.parametrize(("device", "visible", "count", "expected"), chosen(GPUS, GPUS[1:2]))
 def test_runs_at_once_have_a_gpu_each(
-    device: str, given: str, count: int, seen: list[str], monkeypatch: pytest.MonkeyPatch
+    device: str, visible: str, count: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given) if given else monkeypatch.delenv("CUDA_VISIBLE_DEVICES", False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert sweep("--jobs", "2", "--set", f"machine.device={device}") == 0
     words = [word for line in Path("started").read_text().splitlines() for word in line.split()[1:]]
-    assert sorted(words) == seen
+    assert sorted(words) == expected
 
 
 def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +168,8 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     first.send_signal(signal.SIGKILL)
     first.wait()
     both = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    texts = [one.communicate(timeout=200) for one in both]
-    assert [one.returncode for one in both] == [1, 1]
+    texts = [value.communicate(timeout=200) for value in both]
+    assert [value.returncode for value in both] == [1, 1]
     for out, err in texts:
         assert re.search(r"^gelu +\d\.\d+ +1 +[+-]", out, re.MULTILINE)
         assert re.search(r"^wild +- +1 .* diverged 1/1$", out, re.MULTILINE)
@@ -191,7 +193,7 @@ def test_a_finished_sweep_takes_little_more_time_than_its_libraries(
 
 def kill_all(first: subprocess.Popen[bytes]) -> None:
     """Kill a sweep and its processes, as a machine does that loses its power."""
-    children = [int(one) for one in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
+    children = [int(word) for word in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
     for number in (first.pid, *children):
         with suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
@@ -209,12 +211,12 @@ def interrupted(command: Sequence[str], before: dict[Path, int], pause: float) -
 
 def kept() -> dict[Path, int]:
     """The checkpoints that are complete, up to the one that `latest` names, and when each was written."""
-    found = {}
+    result = {}
     for latest in Path("out").glob("runs/*/latest"):
         last = int(latest.read_text(encoding="utf-8").removeprefix("step-"))
         states = [latest.parent / f"step-{step}" / "state.json" for step in range(5, last + 1, 5)]
-        found |= {state: state.stat().st_mtime_ns for state in states}
-    return found
+        result |= {state: state.stat().st_mtime_ns for state in states}
+    return result
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ def losses(
     """Losses of the law: a part of the noise is that of the seed, in all sizes."""
     exact = E + A * np.asarray(sizes)[:, None] ** -EXPONENT
     off = noise * random.normal(size=(len(sizes), seeds)) + common * random.normal(size=(1, seeds))
-    found: list[list[float]] = (exact * np.exp(off)).tolist()
-    return found
+    actual: list[list[float]] = (exact * np.exp(off)).tolist()
+    return actual
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,9 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_losses_without_noise_give_the_law_back() -> None:
     """In any order of sizes; and the law of the others foretells the largest."""
-    every = losses(np.random.default_rng(0), SIZES, 3, 0.0)
+    entries = losses(np.random.default_rng(0), SIZES, 3, 0.0)
     for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2]):
-        law = law_of([SIZES[i] for i in order], [every[i] for i in order])
+        law = law_of([SIZES[i] for i in order], [entries[i] for i in order])
         assert (law.floor, law.scale, law.exponent) == pytest.approx((E, A, EXPONENT), rel=1e-4)
         assert law.missed == pytest.approx(0, abs=1e-6)
         assert law.at(1e6) == pytest.approx(E + A * 1e6**-EXPONENT)
@@ -50,19 +50,19 @@ def test_four_sizes_of_one_seed() -> None:
 
 
 def test_a_run_that_went_wrong_does_not_decide() -> None:
-    every = losses(np.random.default_rng(1), SIZES, 5, 0.001)
-    right = law_of(SIZES, every)
-    every[2][0] *= 1.5
-    spoilt = law_of(SIZES, every)
+    entries = losses(np.random.default_rng(1), SIZES, 5, 0.001)
+    right = law_of(SIZES, entries)
+    entries[2][0] *= 1.5
+    spoilt = law_of(SIZES, entries)
     assert abs(spoilt.at(4e6) - right.at(4e6)) < 0.01
-    plain = np.mean(every[2]) - (E + A * 1e6**-EXPONENT)
+    plain = np.mean(entries[2]) - (E + A * 1e6**-EXPONENT)
     assert plain > 0.15  # what a mean would have made of it
 
 
 def test_the_largest_size_is_foretold_from_the_others_alone() -> None:
-    every = losses(np.random.default_rng(2), SIZES, 3, 0.0)
-    every[-1] = [one + 0.25 for one in every[-1]]
-    assert law_of(SIZES, every).missed == pytest.approx(0.25, abs=1e-4)
+    entries = losses(np.random.default_rng(2), SIZES, 3, 0.0)
+    entries[-1] = [entry + 0.25 for entry in entries[-1]]
+    assert law_of(SIZES, entries).missed == pytest.approx(0.25, abs=1e-4)
 
 
 def test_a_variant_has_a_law_from_the_seeds_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def test_intervals_hold_the_law_as_often_as_they_say(
 ) -> None:
     """150 ladders. The percentiles of the bootstrap, which are usual, would hold it in 65 to 80% of them."""
     monkeypatch.setattr(scaling, "DRAWS", 60)
-    random, held, count = np.random.default_rng((sizes, seeds)), np.zeros(3, int), 150
+    random, tensors, count = np.random.default_rng((sizes, seeds)), np.zeros(3, int), 150
     for _ in range(count):
         law = law_of(SIZES[:sizes], losses(random, SIZES[:sizes], seeds, noise, common))
         assert law.intervals is not None
-        held += [low <= true <= high for (low, high), true in zip(law.intervals, (E, A, EXPONENT), strict=True)]
-    assert all(stats.binomtest(int(one), count, 0.95).pvalue > 0.01 for one in held), held / count
+        tensors += [low <= true <= high for (low, high), true in zip(law.intervals, (E, A, EXPONENT), strict=True)]
+    assert all(stats.binomtest(int(tensor), count, 0.95).pvalue > 0.01 for tensor in tensors), tensors / count

@@ -29,16 +29,16 @@ def test_another_number_is_shown_of_the_same_runs(
 ) -> None:
     """What was tuned stays, for it was chosen on the sweep's own number."""
     write(SWEEP + TUNE)
-    found = result(capsys)
+    actual = result(capsys)
     new_folders.clear()
     for better in ("higher", "lower"):
         other = result(capsys, "--on", "val.accuracy", "--better", better)
         assert (other["on"], other["lower"]) == ("val.accuracy", better == "lower")
-        assert other["trials"] == found["trials"]
-        assert {one["on"] for one in other["trials"]} == {"val.loss"}
-        assert [one["tuned"] for one in other["arms"]] == [one["tuned"] for one in found["arms"]]
-        for arm, own in zip(other["arms"], found["arms"], strict=True):
-            assert arm["mean"] != own["mean"]
+        assert other["trials"] == actual["trials"]
+        assert {trial["on"] for trial in other["trials"]} == {"val.loss"}
+        assert [trial["tuned"] for trial in other["arms"]] == [trial["tuned"] for trial in actual["arms"]]
+        for arm, value in zip(other["arms"], actual["arms"], strict=True):
+            assert arm["mean"] != value["mean"]
             for curve in arm["curves"]:
                 lines = Path(curve["folder"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
                 assert curve["values"][-1] == json.loads(lines[-1])["val.accuracy"]
@@ -82,7 +82,7 @@ def test_a_margin_of_one_variant(capsys: pytest.CaptureFixture[str], new_folders
 @pytest.mark.usefixtures("new_folders")
 def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))
-    (note,) = [one for one in result(capsys, "--so-far")["notes"] if "differently" in one]
+    (note,) = [value for value in result(capsys, "--so-far")["notes"] if "differently" in value]
     assert note == "part is evaluated differently from relu: eval.splits.val.batches: 2 -> 3"
 
 
@@ -99,16 +99,16 @@ def test_a_note_says_which_variants_have_other_lengths(
 
 @pytest.mark.usefixtures("finished")
 def test_each_variant_is_compared_to_the_one_before_it(capsys: pytest.CaptureFixture[str]) -> None:
-    to_first = {one["name"]: one["difference"] for one in result(capsys)["arms"]}
+    to_first = {arm["name"]: arm["difference"] for arm in result(capsys)["arms"]}
     write(SWEEP.replace("to: relu", "to: previous"))
-    found = result(capsys)
-    assert found["notes"][0] == "each variant is compared to the one before it"
-    first, again, gelu = found["arms"]
-    assert [one["base"] for one in (first, again, gelu)] == ["relu", "relu", "again"]
+    actual = result(capsys)
+    assert actual["notes"][0] == "each variant is compared to the one before it"
+    first, again, gelu = actual["arms"]
+    assert [arm["base"] for arm in (first, again, gelu)] == ["relu", "relu", "again"]
     assert first["difference"] is None
     assert again["difference"] == to_first["again"]
     assert gelu["difference"]["mean"] == to_first["gelu"]["mean"]  # the two before it are equal
-    assert "<h3>again and gelu</h3>" in Path(found["page"]).read_text(encoding="utf-8")
+    assert "<h3>again and gelu</h3>" in Path(actual["page"]).read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("finished")
@@ -190,14 +190,14 @@ def test_note_when_runs_used_different_devices(capsys: pytest.CaptureFixture[str
     place = sorted(Path("out").glob("runs/*/run.json"))[0]
     facts = json.loads(place.read_text(encoding="utf-8"))
     here, other = facts["bits"]["device"], "NVIDIA H200"
-    assert not [one for one in result(capsys)["notes"] if "machine" in one]
+    assert not [value for value in result(capsys)["notes"] if "machine" in value]
     facts["bits"]["device"] = other
     place.write_text(json.dumps(facts), encoding="utf-8")
-    found = result(capsys)
-    (note,) = [one for one in found["notes"] if "machine" in one]
-    words = {f"device is `{one}` or `{two}`" for one, two in ((here, other), (other, here))}
+    actual = result(capsys)
+    (note,) = [value for value in actual["notes"] if "machine" in value]
+    words = {f"device is `{value}` or `{two}`" for value, two in ((here, other), (other, here))}
     assert note.removeprefix("the runs are from different machines, so their speeds are not comparable: ") in words
-    text = Path(found["page"]).read_text(encoding="utf-8")
+    text = Path(actual["page"]).read_text(encoding="utf-8")
     assert f"{here}; {other}" in text or f"{other}; {here}" in text
 
 

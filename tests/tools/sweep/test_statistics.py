@@ -229,11 +229,11 @@ def experiment(
     """The results of a sweep whose losses are drawn: a part of each belongs to its seed, as in real ones."""
     seeds, noise = random.normal(3, 1, pairs), random.normal(0, 0.4, (variants + 1, pairs))
     losses = {"base": seeds + noise[0], **{f"v{i}": seeds + noise[i] + shift for i in range(1, variants + 1)}}
-    found = {}
+    result = {}
     for name, values in losses.items():
-        curves = tuple(Curve(seed, "", (8,), (float(one),), None) for seed, one in enumerate(values))
-        found[name] = ArmResult(name, name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
-    return _compared(found, LOSS.model_copy(update={"margin": margin}))
+        curves = tuple(Curve(seed, "", (8,), (float(value),), None) for seed, value in enumerate(values))
+        result[name] = ArmResult(name, name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
+    return _compared(result, LOSS.model_copy(update={"margin": margin}))
 
 
 @pytest.mark.slow

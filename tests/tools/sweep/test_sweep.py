@@ -36,9 +36,9 @@ def test_a_sweep_makes_what_is_missing(
     capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
 ) -> None:
     assert len(finished) == len(set(finished)) == 6  # `again` is `relu`, and has its runs
-    found = result(capsys)
+    actual = result(capsys)
     assert new_folders == []
-    relu, again, gelu = found["arms"]
+    relu, again, gelu = actual["arms"]
     assert gelu["memory"] == MEMORY
     assert again["difference"]["mean"] == 0
     assert again["difference"]["interval"] is None  # of three seeds
@@ -48,11 +48,11 @@ def test_a_sweep_makes_what_is_missing(
         for curve in arm["curves"]:
             lines = Path(curve["folder"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             numbers = [json.loads(line) for line in lines]
-            assert curve["values"] == [one["val.loss"] for one in numbers if "val.loss" in one]
+            assert curve["values"] == [number["val.loss"] for number in numbers if "val.loss" in number]
             assert curve["steps"] == [0, 4, 8]
     last = [[curve["values"][-1] for curve in arm["curves"]] for arm in (gelu, relu)]
     assert gelu["difference"]["mean"] == pytest.approx(sum(a - b for a, b in zip(*last, strict=True)) / 3)
-    assert result(capsys) == found
+    assert result(capsys) == actual
     write(SWEEP.replace("  gelu:", "  silu: {model.decoder.ffn.kind: silu}\n  gelu:").replace("[0, 1, 2]", "[0, 1]"))
     assert len(result(capsys)["arms"]) == 4
     assert len(new_folders) == 2
@@ -91,8 +91,8 @@ def test_a_run_with_another_default_is_not_taken_and_not_touched(
     facts.write_text(text.replace('"optimizer.eps": 1e-08', '"optimizer.eps": 1e-06'), encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     assert sweep() == 1
-    assert f"`out/runs/{finished[-1]}` has a different run" in (said := capsys.readouterr().err)
-    assert "optimizer.eps: 1e-06 -> 1e-08" in said
+    assert f"`out/runs/{finished[-1]}` has a different run" in (message := capsys.readouterr().err)
+    assert "optimizer.eps: 1e-06 -> 1e-08" in message
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
 
@@ -105,12 +105,12 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     write(SWEEP + TUNE)
     read, curve_of = list[Path](), tuning_module.curve_of
     monkeypatch.setattr(tuning_module, "curve_of", lambda run, on: read.append(run.folder) or curve_of(run, on))
-    found = result(capsys)
+    actual = result(capsys)
     assert len(read) == len(set(map(str, read))) * 3 / 2 == 3 * 2  # `relu` and `again` share their runs
     assert len(new_folders) == 2 * 2  # the best value is that of the runs that are there
-    assert [one["tuned"]["values"] for one in found["arms"]] == [{"optimizer.lr": 1e-2}] * 3
-    assert "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the tried values" in found["notes"]
-    assert [(one["arm"], one["words"], one["best"]) for one in found["trials"]] == [
+    assert [value["tuned"]["values"] for value in actual["arms"]] == [{"optimizer.lr": 1e-2}] * 3
+    assert "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the tried values" in actual["notes"]
+    assert [(value["arm"], value["words"], value["best"]) for value in actual["trials"]] == [
         (arm, f"lr {rate}", rate == 1e-2) for arm in ("relu", "again", "gelu") for rate in (1e-6, 1e-2)
     ]
     assert "<h2>Tuning</h2>" in Path("out/report.html").read_text(encoding="utf-8")
@@ -226,8 +226,8 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     write(SEARCH)
     assert sweep("--plan") == 0
     assert "6 different runs, 6 to make" in capsys.readouterr().out
-    found = result(capsys)
-    (arm,) = found["arms"]
+    actual = result(capsys)
+    (arm,) = actual["arms"]
     trials = new_folders[:5]
     assert len(set(new_folders)) == 6
     values = {}
@@ -236,20 +236,20 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
         meaning = json.loads(Path("out/runs", name, "run.json").read_text())["meaning"]
         values[json.loads(lines[-1])["val.loss"]] = meaning["optimizer.lr"]
     assert arm["tuned"]["values"]["optimizer.lr"] == values[min(values)]
-    assert {one["mean"]: one["values"]["optimizer.lr"] for one in found["trials"]} == values
-    assert [one["mean"] for one in found["trials"] if one["best"]] == [min(values)]
+    assert {trial["mean"]: trial["values"]["optimizer.lr"] for trial in actual["trials"]} == values
+    assert [trial["mean"] for trial in actual["trials"] if trial["best"]] == [min(values)]
     assert len(set(values.values())) == 5
-    assert all(1e-4 <= one <= 1e-1 for one in values.values())
+    assert all(1e-4 <= trial <= 1e-1 for trial in values.values())
     new_folders.clear()
-    assert result(capsys) == found
+    assert result(capsys) == actual
     assert new_folders == []
     for name in trials[3:]:
         shutil.rmtree(Path("out/runs", name))
     assert sweep("--so-far") == 0
-    assert "base is not tuned yet" in (said := capsys.readouterr().out)
-    assert "verdict" not in said
-    assert [line.split()[-1] for line in said.splitlines() if line.split()[:2] == ["base", "lr"]] == [
-        *(f"{one['mean']:.4f}" for one in found["trials"][:3]),
+    assert "base is not tuned yet" in (text := capsys.readouterr().out)
+    assert "verdict" not in text
+    assert [line.split()[-1] for line in text.splitlines() if line.split()[:2] == ["base", "lr"]] == [
+        *(f"{trial['mean']:.4f}" for trial in actual["trials"][:3]),
         "-",
     ]
     assert result(capsys)["arms"][0]["tuned"] == arm["tuned"]
@@ -297,14 +297,14 @@ def test_a_ladder_of_sizes_has_a_law(
 ) -> None:
     monkeypatch.setattr(scaling, "DRAWS", 5)
     write(LADDER)
-    found = result(capsys)
+    actual = result(capsys)
     assert len(new_folders) == 8
-    (one,) = found["laws"]
-    assert one["sizes"] == [arm["parameters"] for arm in found["arms"]]
-    assert one["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in found["arms"]]
-    law = law_of(one["sizes"], one["losses"])
-    assert [law.floor, law.scale, law.exponent] == [one["law"][name] for name in ("floor", "scale", "exponent")]
-    page = Path(found["page"]).read_text(encoding="utf-8")
+    (value,) = actual["laws"]
+    assert value["sizes"] == [arm["parameters"] for arm in actual["arms"]]
+    assert value["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in actual["arms"]]
+    law = law_of(value["sizes"], value["losses"])
+    assert [law.floor, law.scale, law.exponent] == [value["law"][name] for name in ("floor", "scale", "exponent")]
+    page = Path(actual["page"]).read_text(encoding="utf-8")
     assert drawn(page) == (["curves", "scaling laws"], 1)
     assert "val.loss: differences" not in page  # there is nothing to compare
     assert sweep("--so-far") == 0
@@ -312,11 +312,11 @@ def test_a_ladder_of_sizes_has_a_law(
     assert len(new_folders) == 8
 
 
-@pytest.mark.parametrize("wrong", ["[4k, 8k, 16k]", slow("[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]")])
-def test_what_a_law_needs(wrong: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
-    write(LADDER.replace("[4k, 8k, 16k, 32k]", wrong))
+@pytest.mark.parametrize("value", ["[4k, 8k, 16k]", slow("[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]")])
+def test_what_a_law_needs(value: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    write(LADDER.replace("[4k, 8k, 16k, 32k]", value))
     assert sweep("--plan") == 1
-    golden(f"sweeps/errors/law_{len(wrong)}", capsys.readouterr().err)
+    golden(f"sweeps/errors/law_{len(value)}", capsys.readouterr().err)
 
 
 def test_commands_train_the_missing_runs_alone(finished: list[str], capsys: pytest.CaptureFixture[str]) -> None:

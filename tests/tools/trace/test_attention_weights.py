@@ -36,9 +36,9 @@ def built(*sets: str, **options: Any) -> torch.fx.GraphModule:
 def test_a_model_of_any_backend_is_left_as_it_is(backend: Any) -> None:
     model = built(attention_backend=backend).train()
     before = copy.deepcopy(model.state_dict())
-    found = tfkit.attention_weights(model, TOKENS)
-    assert list(found) == ["decoder.layers.0.attention", "decoder.layers.1.attention"]
-    for weights in found.values():
+    actual = tfkit.attention_weights(model, TOKENS)
+    assert list(actual) == ["decoder.layers.0.attention", "decoder.layers.1.attention"]
+    for weights in actual.values():
         assert weights.shape == (2, 2, 6, 6)
         assert not weights.requires_grad
         assert not weights.triu(1).any()
@@ -46,7 +46,7 @@ def test_a_model_of_any_backend_is_left_as_it_is(backend: Any) -> None:
     assert model.training
     assert str(model) == str(built(attention_backend=backend))
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    torch.testing.assert_close(tfkit.attention_weights(model, TOKENS), found, rtol=0, atol=0)
+    torch.testing.assert_close(tfkit.attention_weights(model, TOKENS), actual, rtol=0, atol=0)
 
 
 def test_the_weights_are_those_of_the_formula() -> None:
@@ -70,9 +70,9 @@ def test_queries_without_a_key_have_weights_of_zero() -> None:
 
 def test_layers_that_share_weights_have_an_entry_for_each_run() -> None:
     model = built("decoder.n_layers=4", "decoder.layers={groups: 2}")
-    found = tfkit.attention_weights(model, TOKENS)
-    assert list(found) == [f"decoder.layers.{group}.attention[{run}]" for group in (0, 1) for run in (0, 1)]
-    assert not torch.equal(found["decoder.layers.0.attention[0]"], found["decoder.layers.0.attention[1]"])
+    actual = tfkit.attention_weights(model, TOKENS)
+    assert list(actual) == [f"decoder.layers.{group}.attention[{run}]" for group in (0, 1) for run in (0, 1)]
+    assert not torch.equal(actual["decoder.layers.0.attention[0]"], actual["decoder.layers.0.attention[1]"])
 
 
 def test_two_attentions_of_a_layer_have_a_name_each() -> None:
@@ -129,8 +129,8 @@ def with_kinds(*sets: str) -> torch.fx.GraphModule:
 
 
 def test_an_attention_with_two_softmaxes_has_an_entry_for_each() -> None:
-    found = tfkit.attention_weights(with_kinds("decoder.n_layers=1", "decoder.attention.kind=twice"), TOKENS)
-    first, second = found.items()
+    actual = tfkit.attention_weights(with_kinds("decoder.n_layers=1", "decoder.attention.kind=twice"), TOKENS)
+    first, second = actual.items()
     assert first[0] == "decoder.layers.0.attention.core.first"
     assert second[0] == "decoder.layers.0.attention.core.second"
     assert not torch.equal(first[1], second[1])

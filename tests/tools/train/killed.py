@@ -99,9 +99,9 @@ def run_script(times: int, case: str = "text") -> None:
         folder = Path(name)
         run = write_case(folder, case)
         complete, saving = killed_at_random(run, folder, times, seed=int.from_bytes(os.urandom(4)))
-        wrong = [one.name for one in complete if contents(str(one)) != contents(str(folder / "whole"))]
-    print(f"{times} deaths, {saving} of them in a save; {len(complete)} complete runs; {len(wrong)} differ")
-    sys.exit(1 if wrong else 0)
+        invalid = [value.name for value in complete if contents(str(value)) != contents(str(folder / "whole"))]
+    print(f"{times} deaths, {saving} of them in a save; {len(complete)} complete runs; {len(invalid)} differ")
+    sys.exit(1 if invalid else 0)
 
 
 if __name__ == "__main__":

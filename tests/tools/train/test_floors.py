@@ -22,8 +22,8 @@ def test_the_best_constants_of_a_task(tmp_path: Path) -> None:
     run = small_run(tmp_path, "{kind: addition, digits: 2}")
     examples = run.data.examples("val", "sequential")
     batch = examples.batch(np.arange(min(len(examples), MOST)))
-    answers = [tuple(one for one in row if one != IGNORED) for row in batch.targets.tolist()]
-    places = [Counter(one[place] for one in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
+    answers = [tuple(value for value in row if value != IGNORED) for row in batch.targets.tolist()]
+    places = [Counter(value[place] for value in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
     assert floors(run, PLUGINS) == {
         "val.constant_accuracy": pytest.approx(sum(places) / (len(answers) * len(places))),
         "val.constant_exact_match": pytest.approx(Counter(answers).most_common(1)[0][1] / len(answers)),
@@ -37,6 +37,6 @@ def test_text_has_no_answers(tmp_path: Path) -> None:
 
 def test_the_floors_of_the_published_calculator(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "calculator", "--plan", "--json", "--set", "data.problems=1000"]) == 0
-    found = json.loads(capsys.readouterr().out)["floors"]
-    assert found["test.constant_accuracy"] == pytest.approx(0.616, abs=0.003)
-    assert found["test.constant_exact_match"] == pytest.approx(0.0028, abs=0.001)
+    report = json.loads(capsys.readouterr().out)["floors"]
+    assert report["test.constant_accuracy"] == pytest.approx(0.616, abs=0.003)
+    assert report["test.constant_exact_match"] == pytest.approx(0.0028, abs=0.001)

@@ -26,11 +26,11 @@ SETS = (f"flops={FLOPS:g}",)
 def test_whole_steps_of_what_cost_counts(tmp_path: Path) -> None:
     graph = small_run(tmp_path).graph
     total = tfkit.cost(graph, batch=6, length=12).total
-    wanted = math.ceil(FLOPS / (total.flops_forward + total.flops_backward))
+    expected = math.ceil(FLOPS / (total.flops_forward + total.flops_backward))
     for machine in ("machine.micro_batch=1", "machine.threads=1"):
         run = load_run(tmp_path / "small.yaml", PLUGINS, sets=(*SETS, machine), count=flops_of_step)
-        assert run.steps == wanted > 1
-        same = load_run(tmp_path / "small.yaml", PLUGINS, sets=(f"steps={wanted}", machine))
+        assert run.steps == expected > 1
+        same = load_run(tmp_path / "small.yaml", PLUGINS, sets=(f"steps={expected}", machine))
         assert same.digest == run.digest  # the same steps, however they are said
 
 
@@ -39,10 +39,10 @@ def test_the_plan_has_at_least_these_flops(
 ) -> None:
     write_run(tmp_path)
     monkeypatch.chdir(tmp_path)
-    words = [word for one in SETS for word in ("--set", one)]
+    words = [word for value in SETS for word in ("--set", value)]
     assert main(["train", "small.yaml", "--plan", "--json", *words]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert FLOPS <= found["flops"] < FLOPS * (1 + 1 / (found["steps"] - 1))
+    report = json.loads(capsys.readouterr().out)
+    assert FLOPS <= report["flops"] < FLOPS * (1 + 1 / (report["steps"] - 1))
 
 
 def test_the_plan_counts_the_examples_that_evaluations_read(tmp_path: Path) -> None:

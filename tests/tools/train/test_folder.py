@@ -90,15 +90,15 @@ def test_other_commands_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("saved/chars.json").read_bytes() == Path("out/step-12/chars.json").read_bytes()
     capsys.readouterr()
     assert main(["eval", "out", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["out"]["val.loss"]
+    report = json.loads(capsys.readouterr().out)["out"]["val.loss"]
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert found == pytest.approx(lines[-1]["val.loss"], abs=1e-6)
+    assert report == pytest.approx(lines[-1]["val.loss"], abs=1e-6)
 
 
 def edited(folder: Path, **values: object) -> None:
     """Change values of the meaning in a folder; None takes one out."""
     facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    kept = {name: one for name, one in {**facts["meaning"], **values}.items() if one is not None}
+    kept = {name: value for name, value in {**facts["meaning"], **values}.items() if value is not None}
     (folder / "run.json").write_text(json.dumps({**facts, "digest": "0" * 32, "meaning": kept}), encoding="utf-8")
 
 
@@ -137,7 +137,7 @@ def test_interrupted_between_steps_it_continues_to_the_same_bytes() -> None:
     whole, parts = contents("whole"), contents("parts")
     assert all(whole[name] == parts[name] for name in whole if not name.startswith("step-9/"))
     facts = json.loads(Path("parts/run.json").read_text(encoding="utf-8"))
-    assert [one["step"] for one in facts["sessions"]] == [1, 4, 9, 11, 12]
+    assert [session["step"] for session in facts["sessions"]] == [1, 4, 9, 11, 12]
 
 
 def test_what_was_written_after_the_checkpoint_is_forgotten() -> None:

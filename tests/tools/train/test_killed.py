@@ -34,7 +34,7 @@ def train(folder: str) -> int:
 def check_saved(state: State) -> None:
     """The checkpoint to continue from is whole, and so is each newer one: a save leaves all or nothing."""
     latest = (state.get(LATEST) or b"step-0").decode().strip()
-    saved = {int(found[1]) for path in (*state, latest) if (found := STEP.fullmatch(path.partition("/")[0]))} - {0}
+    saved = {int(match[1]) for path in (*state, latest) if (match := STEP.fullmatch(path.partition("/")[0]))} - {0}
     for step in saved:
         if step >= int(latest.removeprefix("step-")):
             there = {path.partition("/")[2] for path in state if path.startswith(f"step-{step}/")}
@@ -43,17 +43,17 @@ def check_saved(state: State) -> None:
 
 def check_moments(most: int | None) -> None:
     """Whatever a killed process left in its folder, the next one ends with the bytes of an uninterrupted run."""
-    with moments(Path("whole")) as found:
+    with moments(Path("whole")) as context:
         assert train("whole") == 0
-    wanted = contents("whole")
-    assert len(found) > 40
-    for state in found:
+    expected = contents("whole")
+    assert len(context) > 40
+    for state in context:
         check_saved(state)
-    chosen = found if most is None else random.Random(len(found)).sample(found, most)
+    chosen = context if most is None else random.Random(len(context)).sample(context, most)
     for number, state in enumerate(chosen):
         folder = restored(state, Path(f"again-{number}"))
         assert train(str(folder)) == 0
-        assert contents(str(folder)) == wanted, sorted(state)
+        assert contents(str(folder)) == expected, sorted(state)
 
 
 def test_killed_at_some_moments() -> None:

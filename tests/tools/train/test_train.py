@@ -49,7 +49,7 @@ def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str])
     whole = tfkit.train("out", quiet=True)
     assert capsys.readouterr().err == ""
     assert (whole.ended, whole.step, whole.steps_made) == ("finished", 8, 3)
-    words = [word for one in SETS for word in ("--set", one)]
+    words = [word for value in SETS for word in ("--set", value)]
     assert main(["train", "small.yaml", "-o", "command", *words]) == 0
     assert Path("out/metrics.jsonl").read_bytes() == Path("command/metrics.jsonl").read_bytes()
     again = tfkit.train("out")
@@ -63,10 +63,10 @@ def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_mapping_is_a_run() -> None:
-    found = tfkit.train(yaml.safe_load(RUN), sets={"steps": 2, "model.decoder.n_layers": 1}, quiet=True)
-    assert found.folder.parent == Path("runs")
-    assert found.folder.name.startswith("small-")
-    assert json.loads((found.folder / "run.json").read_text(encoding="utf-8"))["meaning"]["steps"] == 2
+    actual = tfkit.train(yaml.safe_load(RUN), sets={"steps": 2, "model.decoder.n_layers": 1}, quiet=True)
+    assert actual.folder.parent == Path("runs")
+    assert actual.folder.name.startswith("small-")
+    assert json.loads((actual.folder / "run.json").read_text(encoding="utf-8"))["meaning"]["steps"] == 2
     with pytest.raises(SpecError, match="`stesp`"):
         tfkit.train(yaml.safe_load(RUN) | {"stesp": 3})
 
@@ -74,10 +74,10 @@ def test_a_mapping_is_a_run() -> None:
 def test_python_evaluates_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     tfkit.train("small.yaml", output="out", quiet=True)
     assert main(["eval", "out", "--split", "train", "--metric", "accuracy", "--metric", "loss", "--json"]) == 0
-    wanted = json.loads(capsys.readouterr().out)["out"]
-    found = tfkit.evaluate("out", splits=["train"], metrics=["accuracy", "loss"])
-    assert found == wanted
-    assert found == tfkit.evaluate("small.yaml", splits=["train"], metrics=["accuracy", "loss"], weights="out/step-8")
+    report = json.loads(capsys.readouterr().out)["out"]
+    actual = tfkit.evaluate("out", splits=["train"], metrics=["accuracy", "loss"])
+    assert actual == report
+    assert actual == tfkit.evaluate("small.yaml", splits=["train"], metrics=["accuracy", "loss"], weights="out/step-8")
     for options, words in (({"splits": ["vla"]}, "no split `vla`"), ({"metrics": ["acuracy"]}, "`accuracy`")):
         with pytest.raises(SpecError, match=words):
             tfkit.evaluate("out", **options)  # type: ignore[arg-type]
@@ -162,9 +162,9 @@ def test_a_long_curve_keeps_its_extremes() -> None:
 def test_numbers_that_are_not_finite_have_no_place_in_a_curve(tmp_path: Path) -> None:
     lines = ['{"step": 1, "loss": NaN}', '{"step": 2, "loss": 1.5}', '{"step": 2, "skipped": "the weight"}']
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    found = history(tmp_path)
-    assert found.curves == {"loss": [(2, 1.5)]}
-    assert found.texts == [(2, "skipped", "the weight")]
+    actual = history(tmp_path)
+    assert actual.curves == {"loss": [(2, 1.5)]}
+    assert actual.texts == [(2, "skipped", "the weight")]
 
 
 def test_warnings_of_plugins_about_the_model(capsys: pytest.CaptureFixture[str]) -> None:

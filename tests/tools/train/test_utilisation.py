@@ -16,13 +16,13 @@ def test_causal_and_full(tmp_path: Path) -> None:
     width, ffn, vocabulary, length, layers = 16, 32, run.data.vocab_size, 12, 2
     weights = layers * (4 * width * width + 2 * width * ffn) + width * vocabulary
     pairs = layers * 2 * width * length  # scores and mixing, for each token
-    seen = layers * 2 * width * (length + 1) / 2
-    found = utilisation(run, 1e9, devices()["h100"])
-    assert found is not None
+    records = layers * 2 * width * (length + 1) / 2
+    actual = utilisation(run, 1e9, devices()["h100"])
+    assert actual is not None
     peak = 989.5e12
-    assert found.full == pytest.approx(1e9 * 6 * (weights + pairs) / peak, rel=0.05)
-    assert found.causal == pytest.approx(1e9 * 6 * (weights + seen) / peak, rel=0.05)
-    assert found.full - found.causal == pytest.approx(1e9 * 6 * (pairs - seen) / peak, rel=0.02)
+    assert actual.full == pytest.approx(1e9 * 6 * (weights + pairs) / peak, rel=0.05)
+    assert actual.causal == pytest.approx(1e9 * 6 * (weights + records) / peak, rel=0.05)
+    assert actual.full - actual.causal == pytest.approx(1e9 * 6 * (pairs - records) / peak, rel=0.02)
 
 
 def test_an_unknown_device_has_none(tmp_path: Path) -> None:

@@ -19,4 +19,4 @@ def test_validate(run: Callable[..., str], capsys: pytest.CaptureFixture[str]) -
     assert out == "tiny.yaml: ok\npair.yaml: ok\n"
     assert err.startswith("error: ")
     results = json.loads(run("validate", "tiny.yaml", "wrong.yaml", "--json", status=1))
-    assert [(one["spec"], len(one["errors"])) for one in results] == [("tiny.yaml", 0), ("wrong.yaml", 2)]
+    assert [(result["spec"], len(result["errors"])) for result in results] == [("tiny.yaml", 0), ("wrong.yaml", 2)]

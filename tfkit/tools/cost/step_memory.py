@@ -28,7 +28,7 @@ from tfkit.torch_private.dispatch import unobserved
 
 def _named(*names: str) -> set[Callable[..., Any]]:
     homes = (torch, Tensor, F)
-    return {getattr(home, name) for home in homes for name in names if hasattr(home, name)}
+    return {getattr(home, name) for home in homes for name in names if name in dir(home)}
 
 
 SHORT = _named("linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "einsum", "prelu") | _named(

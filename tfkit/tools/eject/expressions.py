@@ -117,6 +117,10 @@ class Expressions:
             value = inspect.unwrap(value)
         return Known(value), self.use(name, value)
 
+    def replaced(self, value: Any) -> Any:
+        """Return the object that takes the place of an object from outside: here, the object."""
+        return value
+
     def use(self, name: str, value: Any) -> ast.expr:
         """Record that an object from outside is read; it has one name in the entire file."""
         if value is F.linear:
@@ -143,7 +147,7 @@ class Expressions:
             return value, written if self.records.alone(base.type) == node.attr else attribute
         if not isinstance(base, Known):
             return SOME, attribute
-        value = getattr(base.value, node.attr)
+        value = self.replaced(getattr(base.value, node.attr))
         # A file without tfkit defines the function, so that it has its name alone: `update_cache`.
         is_defined = isinstance(base.value, ModuleType) and not is_library(value)
         return self._global(node.attr, value) if is_defined else (Known(value), attribute)

@@ -109,7 +109,9 @@ class Specialiser:
         return functions, dict(self.records)
 
     def replaced(self, value: Any) -> Any:
-        """Return the function or the class that takes the place of a function or a class, which may be itself."""
+        """Return the object that takes the place of an object: functions and classes may have a replacement."""
+        if not isinstance(value, FunctionType | type):
+            return value
         return self.instead.get(f"{value.__module__}.{value.__qualname__}", value)
 
     def function(self, key: Key) -> Function:
@@ -170,9 +172,7 @@ class Function(Expressions):
         called_function = called if module is None else whole.replaced(method_of(module, called))
         code = code_of(called_function, method=module is not None)
         if whole.instead:
-            types = (FunctionType, type)
-            new = {name: whole.replaced(value) for name, value in code.names.items() if isinstance(value, types)}
-            code = replace(code, names=new | {name: code.names[name] for name in code.names.keys() - new.keys()})
+            code = replace(code, names={name: whole.replaced(value) for name, value in code.names.items()})
         if module is not None:
             code = replace(code, tree=with_patterns(code.tree, module))
         super().__init__(module, code, whole.records, whole.read)
@@ -183,6 +183,9 @@ class Function(Expressions):
         self.needed: set[str] = set()
         self.body: list[ast.stmt] = []
         self.attributes: set[str] = set()
+
+    def replaced(self, value: Any) -> Any:
+        return self.whole.replaced(value)
 
     @property
     def parameters(self) -> list[str]:

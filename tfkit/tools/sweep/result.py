@@ -85,7 +85,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Reached:
-    """The tokens that an arm needs for its baseline's last value, as a fraction of the tokens of the baseline.
+    """The steps that an arm needs for its baseline's last value, as a fraction of the steps of the baseline.
 
     Attributes:
         ratio: the geometric mean over seeds; None if no seed reaches the value.

@@ -71,6 +71,6 @@ def no_softcap(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) 
     "forward",
 )
 def first_is_larger(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    found = fused(self, q, k, v, mask).clone()
-    found[:, 0] *= 2
-    return found
+    actual = fused(self, q, k, v, mask).clone()
+    actual[:, 0] *= 2
+    return actual

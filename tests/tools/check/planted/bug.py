@@ -47,5 +47,5 @@ def plant(bug: str, where: str, model: str, red: str, owner: Any, name: str) -> 
 def fused(self: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **changed: Any) -> Tensor:
     """The fused core, with some of its arguments changed."""
     causal = self.causal and mask is None and q.size(2) == k.size(2)
-    given = {"is_causal": causal, "scale": self.scale, "enable_gqa": self.grouped, **changed}
-    return F.scaled_dot_product_attention(q, k, v, changed.pop("attn_mask", mask), **given)
+    options = {"is_causal": causal, "scale": self.scale, "enable_gqa": self.grouped, **changed}
+    return F.scaled_dot_product_attention(q, k, v, changed.pop("attn_mask", mask), **options)

@@ -66,7 +66,7 @@ def one_more(last: Tensor, n: int, n_slots: int) -> Tensor:
 def caches_of_all(self: Any, batch: int) -> None:
     for _, pieces in self._parts.again.values():
         for name in ("caches", "memory_caches"):
-            layers = tuple(tuple(replace(one, window=None) for one in every) for every in getattr(pieces, name))
+            layers = tuple(tuple(replace(item, window=None) for item in value) for value in getattr(pieces, name))
             object.__setattr__(pieces, name, layers)
     make_caches(self, batch)
 

@@ -68,11 +68,11 @@ def doubled_gradient(self: Any, x: Tensor) -> Tensor:
 
 
 @plant("the final norm is missing", "a stack without its last norm", "llama", "silent", stack.Stack, "forward")
-def no_final_norm(self: Any, *args: Any, **given: Any) -> Tensor:
+def no_final_norm(self: Any, *args: Any, **options: Any) -> Tensor:
     final, self.final_norm = self.final_norm, None
-    found = forward_of_stack(self, *args, **given)
+    actual = forward_of_stack(self, *args, **options)
     self.final_norm = final
-    return found
+    return actual
 
 
 write_step = layer._StepWriter.write

@@ -68,9 +68,9 @@ def padding_alone(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix:
 )
 def without_causal(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix: Any, counted: bool) -> Any:
     right, self.right = self.right, None if self.left is not None else self.right
-    found = visible(self, queries, keys, tokens, prefix, counted)
+    actual = visible(self, queries, keys, tokens, prefix, counted)
     self.right = right
-    return found
+    return actual
 
 
 @plant(
@@ -117,9 +117,9 @@ def without_padding(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefi
 )
 def wider(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix: Any, counted: bool) -> Any:
     left, self.left = self.left, None if self.left is None else self.left + 1
-    found = visible(self, queries, keys, tokens, prefix, counted)
+    actual = visible(self, queries, keys, tokens, prefix, counted)
     self.left = left
-    return found
+    return actual
 
 
 @plant(
@@ -132,9 +132,9 @@ def wider(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix: Any, co
 )
 def strict(self: Any, queries: Tensor, keys: Tensor, tokens: Any, prefix: Any, counted: bool) -> Any:
     right, self.right = self.right, None if self.right is None else self.right - 1
-    found = visible(self, queries, keys, tokens, prefix, counted)
+    actual = visible(self, queries, keys, tokens, prefix, counted)
     self.right = right
-    return found
+    return actual
 
 
 @plant("-10000 stands for minus infinity", "a number that is large enough", "gpt2", "extents", context, "additive")

@@ -71,9 +71,9 @@ def far_is_near(self: Any, queries: Tensor, keys: Tensor) -> Tensor:
 def both_sides(self: Any, offset: Tensor) -> Tensor:
     self.causal, sides = False, self.sides
     self.sides = sides // 2
-    found = bucket(self, offset)
+    actual = bucket(self, offset)
     self.causal, self.sides = True, sides
-    return found
+    return actual
 
 
 @plant(
@@ -127,8 +127,8 @@ def of_the_longest(x: Tensor, mask: Any, past: Any) -> Tensor:
     "count_positions",
 )
 def offset(x: Tensor, mask: Any, past: Any) -> Tensor:
-    found = count_positions(x, mask, past)
-    return found if mask is None else found - (~mask).sum(dim=1, keepdim=True)
+    actual = count_positions(x, mask, past)
+    return actual if mask is None else actual - (~mask).sum(dim=1, keepdim=True)
 
 
 @plant(
@@ -140,10 +140,10 @@ def offset(x: Tensor, mask: Any, past: Any) -> Tensor:
     "forward",
 )
 def unwritten(self: Any, x: Tensor, padding: Any, *rest: Any) -> Any:
-    found = forward_of_context(self, x, padding, *rest)
-    if padding is None or found.rotary is None:
-        return found
-    return found._replace(rotary=torch.where(padding[:, None, :, None], found.rotary, torch.nan))
+    actual = forward_of_context(self, x, padding, *rest)
+    if padding is None or actual.rotary is None:
+        return actual
+    return actual._replace(rotary=torch.where(padding[:, None, :, None], actual.rotary, torch.nan))
 
 
 @plant(

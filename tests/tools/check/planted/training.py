@@ -47,8 +47,8 @@ def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     shape_rules,
     "like",
 )
-def in_one_order(one: Tensor, dtype: Any = None) -> Tensor:
-    return shape_rules.empty(one.shape, dtype or one.dtype)
+def in_one_order(value: Tensor, dtype: Any = None) -> Tensor:
+    return shape_rules.empty(value.shape, dtype or value.dtype)
 
 
 make = head.TiedOutput.__init__
