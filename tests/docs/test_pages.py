@@ -173,12 +173,26 @@ def test_the_index_lists_every_page() -> None:
     assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
 
 
+FORMULAS = {"check_runs", "masks", "mixers", "reference", "streams"}
+"""Pages with functions of NumPy formulas, which have no annotations; mypy checks their bodies."""
+FOREIGN = {
+    "around": "uses packages that are in a separate environment",
+    "data": "calls transformers, whose functions are typed in part",
+    "families": "calls transformers, whose functions are typed in part",
+}
+"""Pages that are not checked, and the reason."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["start", "inspect"])
-def test_the_python_of_a_page_has_no_type_errors(page: str, tmp_path: Path) -> None:
-    texts = [block.text for block in blocks(DOCS / f"{page}.md") if block.language == "python" and not block.file]
-    (tmp_path / "page.py").write_text("\n".join(texts), encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={os.devnull}", "page.py"]
+def test_the_python_of_the_pages_has_no_type_errors(tmp_path: Path) -> None:
+    """Blocks that are files of plugins are not checked."""
+    for page in (README, *DOCS.glob("*.md")):
+        texts = [block.text for block in blocks(page) if block.language == "python" and not block.file]
+        if texts and page.stem not in FOREIGN:
+            head = "# mypy: allow-untyped-defs, allow-incomplete-defs" if page.stem in FORMULAS else ""
+            (tmp_path / f"{page.stem}_page.py").write_text("\n".join([head, *texts]), encoding="utf-8")
+    files = sorted(path.name for path in tmp_path.iterdir())
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={os.devnull}", *files]
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
 

@@ -88,7 +88,7 @@ def build(
     missing: Sequence[str] = (),
     unused: Sequence[str] = (),
     allow_change: bool = False,
-) -> torch.fx.GraphModule:
+) -> Model:
     """Build the model of a spec.
 
     Args:
@@ -148,7 +148,8 @@ def build(
             kind = kind or floating_type(checkpoint)
         model = build(replace(graph, weights=None), device=device, dtype=kind, seed=seed, **options)
         selection = Selection(missing, unused, allow_change)
-        return selection.filled(model, Path(weights))
+        selection.filled(model, Path(weights))
+        return model
     if weights is not None and device.type != "meta":
         return build_filled(graph, Path(weights), device=device, dtype=kind, allow_change=allow_change, **options)
     model = _on_meta(graph, kind, **options)
@@ -169,7 +170,7 @@ def build_filled(
     allow_change: bool,
     before: Callable[[nn.Module], None] = lambda model: None,
     **options: Any,
-) -> torch.fx.GraphModule:
+) -> Model:
     """Build a model and fill it from a file, tensor by tensor and never twice in memory; see `build`.
 
     `before` is called with the model on the meta device, before it takes memory.
@@ -221,7 +222,7 @@ def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: At
             check_guarantees(model, graph)
 
 
-def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> torch.fx.GraphModule:
+def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> Model:
     with torch.device("meta"), _collection_paused():
         model = assemble(graph, **options)
         if dtype is not None:
@@ -264,9 +265,7 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def assemble(
-    graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False
-) -> torch.fx.GraphModule:
+def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> Model:
     """Build the module of a graph on the current device, its parameters not filled; see `build`."""
     builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
@@ -283,6 +282,7 @@ def assemble(
     outputs = [values[name] for name in graph.outputs]
     output = outputs[0] if len(outputs) == 1 else tuple(outputs)
     model = program.build_graph_module(output, _class_name(graph.name), Model)
+    assert isinstance(model, Model)
     paths = {module: path for path, module in model.named_modules()}
     model.meta["components"] = {paths[module]: config for module, config in builder.configs.items() if module in paths}
     model.meta["given"] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from traceback import walk_tb
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -36,6 +36,10 @@ _DIMS = {"tokens": 2, "sequence": 3, "image": 4, "vector": 2, "lengths": 1}
 
 class Model(WrittenGraph):
     """A built model."""
+
+    if TYPE_CHECKING:  # the spec decides which modules exist, and which attributes they have
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, and its hooks."""
