@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 CODE = ["tfkit/**/*.py", "plugins/*/src/**/*.py", "tools/**/*.py"]
 TESTS = ["tests/**/*.py", "plugins/*/tests/**/*.py"]
@@ -128,8 +130,17 @@ def findings(patterns: list[str], find: Callable[[ast.AST], Iterator[tuple[int, 
     return [f"{path.relative_to(ROOT)}:{line}: {text}" for path in paths for line, text in find(parsed(path))]
 
 
+def forbidden_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    return ((line, name) for line, name in names(tree) if NAMES.match(name))
+
+
 def test_names_are_nouns_of_the_field() -> None:
-    assert not findings([*CODE, *TESTS], lambda tree: ((line, name) for line, name in names(tree) if NAMES.match(name)))
+    assert not findings(CODE, forbidden_names)
+
+
+@pytest.mark.slow  # parses all tests
+def test_names_in_tests_are_nouns_of_the_field() -> None:
+    assert not findings(TESTS, forbidden_names)
 
 
 def test_docstrings_of_functions_start_with_a_verb() -> None:
