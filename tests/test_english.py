@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -119,56 +118,49 @@ def _are_tuples(node: ast.Assign) -> bool:
     return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def findings(patterns: list[str], find: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> list[str]:
-    paths = files(patterns)
-    assert paths
-    return [f"{path.relative_to(ROOT)}:{line}: {text}" for path in paths for line, text in find(parsed(path))]
-
-
 def forbidden_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     return ((line, name) for line, name in names(tree) if NAMES.match(name))
 
 
-def test_names_are_nouns_of_the_field() -> None:
-    assert not findings(CODE, forbidden_names)
+def docstrings_without_a_verb(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for function in functions(tree):
+        text = ast.get_docstring(function)
+        if text and (NO_VERB.match(text) or QUESTION.match(text) or not text[0].isupper()):
+            yield function.lineno, text.partition("\n")[0]
+
+
+def odd_docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for line, text in docstrings(tree):
+        if match := PHRASES.search(text) or WORD_ORDER.search(text) or QUESTION.match(text):
+            yield line, match[0]
+
+
+def odd_messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for line, text in set(messages(tree)):
+        if match := PHRASES.search(text) or MESSAGE.search(text):
+            yield line, f"{match[0]}: {text}"
+
+
+def findings(patterns: list[str], *rules: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> list[str]:
+    paths = files(patterns)
+    assert paths
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in paths
+        for tree in [ast.parse(path.read_text(encoding="utf-8"))]
+        for rule in rules
+        for line, text in rule(tree)
+    ]
+
+
+def test_code_is_plain_english() -> None:
+    """One test, because parsing takes most of its time."""
+    assert not findings(CODE, forbidden_names, docstrings_without_a_verb, odd_docstrings, odd_messages)
 
 
 @pytest.mark.slow  # parses all tests
 def test_names_in_tests_are_nouns_of_the_field() -> None:
     assert not findings(TESTS, forbidden_names)
-
-
-def test_docstrings_of_functions_start_with_a_verb() -> None:
-    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for function in functions(tree):
-            text = ast.get_docstring(function)
-            if text and (NO_VERB.match(text) or QUESTION.match(text) or not text[0].isupper()):
-                yield function.lineno, text.partition("\n")[0]
-
-    assert not findings(CODE, find)
-
-
-def test_docstrings_are_plain_english() -> None:
-    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for line, text in docstrings(tree):
-            if match := PHRASES.search(text) or WORD_ORDER.search(text) or QUESTION.match(text):
-                yield line, match[0]
-
-    assert not findings(CODE, find)
-
-
-def test_messages_are_plain_english() -> None:
-    def find(tree: ast.AST) -> Iterator[tuple[int, str]]:
-        for line, text in set(messages(tree)):
-            if match := PHRASES.search(text) or MESSAGE.search(text):
-                yield line, f"{match[0]}: {text}"
-
-    assert not findings(CODE, find)
 
 
 def test_pages_are_plain_english() -> None:

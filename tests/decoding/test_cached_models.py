@@ -235,7 +235,7 @@ SHOWN |= {"memory_qk_norm_full", "memory_parallel", "parallel", "several_windows
 """What others show too: windows and positions are each in some, steps of attention in test_attention_steps."""
 
 
-@pytest.mark.parametrize("name", chosen(SPECS, ["looped", *spread([name for name in SPECS if name not in SHOWN], 8)]))
+@pytest.mark.parametrize("name", chosen(SPECS, ["looped", *spread([name for name in SPECS if name not in SHOWN], 6)]))
 def test_pieces(name: str) -> None:
     model = build(SPECS[name])
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))

@@ -105,6 +105,10 @@ def test_each_family_has_one_spec_that_names_it() -> None:
     """That spec is what a config.json of the family changes; the others extend it."""
     named = [match[1] for spec in known.KNOWN.files.values() if (match := _NAMED.search(spec.path.read_text("utf-8")))]
     assert sorted(named) == sorted(known.KNOWN.families)
+
+
+@pytest.mark.slow  # loads a spec of every family
+def test_a_model_type_is_the_type_of_its_spec() -> None:
     assert all(tfkit.load(name).spec.family.model_type == type for type, name in known.KNOWN.by_model_type.items())
 
 

@@ -53,7 +53,7 @@ def test_many_fields_away_from_their_defaults(name: str, tmp_path: Path) -> None
     prove(case, tmp_path)
 
 
-@pytest.mark.parametrize("model_type", some(sorted(KNOWN.by_model_type), 8))
+@pytest.mark.parametrize("model_type", some(sorted(KNOWN.by_model_type), 5))
 def test_a_family_serves_the_classes_that_transformers_has(model_type: str) -> None:
     """No more and no less; what a type has besides, such as choices among several texts, is refused."""
     family = tfkit.load(KNOWN.by_model_type[model_type]).spec.family

@@ -37,7 +37,7 @@ def plain(parameters: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", some(sorted({case.model_type for case in LLAMA_KIN.values()} - NEEDED), 8))
+@pytest.mark.parametrize("name", some(sorted({case.model_type for case in LLAMA_KIN.values()} - NEEDED), 5))
 def test_sizes_alone(name: str, tmp_path: Path) -> None:
     family = tfkit.load(KNOWN.by_model_type[name]).spec.family
     assert family is not None

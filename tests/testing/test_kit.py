@@ -29,6 +29,7 @@ from tfkit.testing import (
 )
 from tfkit.tools.check.components import with_component
 
+from ..sampling import chosen
 from .wrong import (
     BreaksTheGraph,
     Broadcasts,
@@ -155,7 +156,9 @@ def test_the_right_one_passes() -> None:
     check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["decoder"])
 
 
-@pytest.mark.parametrize("invalid", BROKEN, ids=lambda value: value.__name__)
+@pytest.mark.parametrize(
+    "invalid", chosen(BROKEN, BROKEN.keys() - {DoesNotScript, BreaksTheGraph}), ids=lambda value: value.__name__
+)
 def test_a_broken_promise_is_named(invalid: type[nn.Module]) -> None:
     promise, text = BROKEN[invalid]
     first, line = findings(invalid, only=promise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,12 @@ ELSEWHERE = {
     "_compiled": "tfkit.CachedModel",
 }
 """Private attributes that are read outside of the file that has them, and whose they are."""
+
+
+MAYBE = re.compile(
+    r"(?<!self)(?<!cls)(?<!super\(\))\._[a-zA-Z]|^ *(from|import) .*\b_[a-zA-Z]|^ *_[a-zA-Z]\w*,$", re.MULTILINE
+)
+"""Text of every file with a private use, and of a few without: parsing all files takes seconds."""
 
 
 def is_private(name: str) -> bool:
@@ -73,6 +80,7 @@ def private_uses(code: str) -> Iterator[str]:
 )
 def test_what_counts(code: str, actual: int) -> None:
     assert len(list(private_uses(code))) == actual
+    assert MAYBE.search(code) or not actual
 
 
 def test_private_names_are_in_the_adapters_only() -> None:
@@ -80,6 +88,8 @@ def test_private_names_are_in_the_adapters_only() -> None:
         f"{path.relative_to(ROOT)}:{use}"
         for path in FILES
         if ADAPTERS not in path.parents
-        for use in private_uses(path.read_text(encoding="utf-8"))
+        for text in [path.read_text(encoding="utf-8")]
+        if MAYBE.search(text)
+        for use in private_uses(text)
     ]
     assert actual == []

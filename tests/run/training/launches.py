@@ -135,8 +135,6 @@ def children(started: subprocess.Popen[str]) -> list[int]:
 
 if __name__ == "__main__":
     # Everything that every fork needs is imported once.
-    import torch._dynamo  # noqa: F401
-
     import tfkit.console.training_progress
     import tfkit.decoding.generate
     import tfkit.run.training.parallel

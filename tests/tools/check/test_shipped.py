@@ -49,7 +49,7 @@ def broken(spec: str, only: tuple[str, ...]) -> dict[str, str]:
     return faults(ModelUnderTest(tfkit.loads(spec, plugins=PLUGINS), PLUGINS), only)
 
 
-@pytest.mark.parametrize("name", some(NAMES, 6))
+@pytest.mark.parametrize("name", some(NAMES, 4))
 def test_a_reduced_model_keeps_what_a_model_is(name: str) -> None:
     """Its nodes and ties, the variants of its layers, the ratios of its heads, and its windows."""
     graph = tfkit.load(name, plugins=PLUGINS)

@@ -17,7 +17,7 @@ from tfkit.spec.folder import LATEST, STEP
 from .test_folder import SETS, contents
 
 ROOT = Path(__file__).parents[3]
-SAMPLE = 4
+SAMPLE = 2
 TIMES = 20
 
 
