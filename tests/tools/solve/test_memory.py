@@ -108,6 +108,11 @@ def test_parameters_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             1,
             "no size of small fits 9.0 kB in a single process\n   = the smallest size needs",
         ),
+        (
+            "small.yaml --memory 125kB --set machine.recompute=2 --keep d_model",
+            1,
+            "= for the largest size that fits, with n_layers 1",
+        ),
         ("small.yaml --memory 1GB --set model.d_model=17", 1, "(model.graph.decoder.attention.n_heads)"),
     ],
 )

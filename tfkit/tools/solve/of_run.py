@@ -21,7 +21,7 @@ from tfkit.spec.tree import Mapping as Tree
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.search import KINDS, Form, Grid, GridPoint
 from tfkit.tools.solve.sizes import Family
-from tfkit.tools.solve.solve import Memory, Solved, grid_of, parameters_of, size_of
+from tfkit.tools.solve.solve import Memory, Size, Solved, grid_of, parameters_of, size_of
 from tfkit.tools.train.per_process import PerProcess, per_process
 from tfkit.tools.train.plan import states_of
 
@@ -78,24 +78,35 @@ class SizedRun:
         points = Search(grid, memory.amount, plan).points()
         if not points:
             raise self._too_large(memory, grid.least(), plan(grid.least().depth, grid.least().width))
-        for point in points:
-            spec = family.load(family.changes(point.depth, point.width)).spec
+        sizes = tuple(size_of(family, point, memory, plan(point.depth, point.width).peak) for point in points)
+        for point, size in zip(points, sizes, strict=True):
+            self._check(point, size)
+        return Solved(family.own.name, memory, sizes)
+
+    def _check(self, point: GridPoint, size: Size) -> None:
+        """Raise SpecError if the run cannot train with a size, such as for a pattern of recomputed layers."""
+        spec = self.family.load(self.family.changes(point.depth, point.width)).spec
+        try:
             check_run(replace(self.run.file, model=spec), count=self.run.count)
-        sizes = (size_of(family, point, memory, plan(point.depth, point.width).peak) for point in points)
-        return Solved(family.own.name, memory, tuple(sizes))
+        except SpecError as error:
+            note = f"for the largest size that fits, with {_text(size)}"
+            raise SpecError(*(replace(item, notes=(*item.notes, note)) for item in error.diagnostics)) from error
 
     def _too_large(self, memory: Memory, least: GridPoint, needs: PerProcess) -> SpecError:
         count = f"each of {memory.processes:,} processes" if memory.processes > 1 else "a single process"
         size = size_of(self.family, least, memory, needs.peak)
-        layers = " + ".join(map(str, size.n_layers.values()))
         largest = max(needs.parts, key=needs.parts.__getitem__)
         notes = (
-            f"the smallest size needs {memory.text(needs.peak)}, with n_layers {layers} and d_model {size.d_model}",
+            f"the smallest size needs {memory.text(needs.peak)}, with {_text(size)}",
             f"{memory.text(needs.parts[largest])} of them are {largest}",
         )
         help = "use more memory or processes, shorter examples, or a smaller `machine.micro_batch`"
         message = f"no size of {self.family.own.name} fits {memory.text(memory.amount)} in {count}"
         return SpecError(Diagnostic(message, None, "", notes, help))
+
+
+def _text(size: Size) -> str:
+    return f"n_layers {' + '.join(map(str, size.n_layers.values()))} and d_model {size.d_model}"
 
 
 class Search:
