@@ -108,7 +108,7 @@ def test_equal_layers_are_compiled_once(recompute: str, tmp_path: Path, monkeypa
 def test_an_undivided_loss_takes_all_sequences_together(micro_batch: int | str | None, valid: bool) -> None:
     sequences = 4
     config = SimpleNamespace(
-        machine=SimpleNamespace(shard=None, micro_batch=micro_batch),
+        machine=SimpleNamespace(shard=None, micro_batch=micro_batch, gather="float32"),
         batch=SimpleNamespace(sequences=sequences),
         micro_batch=micro_batch if isinstance(micro_batch, int) else sequences,
         loss=SimpleNamespace(undivided=True, kind_name=lambda: "loss"),

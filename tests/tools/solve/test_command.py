@@ -70,7 +70,7 @@ def test_a_file_beside_the_spec_that_it_extends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "exactly one budget must be set: --params or --active"),
+        ([], "exactly one budget must be set: --params, --active or --memory"),
         (["--params", "1M", "--active", "1M"], "exactly one budget"),
         (["--params", "124Q"], "`124Q` is not an amount above zero; write it like `124M`"),
         (["--params", "0"], "`0` is not an amount above zero"),

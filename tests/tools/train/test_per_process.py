@@ -117,12 +117,13 @@ def allocated(run: Run, processes: int) -> tuple[int, int]:
                     if buffer is not None:
                         module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
             short = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-            for _, layer in layers_of(model, once=True):
+            for _, layer in layers_of(model, once=True) if processes > 1 else ():
                 if machine.gather == "bfloat16":
                     for norm in _norms(model, layer):
                         _shard(norm, mesh)
                 _shard(layer, mesh, short if machine.gather == "bfloat16" else None)
-            _shard(model, mesh)
+            if processes > 1:
+                _shard(model, mesh)
             prepare_layers(model, machine)
             loss, tokens = tfkit.Loss(model, reduction="sum"), torch.zeros(1, length, dtype=torch.long)
             with Allocated(rows_of(parameter)[0] for parameter in model.parameters()) as memory:
@@ -141,6 +142,8 @@ def allocated(run: Run, processes: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("model", "processes", "sets"),
     [
+        ("llama3_8b", 1, "precision=bfloat16 machine.recompute=full"),
+        ("llama3_8b", 1, "precision=bfloat16"),
         ("llama3_8b", 8, "precision=bfloat16"),
         ("llama3_8b", 8, "precision=bfloat16 machine.recompute=selective"),
         ("llama3_8b", 8, "precision=bfloat16 machine.recompute=2"),
@@ -183,6 +186,27 @@ def test_machine_keys_lower_their_parts(tmp_path: Path) -> None:
     assert gather.casts < plain.casts
     assert again.activations < second.activations < plain.activations
     assert copies.weights == pytest.approx(2 * plain.weights, abs=1)
+
+
+def test_a_single_process_gathers_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("model.decoder.n_layers=4", "eval={every: 4, splits: {train: {batches: 2}}}")
+    run = small_run(tmp_path, *sets, "batch.sequences=1")
+    copies, alone = (
+        per_process(small_run(tmp_path, *sets, "batch.sequences=2"), 2, "adamw"),
+        per_process(run, 1, "adamw"),
+    )
+    parameters = sum(weight.numel() for weight in tfkit.build(run.graph, device="meta").parameters())
+    assert (alone.weights, alone.sent) == (4 * parameters, 0)
+    assert alone.gathered < copies.gathered
+    assert alone.evaluation - 4 * alone.weights < copies.evaluation - 4 * copies.weights
+    assert fitting(run, 1, "adamw", device(alone.peak - 1), 50e9) == "machine: {recompute: selective}"
+    words = ["train", str(tmp_path / "small.yaml"), "--no-plugins", "--plan", "--processes", "1"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("a single process")
+    assert "sent in a step" not in out
+    assert main([*words, "--set", "precision=bfloat16", "--set", "machine.gather=bfloat16"]) == 1
+    assert "`gather` has no effect in a single process" in capsys.readouterr().err
 
 
 def test_autocast_converts_each_matrix_once(tmp_path: Path) -> None:

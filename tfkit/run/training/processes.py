@@ -33,11 +33,8 @@ class Processes:
     def build(self, run: Run, device: torch.device) -> fx.GraphModule:
         """Build the model of a run with its initial weights, of which each process has its part.
 
-        Raises SpecError if the values of several processes differ, or if one process has `machine.gather`.
+        Raises SpecError if the values of several processes differ.
         """
-        if run.config.machine.gather != "float32":
-            message, help = "`gather` has no effect in a single process", "remove it, or start several processes"
-            raise run.error(message, "machine", "gather", help=help)
         return build(run.graph, device=device, seed=run.config.seed, attention_backend=run.config.machine.attention)
 
     def rows(self, indices: Ids) -> Ids:
@@ -89,6 +86,9 @@ def check_count(run: Run, count: int) -> None:
     if run.config.loss.undivided and (count > 1 or size == "auto" or run.config.micro_batch < sequences):
         message = f"the loss `{run.config.loss.kind_name()}` must be computed from all sequences of a step together"
         raise run.error(message, "loss", help="train in one process, with `micro_batch` at its default")
+    if count == 1 and run.config.machine.gather != "float32":
+        message, help = "`gather` has no effect in a single process", "remove it, or start several processes"
+        raise run.error(message, "machine", "gather", help=help)
     if count > 1 and size == "auto":
         message = "`micro_batch: auto` cannot be used with several processes"
         raise run.error(message, "machine", "micro_batch", help="set `micro_batch` to a number")

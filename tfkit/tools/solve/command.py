@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.commands import Reader, command
+from tfkit.console.commands import Reader, command, warn
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, output_option
 from tfkit.console.output import WIDTH, print_json, show, stages, table
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
+    from tfkit.tools.solve.of_run import SizedRun
     from tfkit.tools.solve.solve import Kept, Size, Solved
 
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 class Amount(click.ParamType):  # type: ignore[type-arg]
-    """A number with a unit: `124M`, `1.5B`."""
+    """A number with a unit: `124M`, `1.5B`; or `80GB`, with other units."""
 
     name = "amount"
 
+    def __init__(self, units: Mapping[str, float] = UNITS, example: str = "124M") -> None:
+        self.units, self.example = units, example
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         match = re.fullmatch(r"\s*(\d[\d_,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(value))
-        unit = None if match is None else UNITS.get(match[2].lower())
+        unit = None if match is None else self.units.get(match[2].lower())
         amount = 0.0 if match is None or unit is None else float(match[1].replace(",", "")) * unit
         if not 0 < amount < float("inf"):
-            self.fail(f"`{value}` is not an amount above zero; write it like `124M`", param, ctx)
+            self.fail(f"`{value}` is not an amount above zero; write it like `{self.example}`", param, ctx)
         return amount
 
 
@@ -46,16 +52,23 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
     for each kind of shape, the spec's own first, within 2% of the budget. --set of
     d_model or n_layers keeps that value. With -o, FILE gets a spec of the first
     size.
+
+    --memory needs a run, whose batch, optimizer, precision and machine decide how
+    much a size needs. For each kind of shape, it lists the largest size for which
+    tfkit train RUN --plan --processes N predicts no more memory.
     """,
     examples="""
     tfkit solve gpt2 --params 350M
     tfkit solve llama3_8b --params 70B --set decoder.attention.n_kv_heads=8
     tfkit solve mixtral_8x7b --active 3B
+    tfkit solve run.yaml --memory 80GB --processes 64
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
 @click.option("--params", type=Amount(), metavar="N", help="Parameters: 124M, 1.5B.")
 @click.option("--active", type=Amount(), metavar="N", help="Parameters that a token uses: 3B.")
+@click.option("--memory", type=Amount(BYTES, "80GB"), metavar="SIZE", help="Memory of each process of a run: 80GB.")
+@click.option("--processes", type=click.IntRange(1), metavar="N", help="Of the run; with --memory.  [default: 1]")
 @click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
 @output_option("FILE", "Write a spec of the first size.")
 @json_option
@@ -64,55 +77,108 @@ def solve(
     spec: str,
     params: float | None,
     active: float | None,
+    memory: float | None,
+    processes: int | None,
     keep: Kept | None,
     output: Path | None,
     json: bool,
 ) -> None:
     from tfkit.tools.common.atomic_files import check_file
 
-    if (params is None) == (active is None):
-        raise click.UsageError("exactly one budget must be set: --params or --active")
+    if [params, active, memory].count(None) != 2:
+        raise click.UsageError("exactly one budget must be set: --params, --active or --memory")
+    if processes is not None and memory is None:
+        raise click.UsageError("--processes needs --memory")
     if output is not None:
         check_file(output)
-    from tfkit.tools.solve.solve import Budget
-    from tfkit.tools.solve.solve import solve as find
+    from tfkit.tools.solve.sizes import Family
+    from tfkit.tools.solve.solve import Budget, Memory, sizes_of
 
-    budget = Budget("params", params) if params is not None else Budget("active", active or 0)
+    kept = [keep] if keep else []
     with stages() as stage:
         stage("looking for sizes")
-        solved = find(spec, budget, sets=reader.sets, keep=[keep] if keep else [], plugins=reader.plugins)
+        run = _run(reader, spec, kept, needed=memory is not None)
+        family = run.family if run else Family.of(spec, reader.plugins, sets=reader.sets, keep=kept)
+        if run and memory is not None:
+            solved = run.largest(Memory(memory, processes or 1))
+        else:
+            solved = sizes_of(family, Budget("active", active) if active is not None else Budget("params", params or 0))
     if output is not None:
-        _write(reader, spec, solved.sizes[0], output)
+        _write(reader, spec, run, solved.sizes[0], output)
+    if run:
+        solved = replace(solved, sizes=tuple(replace(size, sets=run.changes(size.sets)) for size in solved.sizes))
     if json:
         print_json({**vars(solved), "file": output and str(output)})
     else:
         _show(spec, solved, output)
 
 
-def _write(reader: Reader, spec: str, size: Size, output: Path) -> None:
-    from tfkit.tools.common.atomic_files import write_file
-    from tfkit.tools.solve.solve import extending
+def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedRun | None:
+    """Return the run of that name, None for a spec; raise SpecError for a spec if a run is needed."""
+    if reader.is_run(name):
+        from tfkit.tools.solve.of_run import SizedRun
 
-    layers = " + ".join(map(str, size.n_layers.values()))
-    words = f"{Path(spec).stem} with {layers} layers of width {size.d_model}"
-    text = extending(spec, size.sets, output, reader.plugins, description=words, parameters=size.parameters)
+        run = SizedRun.of(name, reader.plugins, sets=reader.sets, keep=keep)
+        warn(run.run.file.notes)
+        return run
+    if needed:
+        from tfkit.errors import Diagnostic, SpecError
+        from tfkit.run.read_run import find_run
+        from tfkit.spec.load import read_tree
+
+        try:
+            read_tree(name, reader.plugins.specs)
+        except SpecError:
+            find_run(name)
+            raise
+        message = f"--memory needs a run, whose batch and precision decide how much a size needs; `{name}` is not a run"
+        help = f"name a run, or write one for this model: tfkit new run {name} -o run.yaml"
+        raise SpecError(Diagnostic(message, help=help))
+    return None
+
+
+def _write(reader: Reader, spec: str, run: SizedRun | None, size: Size, output: Path) -> None:
+    from tfkit.tools.common.atomic_files import write_file
+    from tfkit.tools.solve.solve import complete, extending
+
+    words = f"{Path(spec).stem} with {_layers(size)} layers of width {size.d_model}"
+    values = {"description": words, "parameters": size.parameters}
+    if run:
+        text = complete(run.tree, size.sets, output, reader.plugins, **values)
+    else:
+        text = extending(spec, size.sets, output, reader.plugins, **values)
     write_file(output, text)
 
 
 def _show(spec: str, solved: Solved, output: Path | None) -> None:
-    params = solved.budget.of == "params"
-    columns = ["layers", "d_model", "heads", "d_ff", "parameters", *([] if params else [solved.budget.of]), "off by"]
+    columns = ["layers", "d_model", "heads", "d_ff", "parameters", *COLUMNS[solved.budget.of]]
     rows = [_cells(solved, size) for size in solved.sizes]
-    title = f"{solved.name} near {solved.budget.text(solved.budget.amount)}"
-    commands = [line for size in solved.sizes for line in ("", *_command(spec, size))]
-    show(title, "", table(columns, rows, right=columns), *commands)
+    commands = [line for size in solved.sizes for line in ("", *_command(_counting(spec, solved), size))]
+    show(_title(solved), "", table(columns, rows, right=columns), *commands)
     if output is not None:
         show("", f"wrote {printable(str(output))}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
 
 
-def _command(spec: str, size: Size) -> Iterator[str]:
-    """Format a command that counts a size, over several lines if it is long."""
-    line = f"tfkit params {shlex.quote(spec)}"
+COLUMNS = {"params": ["off by"], "active": ["active", "off by"], "memory": ["memory", "free"]}
+
+
+def _title(solved: Solved) -> str:
+    amount = solved.budget.text(solved.budget.amount)
+    if solved.budget.of != "memory":
+        return f"{solved.name} near {amount}"
+    count = solved.budget.processes
+    return f"{solved.name} in {amount} of " + (f"each of {count:,} processes" if count > 1 else "a single process")
+
+
+def _counting(spec: str, solved: Solved) -> str:
+    """Return the command that counts for a size what the budget limits."""
+    if solved.budget.of == "memory":
+        return f"tfkit train {shlex.quote(spec)} --plan --processes {solved.budget.processes}"
+    return f"tfkit params {shlex.quote(spec)}"
+
+
+def _command(line: str, size: Size) -> Iterator[str]:
+    """Format a command for a size, over several lines if it is long."""
     for change in size.sets:
         word = f"--set {shlex.quote(change)}"
         if len(line) + len(word) + 3 > WIDTH:
@@ -129,8 +195,10 @@ def _layers(size: Size) -> str:
 def _cells(solved: Solved, size: Size) -> list[str]:
     heads = "-" if size.n_heads is None else str(size.n_heads)
     heads += f" / {size.n_kv_heads}" if size.n_kv_heads not in (None, size.n_heads) else ""
-    value = [] if solved.budget.of == "params" else [solved.budget.text(size.value)]
-    value = [text.removesuffix(" active parameters") for text in value]
-    off = f"{100 * size.difference / solved.budget.amount:+.2f}%"
     d_ff = "-" if size.d_ff is None else f"{size.d_ff:,}"
-    return [_layers(size), f"{size.d_model:,}", heads, d_ff, f"{size.parameters:,}", *value, off]
+    sizes = [_layers(size), f"{size.d_model:,}", heads, d_ff, f"{size.parameters:,}"]
+    value = solved.budget.text(size.value)
+    if solved.budget.of == "memory":
+        return [*sizes, value, solved.budget.text(-size.difference)]
+    active = [value.removesuffix(" active parameters")] if solved.budget.of == "active" else []
+    return [*sizes, *active, f"{100 * size.difference / solved.budget.amount:+.2f}%"]

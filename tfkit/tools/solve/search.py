@@ -9,7 +9,7 @@ it from one value for each of its terms.
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import log2
@@ -54,7 +54,10 @@ class Grid:
 
     def least(self) -> GridPoint:
         """Return the smallest size."""
-        depth, width = self.depths[0], self.width or 1
+        return self.point(self.depths[0], self.width or 1)
+
+    def point(self, depth: int, width: int) -> GridPoint:
+        """Return the size of a depth and a width."""
         return GridPoint(depth, width, self.value(depth, width))
 
     def around(self, budget: float, width: int) -> list[GridPoint]:
@@ -66,11 +69,31 @@ class Grid:
         else:
             place = int((budget - values[0]) // slope)
         near = sorted({max(0, min(index, len(self.depths) - 1)) for index in (place, place + 1)})
-        return [GridPoint(self.depths[i], width, self.value(self.depths[i], width)) for i in near]
+        return [self.point(self.depths[i], width) for i in near]
 
     def shape_of(self, point: GridPoint) -> float:
         """Return the shape relative to the family's, in powers of two: positive if wider, negative if deeper."""
         return log2(point.width / point.depth / self.shape) if point.depth else 0.0
+
+    def kind_of(self, point: GridPoint) -> int:
+        """Return the kind of a shape: 0 for the family's, positive if wider, negative if deeper."""
+        return round(self.shape_of(point) / APART)
+
+    def of_shape(self, kind: int, width: int) -> GridPoint:
+        """Return the size of a width whose shape is nearest to the middle of a kind."""
+        depth = width / (self.shape * 2 ** (kind * APART))
+        index = round((depth - self.depths.start) / self.depths.step)
+        return self.point(self.depths[max(0, min(index, len(self.depths) - 1))], width)
+
+    def depths_of(self, kind: int, width: int, above: int) -> range:
+        """Return the depths with which a width has a shape of a kind, and more than `above` parameters."""
+
+        def deeper(depth: int) -> int:
+            return -self.kind_of(GridPoint(depth, width, 0))
+
+        low, high = (find(self.depths, -kind, key=deeper) for find in (bisect_left, bisect_right))
+        depths = self.depths[low:high]
+        return depths[bisect_right(depths, above, key=lambda depth: self.value(depth, width)) :]
 
     def widths(self, budget: float) -> Iterable[int]:
         """Return the widths for which some depth comes near the budget, with a shape similar to the family's."""
@@ -105,7 +128,7 @@ def nearest(grid: Grid, budget: float) -> list[GridPoint]:
         return sorted(points, key=miss)[:2]
     alike: dict[int, list[GridPoint]] = {}
     for point in points:
-        alike.setdefault(round(grid.shape_of(point) / APART), []).append(point)
+        alike.setdefault(grid.kind_of(point), []).append(point)
     best = [min(group, key=miss) for kind, group in alike.items() if abs(kind) <= KINDS]
     if not best:
         return sorted(points, key=miss)[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -18,11 +19,12 @@ from tfkit.plugin.known_specs import KnownSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.spec.extending import SUFFIXES, find_spec, is_folder
 from tfkit.spec.load import read_tree
-from tfkit.spec.merge import MODEL_KEYS, as_changes, assign
+from tfkit.spec.merge import MODEL_KEYS, as_changes, assign, without
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree, schema_line
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar, node_of
+from tfkit.tools.common.units import bytes_text
 from tfkit.tools.params.count import active_of, count_params
 from tfkit.tools.solve.search import Form, Grid, GridPoint, nearest
 from tfkit.tools.solve.sizes import Family
@@ -52,6 +54,24 @@ class Budget:
     def text(self, count: float) -> str:
         """Format a count."""
         return f"{round(count):,} {'active parameters' if self.of == 'active' else 'parameters'}"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of each process of a run.
+
+    Attributes:
+        amount: bytes.
+        processes: the number of processes.
+    """
+
+    amount: float
+    processes: int
+    of: Literal["memory"] = "memory"
+
+    def text(self, count: float) -> str:
+        """Format a number of bytes."""
+        return bytes_text(round(count))
 
 
 def parameters_of(graph: Graph) -> tuple[int, int]:
@@ -95,7 +115,7 @@ class Solved:
     """The result of `solve`, the family's own shape first."""
 
     name: str
-    budget: Budget
+    budget: Budget | Memory
     sizes: tuple[Size, ...]
 
 
@@ -131,10 +151,7 @@ def solve(
 
 def sizes_of(family: Family, budget: Budget) -> Solved:
     """Find the sizes of a family nearest to a budget; raises SpecError, see `solve`."""
-    form = Form(family, lambda *size: budget.count(family.load(family.changes(*size))))
-    kept = family.width if family.scale is not None else None
-    shape = 1 / float(family.step) / max(family.depth, 1)
-    grid = Grid(family.depths, family.all_widths, kept, shape, form)
+    grid = grid_of(family, Form(family, lambda *size: budget.count(family.load(family.changes(*size)))))
     least = grid.least()
     if least.value > budget.amount:
         raise _out_of_reach(family, budget, least, "small")
@@ -142,14 +159,22 @@ def sizes_of(family: Family, budget: Budget) -> Solved:
     most = max(points, key=lambda point: point.value)
     if 2 * most.value < budget.amount:
         raise _out_of_reach(family, budget, most, "large")
-    return Solved(family.own.name, budget, tuple(_size(family, budget, point) for point in points))
+    return Solved(family.own.name, budget, tuple(size_of(family, point, budget) for point in points))
 
 
-def _size(family: Family, budget: Budget, point: GridPoint) -> Size:
+def grid_of(family: Family, form: Form) -> Grid:
+    """Return the grid of a family's sizes."""
+    kept = family.width if family.scale is not None else None
+    shape = 1 / float(family.step) / max(family.depth, 1)
+    return Grid(family.depths, family.all_widths, kept, shape, form)
+
+
+def size_of(family: Family, point: GridPoint, budget: Budget | Memory, peak: int = 0) -> Size:
+    """Describe a size whose processes need `peak` bytes."""
     changes = family.changes(point.depth, point.width)
     graph = family.load(changes)
     parameters, active = parameters_of(graph)
-    value = active if budget.of == "active" else parameters
+    value = {"params": parameters, "active": active, "memory": peak}[budget.of]
     stacks = [(node, node.stack) for node in graph.nodes if node.stack is not None]
     attention, ffn = _usual(stacks[0][1]) if stacks else (None, None)
     return Size(
@@ -199,19 +224,27 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **va
     `values` are further values at the top of the spec.
     """
     base = read_tree(spec, plugins.specs)
+    tree = _difference(base, _changed(base, sets, plugins), ())
+    return _text(tree, path, {"extends": _reference(spec, path.parent, plugins.specs)}, values)
+
+
+def complete(tree: Tree, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
+    """Write the YAML of the spec in a tree with changes, as `extending` does, but with all values of the tree."""
+    changed = without(_changed(tree, sets, plugins), {"tfkit", "name", *values})
+    return _text(changed, path, {}, values)
+
+
+def _changed(tree: Tree, sets: Iterable[str], plugins: Plugins) -> Tree:
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-    changed = base
-    for change in sets:
-        changed = assign(changed, change, fields)
-    tree = _difference(base, changed, ())
+    return functools.reduce(lambda changed, change: assign(changed, change, fields), sets, tree)
+
+
+def _text(tree: Tree, path: Path, base: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     name = _ODD.sub("_", path.stem).strip("_.-") or "solved"
-    head = node_of(
-        {"tfkit": 1, "extends": _reference(spec, path.parent, plugins.specs), "name": name, **values}, base.span
-    )
+    head = node_of({"tfkit": 1, **base, "name": name, **values}, tree.span)
     assert isinstance(head, Tree)
-    return schema_line(path.parent) + render_tree(
-        Tree({**head.items, **tree.items}, {**head.keys, **tree.keys}, base.span)
-    )
+    merged = Tree({**head.items, **tree.items}, {**head.keys, **tree.keys}, tree.span)
+    return schema_line(path.parent) + render_tree(merged)
 
 
 def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:

@@ -69,7 +69,7 @@ NETWORK = 50e9
     help="The run's folder.  [default: runs/NAME-HASH]",
 )
 @click.option("--plan", is_flag=True, help="Print its length and costs; train nothing.")
-@click.option("--processes", type=click.IntRange(2), metavar="N", help="Plan for each of N processes; with --plan.")
+@click.option("--processes", type=click.IntRange(1), metavar="N", help="Plan for each of N processes; with --plan.")
 @click.option("--device", metavar="NAME", help="Plan for this device; with --processes.")
 @click.option("--network", type=Speed(), metavar="SPEED", help="Of a device; with --device.  [default: 400Gb/s]")
 @click.option("--stop-after", type=click.IntRange(1), metavar="N", help="End this process after step N.")
@@ -161,9 +161,10 @@ def _plan_processes(
     rows = [(part, bytes_text(size)) for part, size in needs.parts.items() if size]
     rows += [("total", bytes_text(needs.total))]
     rows += [("total in an evaluation", bytes_text(needs.evaluation))] if needs.evaluation else []
-    rows += [("sent in a step", bytes_text(needs.sent))]
+    rows += [("sent in a step", bytes_text(needs.sent))] if needs.sent else []
     rows += [(f"least time, {part}", time_text(seconds)) for part, seconds in vars(time).items()] if time else []
-    show(table([f"each of {count:,} processes", "predicted"], rows, right=["predicted"]))
+    title = f"each of {count:,} processes" if count > 1 else "a single process"
+    show(table([title, "predicted"], rows, right=["predicted"]))
     if time is not None:
         click.echo(f"a step takes at least {time_text(time.seconds)} on {name}, bound by {time.bound}")
     if device is not None and fits:

@@ -23,7 +23,7 @@ DEVICES = 8
 
 @dataclass(frozen=True)
 class PerProcess:
-    """Predicted bytes of one process of several, in a step with several micro-batches, when most are in use.
+    """Predicted bytes of one process, alone or of several, in a step with several micro-batches, when most are in use.
 
     That is in the loss, where all logits of a chunk exist, or in the backward of a layer.
 
@@ -33,7 +33,8 @@ class PerProcess:
         weights: the part of the weights.
         gradients: the part of the gradients.
         states: the part of the optimizer's states.
-        gathered: complete weights and gradients, of what is in no layer, and in the backward of a layer.
+        gathered: complete weights and gradients, of what is in no layer, and in the backward of a layer. A single
+            process gathers no weights.
         activations: activations that are kept for the backward, and of a layer that runs again.
         casts: weights in bfloat16 that autocast keeps, because they were gathered in float32.
         logits: logits of a chunk of the loss, with their gradients.
@@ -108,9 +109,10 @@ def per_process(
     weights, states = -(-NUMBER * total // shard), -(-bytes_of_states(optimizer, NUMBER) * total // shard)
     logits = NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0
     layer = max((layer.kept for layer in memory.layers.values()), default=memory.activations)
-    evaluated = 2 * weights + states + NUMBER * single + 2 * sent * largest + layer + 2 * logits
+    copies = NUMBER * single + 2 * sent * largest if processes > 1 else 0
+    evaluated = 2 * weights + states + copies + layer + 2 * logits
     shared = {"weights": weights, "gradients": weights, "states": states}
-    moments = _moments(memory, machine, run.graph, single, largest, logits)
+    moments = _moments(memory, machine, _gathered(processes, machine, run.graph, single, largest), logits)
     fullest = max(moments, key=lambda moment: sum(moment.values()))
     return PerProcess(
         processes=processes,
@@ -124,12 +126,21 @@ def per_process(
     )
 
 
+def _gathered(processes: int, machine: MachineConfig, graph: Graph, single: int, largest: int) -> tuple[int, int]:
+    """Return the bytes of complete weights and gradients in the loss, and in the backward of a layer."""
+    if processes == 1:  # the gradients of a chunk and of a layer, before they are added to the gradients of the step
+        return 2 * NUMBER * _head(graph), NUMBER * (_head(graph) + largest)
+    # Of a layer: its weights, its gradients and a copy to send, and the next weights.
+    layer = 3 * NUMBER if machine.gather == "float32" else 2 * 2 + 6
+    # In the loss the weights, the head's gradient, and the part of a chunk; then the gradient of the head.
+    return 2 * NUMBER * single, NUMBER * (single + _head(graph)) + layer * largest
+
+
 def _moments(
-    memory: StepMemory, machine: MachineConfig, graph: Graph, single: int, largest: int, logits: int
+    memory: StepMemory, machine: MachineConfig, gathered: tuple[int, int], logits: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the parts that vary at the two moments that can be the fullest: the loss, and the backward of a layer."""
-    sent = NUMBER if machine.gather == "float32" else 2
-    inside = sent == NUMBER  # else the weights of layers arrive in bfloat16
+    inside = machine.gather == "float32"  # else the weights of layers arrive in bfloat16
     again = _recomputed(memory, machine)
     products = machine.recompute == "selective"
     rerun = [memory.layers[path].kept - products * memory.layers[path].products for path in again]
@@ -138,15 +149,14 @@ def _moments(
     )
     casts = {path: inside * layer.casts for path, layer in memory.layers.items()}
     loss = {
-        "gathered": 2 * NUMBER * single,  # the weights, the head's gradient, and the part of a chunk
+        "gathered": gathered[0],
         "activations": kept,
         "casts": memory.casts + sum(casts.values()),  # autocast keeps them until then, recomputed layers or not
         "logits": 3 * logits,
     }
     kept_casts = sum(size for path, size in casts.items() if path not in again)
     backward = {
-        # The gradient of the head; of the layer, its weights, its gradients and a copy to send, and the next weights.
-        "gathered": NUMBER * (single + _head(graph)) + (2 * sent + (sent if inside else 6)) * largest,
+        "gathered": gathered[1],
         "activations": kept + max(rerun, default=0),
         "casts": kept_casts + max((casts[path] for path in again), default=0),
         "logits": 0,
@@ -228,7 +238,7 @@ def fitting(run: Run, processes: int, optimizer: Optimizer, device: Device, netw
 
     They change no number beyond rounding. Of all changes that suffice, these have the least time of a step.
     """
-    rounded = [("gather", "bfloat16")] if run.config.precision == "bfloat16" else []
+    rounded = [("gather", "bfloat16")] if run.config.precision == "bfloat16" and processes > 1 else []
     candidates: list[tuple[str, Any]] = [
         *(*rounded, ("recompute", "selective"), ("micro_batch", 1), ("recompute", "full"), ("shard", None))
     ]
