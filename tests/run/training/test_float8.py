@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -224,6 +225,8 @@ def test_only_steps_are_in_float8(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert {k: (t.dtype, t.shape) for k, t in plain.items()} == {k: (t.dtype, t.shape) for k, t in once.items()}
         assert not same(plain, once)
         assert same(once, twice)
+    bits = {name: json.loads((tmp_path / name / "run.json").read_text())["bits"] for name in ("plain", "once")}
+    assert {**bits["plain"], "torchao": version("torchao")} == bits["once"]
     capsys.readouterr()
     assert main(["eval", str(tmp_path / "once"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out).popitem()[1] == {"val.loss": lines_of(tmp_path / "once")[-1]["val.loss"]}
