@@ -268,6 +268,7 @@ def _check_machine(run: Run) -> None:
         ("recompute", machine.recompute == "none" or stacks, "layers"),
         ("compile", machine.compile != "layers" or stacks, "layers"),
         ("attention", machine.attention == "sdpa" or attention, "attention"),
+        ("float8", machine.float8 is None or stacks, "layers"),
     ):
         if not has_effect:
             raise run.error(f"`{name}` has no effect: the model has no {lack}", "machine", name, help="remove it")

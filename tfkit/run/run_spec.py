@@ -146,7 +146,7 @@ class NonFiniteConfig(Config):
 
 
 class MachineConfig(Config):
-    """The machine: it changes no number beyond rounding."""
+    """The machine: except for `float8`, it changes no number beyond rounding."""
 
     device: str = "cpu"
     """cpu, cuda, mps."""
@@ -164,8 +164,15 @@ class MachineConfig(Config):
     gather: Literal["float32", "bfloat16"] = "float32"
     """The type in which processes send each other the weights of layers, except norms; `bfloat16` is for runs of that
     precision."""
+    float8: Literal["tensorwise", "rowwise"] | None = None
+    """The scales with which training steps multiply the matrices of layers in float8: one for each tensor, or one for
+    each row. For `precision: bfloat16`; a run with it is another run."""
     threads: Count = 1
     """Threads of the processor for one operation."""
+
+    def material(self) -> Mapping[str, Any]:
+        """Return the setting that changes numbers beyond rounding, if it is used."""
+        return {} if self.float8 is None else {"float8": self.float8}
 
     def recomputes(self, layer: int) -> bool:
         """Return True if the layer of this number runs again in the backward."""
@@ -229,8 +236,13 @@ class RunSpec(Document):
     """Observers."""
     track: Immaterial[tuple[TrackerConfig, ...]] = ()
     """Trackers that show the metrics, in addition to `metrics.jsonl`."""
-    machine: Immaterial[MachineConfig] = MachineConfig()
+    machine: MachineConfig = MachineConfig()
     """The machine."""
+
+    @property
+    def fastest(self) -> str:
+        """The type of the fastest matrix products of a step, which bound its time."""
+        return self.precision if self.machine.float8 is None else "float8"
 
     def check(self) -> None:
         """Refuse a run of no length, or of several; and a micro-batch that is more than the batch."""
@@ -257,6 +269,9 @@ class RunSpec(Document):
         if self.machine.gather == "bfloat16" and self.precision != "bfloat16":
             message = "`gather: bfloat16` must not change the numbers of a run in float32"
             raise Invalid("machine.gather", message, help="remove it, or set `precision: bfloat16`")
+        if self.machine.float8 and self.precision != "bfloat16":
+            message = f"`float8` must be combined with `precision: bfloat16`; got {self.precision}"
+            raise Invalid("machine.float8", message, help="set `precision: bfloat16`, or remove `float8`")
         unknown = [name for name in (self.eval.splits if self.eval else ()) if name not in self.data.split_names]
         if unknown:
             names = ", ".join(self.data.split_names)

@@ -8,7 +8,7 @@ parameter outside the table of positions, and 12 * layers * d_model * length for
 (https://arxiv.org/abs/2204.02311, appendix B).
 Decoding: Llama 3 8B, greedy, one token at a time; the share of the limit is the time in which the weights and the
 caches can be read, at the bandwidth of the data sheet, over the time of the token.
-Runs: `tfkit train` on 1, 2, 4 and 8 GPUs, as many as there are; see `runs.py`.
+Runs: `tfkit train` on 1, 2, 4 and 8 GPUs, as many as there are, with float8 if torchao is installed; see `runs.py`.
 
 `--rehearse` runs everything at a small size on any device, to see that it works; its figures mean nothing.
 """

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +40,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"recompute": "full"},
     {"recompute": "selective"},
     {"gather": "bfloat16"},
+    *({"float8": recipe} for recipe in ("tensorwise", "rowwise") if find_spec("torchao")),
 )
 """Further keys of the machine, measured on the most processes with shared weights."""
 SMALL = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attention: {n_heads: 2}, ffn: {d_ff: 64}}}"
@@ -70,7 +72,7 @@ def _measured(
     sequences, length = (8, 16) if rehearse else (256, 1024)
     sizes = {"sequences": sequences, "length": length}
     machine = {"device": device, "compile": not rehearse, "micro_batch": sequences // 8, "shard": shard, **variant}
-    precision = "float32" if rehearse and "gather" not in variant else "bfloat16"
+    precision = "float32" if rehearse and not {"gather", "float8"} & {*variant} else "bfloat16"
     how = {"precision": precision, "machine": json.dumps(machine)}
     seconds, losses = {}, []
     with tempfile.TemporaryDirectory() as place:
@@ -82,7 +84,7 @@ def _measured(
             speed = _launched(folder, count, f"out-{steps}")["tokens_per_second"]
             seconds[steps] = steps * sequences * length / speed
             lines = (folder / f"out-{steps}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            losses = [json.loads(line)["loss"] for line in lines][:SHORT]
+            losses = [numbers["loss"] for numbers in map(json.loads, lines) if "loss" in numbers][:SHORT]
     speed = (LONG - SHORT) * sequences * length / (seconds[LONG] - seconds[SHORT])
     return {"processes": count, "shard": shard, "tokens_per_second": speed, "losses": losses}
 

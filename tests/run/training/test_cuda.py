@@ -26,7 +26,7 @@ def losses(folder: Path, *sets: str) -> list[float]:
     trainer = Trainer(run, memory := Memory())
     trainer.model.load_state_dict(weights)
     trainer.train()
-    return [line["loss"] for line in memory.lines]
+    return memory.losses
 
 
 @pytest.mark.parametrize("micro_batch", [6, 2])
@@ -43,6 +43,18 @@ def test_autocast_stays_near_float32(tmp_path: Path) -> None:
 
 def test_a_run_on_cuda_has_the_same_bits_twice(tmp_path: Path) -> None:
     assert losses(tmp_path, "precision=bfloat16") == losses(tmp_path, "precision=bfloat16")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("compiled", ["false", "layers"])
+def test_float8_is_near_its_emulation(tmp_path: Path, compiled: str, recipe: str) -> None:
+    """The 72 positions of a step are no multiple of 16, so that the products of gradients are padded."""
+    pytest.importorskip("torchao.float8")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+    sets = ["precision=bfloat16", f"machine.float8={recipe}"]
+    expected = losses(tmp_path, *sets, "machine.device=cpu")
+    assert losses(tmp_path, *sets, f"machine.compile={compiled}") == pytest.approx(expected, abs=0.1)
 
 
 SIZES = ["d_model=64", "vocab_size=96", "max_len=64", "decoder.n_layers=2", "decoder.attention.n_heads=4"]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tfkit.building.builder import graph_of
 from tfkit.building.model import is_sharded
+from tfkit.nn import Linear, StackedLinear
+from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import MachineConfig
 
 EXPENSIVE = [
@@ -23,6 +28,8 @@ EXPENSIVE = [
     if (operation := getattr(torch.ops.aten, name, None)) is not None
 ]
 """The operations whose results `recompute: selective` keeps: matrix products, and attention."""
+CAPABILITY = (8, 9)
+"""The oldest compute capability of a GPU with float8."""
 
 
 def layers_of(model: fx.GraphModule, *, once: bool = False) -> Iterator[tuple[int, nn.Module]]:
@@ -53,6 +60,54 @@ def prepare_layers(model: fx.GraphModule, machine: MachineConfig) -> None:
         if machine.gather == "bfloat16" and is_sharded(layer):
             # Its weights are never float32: outside of the loop's autocast, as in a generated text, it needs another.
             layer.forward = torch.autocast(next(layer.parameters()).device.type, torch.bfloat16)(layer.forward)
+
+
+def matrices_in_float8(model: fx.GraphModule, run: Run) -> tuple[list[nn.Linear], str]:
+    """Return the matrices that a step multiplies in float8, with a description. Raise SpecError if there are none."""
+    modules = dict.fromkeys(module for _, layer in layers_of(model) for module in layer.modules())
+    matrices = [module for module in modules if isinstance(module, nn.Linear | StackedLinear)]
+    # torchao would also take a subclass with another `forward`, such as a router, and omit what it computes.
+    plain = [module for module in matrices if isinstance(module, nn.Linear) and type(module) in (nn.Linear, Linear)]
+    fitting = [matrix for matrix in plain if matrix.in_features % 16 == matrix.out_features % 16 == 0]
+    if not fitting:
+        message = "`float8` has no effect: no matrix of a layer has an input and an output of a multiple of 16"
+        raise run.error(message, "machine", "float8", help="remove it")
+    return fitting, f"{run.config.machine.float8}, {len(fitting):,} of {len(matrices):,} matrices of layers"
+
+
+def use_float8(model: fx.GraphModule, run: Run, device: torch.device) -> str:
+    """Let the steps of a run multiply matrices in float8, which a CPU emulates, and return a description.
+
+    The modules, their names and their weights stay.
+
+    Raises SpecError if torchao is missing, if the device has no float8, or if there are no matrices for it.
+    """
+    matrices, text = matrices_in_float8(model, run)
+    emulate = device.type == "cpu"
+    if not emulate and (device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY):
+        message = f"`float8` needs a GPU of compute capability 8.9 or higher; got `{device}`"
+        raise run.error(message, "machine", "float8", help="remove it")
+    try:
+        float8 = importlib.import_module("torchao.float8")
+    except ModuleNotFoundError as error:
+        message = f"`float8` needs the package {error.name}"
+        raise run.error(message, "machine", "float8", help='pip install "tfkit[float8]"') from error
+    recipe = float8.Float8LinearConfig.from_recipe_name(run.config.machine.float8)
+    # A GPU multiplies only multiples of 16, also of positions, whose number depends on the data.
+    recipe = replace(recipe, emulate=emulate, pad_inner_dim=True)
+    for matrix in matrices:
+        product = float8.convert_to_float8_training(matrix, config=recipe)
+        product._parameters = matrix._parameters  # the same mapping, in which `fully_shard` exchanges the weights
+        matrix.__dict__["in_float8"] = product  # no child, which would add names to the model
+        # `torch.compile` would compile a `partial` for each layer: it compares its identity.
+        matrix.forward = MethodType(_forward, matrix)  # type: ignore[method-assign]
+    return f"{text}, emulated" if emulate else text
+
+
+def _forward(self: Any, x: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return type(self).forward(self, x)
+    return self.in_float8(x.to(torch.bfloat16))  # torchao uses the type of autocast for CUDA, but not for a CPU
 
 
 def _with_gradients(forward: Callable[..., Any], plain: Callable[..., Any], *args: Any) -> Any:

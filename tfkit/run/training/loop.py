@@ -27,7 +27,7 @@ from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Record, optimiz
 from tfkit.run.training.evaluate import computing, evaluate, tensors
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.run.training.guarded import guarded
-from tfkit.run.training.layers import prepare_layers
+from tfkit.run.training.layers import prepare_layers, use_float8
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, mix
@@ -105,12 +105,14 @@ class Trainer:
             raise self.run.error(str(error), "machine", "device") from None
         self.model = self._processes.build(self.run, self.device)
         self.notes = begin(self.model, self.run)
-        """Sentences about the weights before the first step, by name."""
+        """Sentences about the weights before the first step and about float8, by name."""
         with self.run.guarded(config.loss, "`build`", "loss"):
             try:
                 loss = config.loss.build(self.model)
             except ValueError as error:
                 raise self.run.error(str(error), "loss") from error
+        if config.machine.float8 is not None:
+            self.notes["float8"] = use_float8(self.model, self.run, self.device)
         prepare_layers(self.model, config.machine)
         self.loss = torch.compile(loss) if config.machine.compile is True else loss
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):

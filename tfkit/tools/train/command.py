@@ -148,7 +148,7 @@ def _plan_processes(
     network = network or NETWORK
     needs = per_process(run, count, states_of(run))
     try:
-        time = None if device is None else least_time(needs, run.config.precision, device, network)
+        time = None if device is None else least_time(needs, run.config.fastest, device, network)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device") from None
     fits = device is None or needs.peak <= device.memory
@@ -262,6 +262,7 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
         *([("FLOPs of evaluations", flops_text(plan.flops_of_evaluations))] if plan.flops_of_evaluations else []),
         ("memory, predicted", bytes_text(plan.memory)),
         ("least time", "-" if plan.seconds is None else f"{plan.seconds:,.0f} s"),
+        *([("float8", plan.float8)] if plan.float8 else []),
         *((f"rate at step {step:,}", f"{rate:.3g}") for step, rate in plan.rates),
         *((name, f"{score:.4f}") for name, score in floors.items()),
     ]

@@ -250,7 +250,7 @@ def fitting(run: Run, processes: int, optimizer: Optimizer, device: Device, netw
         chosen = dict(change for place, change in enumerate(candidates) if bits >> place & 1)
         needs = per_process(run, processes, optimizer, run.config.machine.model_copy(update=chosen), counted)
         if needs.peak <= device.memory:
-            time = least_time(needs, run.config.precision, device, network)
+            time = least_time(needs, run.config.fastest, device, network)
             best.setdefault(time.seconds if time else 0.0, chosen)
     if not best:
         return None

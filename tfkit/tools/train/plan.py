@@ -7,15 +7,17 @@ The utilisation of a device is the fraction of its matrix products per second th
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 import torch
 
+import tfkit
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import IGNORED, Batch, MetricConfig
+from tfkit.run.training.layers import matrices_in_float8
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import Cost, cost
 from tfkit.tools.cost.devices import Device, device_of_driver
@@ -39,6 +41,7 @@ class Plan:
         memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more. If a step has
             several micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
         seconds: the least time of all steps on the device; None where its limits are not known.
+        float8: the matrices that steps multiply in float8; None without `machine.float8`.
         rates: the learning rate at five steps.
     """
 
@@ -52,6 +55,7 @@ class Plan:
     flops_of_evaluations: int
     memory: int
     seconds: float | None
+    float8: str | None
     rates: tuple[tuple[int, float], ...]
 
 
@@ -77,6 +81,7 @@ def plan(run: Run, device: Device | None = None) -> Plan:
         flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
         memory=costs.peak + (costs.memory.gradients if parts > 1 else 0),
         seconds=_seconds(run, parts, costs, device or known_device(run)),
+        float8=config.machine.float8 and matrices_in_float8(tfkit.build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _points(run)),
     )
 
@@ -115,7 +120,7 @@ def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> floa
     precision, micro = run.config.precision, run.config.micro_batch
     if precision != "float32":
         costs = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=states_of(run))
-    return run.steps * parts * costs.floor(device).seconds
+    return run.steps * parts * replace(costs, dtype=run.config.fastest).floor(device).seconds
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def known_device(run: Run) -> Device | None:
     if not name.startswith("cuda") or not torch.cuda.is_available():
         return None
     device = device_of_driver(torch.cuda.get_device_name(name))
-    return device if device is not None and run.config.precision in device.tera_flops else None
+    return device if device is not None and run.config.fastest in device.tera_flops else None
 
 
 def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Utilisation | None:

@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -315,7 +316,7 @@ def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
     Equal values guarantee equal bits.
     """
     machine = run.config.machine
-    return {
+    bits: dict[str, str | int | bool | None] = {
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "device": _device(machine.device),
@@ -327,6 +328,10 @@ def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
         "processes": processes,
         "shard": machine.shard,
     }
+    if machine.float8 is not None:
+        with suppress(PackageNotFoundError):  # the trainer raises an error
+            bits["torchao"] = version("torchao")
+    return bits
 
 
 def environment(plugins: Plugins) -> dict[str, Any]:
