@@ -129,7 +129,9 @@ def test_text_of_a_docstring_has_no_other_meaning_in_markdown() -> None:
 def test_the_site_has_titles_for_names_of_files_and_words_for_its_search() -> None:
     links = guide.Links(ROOT / "docs" / "questions.md", {})
     text = links.rewrite("<!-- search: cite, bibtex -->\n[data.md](data.md#a-classifier), [your data](data.md)\n")
-    assert text == ("```{index} ! cite, ! bibtex\n```\n\n[](/docs/data.md#a-classifier), [your data](/docs/data.md)\n")
+    assert text == (
+        "```{index} ! cite, ! bibtex\n```\n\n*[](/docs/data.md#a-classifier)*, [your data](/docs/data.md)\n"
+    )
 
 
 def test_the_entry_for_bibtex_agrees_with_the_citation() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tfkit.cli import SECTIONS, cli
-from tools.docs.page import Page, code, docstring, hidden_index, joined, link, prose, search_entries, table
+from tools.docs.page import Page, code, docstring, hidden_index, joined, link, prose, search_entries, stacked, table
 
 
 def path_of(name: str) -> str:
@@ -54,7 +54,7 @@ def _command(name: str) -> str:
             docstring(command.notes) if command.notes else "",
             "## Options" if options else "",
             search_entries(option.opts[-1] for option in command.params if isinstance(option, click.Option)),
-            table(["option", "effect"], options),
+            stacked(table(["option", "effect"], options)),
             "## Examples" if command.examples else "",
             code("\n".join(command.examples), "sh") if command.examples else "",
         ]

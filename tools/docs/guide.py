@@ -28,7 +28,7 @@ LONGEST_LISTING = 30
 
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=<img src=\")([^\"]+)(?=\")")
-_FILE_NAME = re.compile(r"(?<=\[)[\w./-]+\.md(?=\]\()")
+_FILE_NAME = re.compile(r"\[[\w./-]+\.md\](\([^)]*\))")
 _SEARCH = re.compile(r"^<!-- search: (.*) -->$", re.MULTILINE)
 _ROW = re.compile(r"^\| [^|]* \| (.*) \|$", re.MULTILINE)
 
@@ -90,7 +90,7 @@ class Links:
     def _rewrite(self, text: str) -> str:
         text = _SEARCH.sub(lambda match: search_entries(match[1].split(", ")), text)
         # Without a text, a link has the title of its page or section.
-        return _LINK.sub(self._target, _FILE_NAME.sub("", text))
+        return _LINK.sub(self._target, _FILE_NAME.sub(r"*[]\1*", text))
 
     def files(self) -> set[Path]:
         """Return the files and folders that the page links to and that are no pages already."""
