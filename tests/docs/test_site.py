@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 import tfkit
 from tfkit.cli import SECTIONS
@@ -21,6 +23,15 @@ pytest.importorskip("tools.docs.build", reason="the site is built in a checkout"
 from tools.docs import guide, kinds, models, names, runs
 from tools.docs.build import all_pages, write_pages
 from tools.docs.page import ROOT, Page, docstring, table
+
+SEARCHES = {
+    "docs/questions": [
+        *("add attention", "custom attention", "load llama", "pretrained weights", "plan"),
+        *("train on my text", "text file", "cite", "citation", "bibtex"),
+    ],
+    "commands/train": ["--plan"],
+}
+"""Searches of newcomers, by the page that must be among the first results."""
 
 
 @cache
@@ -115,6 +126,22 @@ def test_text_of_a_docstring_has_no_other_meaning_in_markdown() -> None:
     assert table(["a"], [("x | y",)]) == "| a |\n|---|\n| x \\| y |\n"
 
 
+def test_the_site_has_titles_for_names_of_files_and_words_for_its_search() -> None:
+    links = guide.Links(ROOT / "docs" / "questions.md", {})
+    text = links.rewrite("<!-- search: cite, bibtex -->\n[data.md](data.md#a-classifier), [your data](data.md)\n")
+    assert text == (
+        "```{index} ! cite, ! bibtex\n```\n\n*[](/docs/data.md#a-classifier)*, [your data](/docs/data.md)\n"
+    )
+
+
+def test_the_entry_for_bibtex_agrees_with_the_citation() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    fields = dict(re.findall(r"^  (\w+) = \{+(.*?)\}+,?$", text, re.MULTILINE))
+    authors = " and ".join(author["name"] for author in citation["authors"])
+    assert fields == {"author": authors, **{name: citation[name] for name in ("title", "version", "license")}}
+
+
 def test_a_sidebar_is_built_once_for_a_folder() -> None:
     pytest.importorskip("sphinx")
     from tools.docs.conf import sidebar
@@ -143,3 +170,13 @@ def test_sphinx_builds_the_site_without_a_warning() -> None:
     assert (site / "searchindex.js").exists()
     pictures = {path.stem for path in (site / "pictures").glob("*.svg")}
     assert pictures == {path.stem for path in (site / "models").glob("*.html")} - {"index"}
+    entries = search_entries(site)
+    assert [words for page in SEARCHES for words in SEARCHES[page] if page not in entries.get(words, ())] == []
+
+
+def search_entries(site: Path) -> dict[str, set[str]]:
+    """Return the entries of the index, which are the first results of a search, with their pages."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    pages_of = index["indexentries"].items()
+    return {words: {index["docnames"][number] for number, *_ in places} for words, places in pages_of}

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tfkit.cli import SECTIONS, cli
-from tools.docs.page import Page, code, hidden_index, joined, link, prose, table
+from tools.docs.page import Page, code, docstring, hidden_index, joined, link, prose, search_entries, stacked, table
 
 
 def path_of(name: str) -> str:
@@ -29,10 +29,10 @@ def _loaded(name: str) -> Any:
 
 
 def _index() -> str:
-    parts = ["# Commands", code(cli.notes)]
+    parts = ["# Commands", docstring(cli.notes)]
     for title, names in SECTIONS.items():
         rows = [(link(f"tfkit {name}", path_of(name)), prose(_loaded(name).help)) for name in names]
-        parts += [f"## {title}", table(["command", ""], rows)]
+        parts += [f"## {title}", table(["command", "purpose"], rows)]
     parts.append(hidden_index(path_of(name) for names in SECTIONS.values() for name in names))
     return joined(parts)
 
@@ -51,9 +51,10 @@ def _command(name: str) -> str:
             f"# tfkit {name}",
             prose(command.help),
             code(" ".join(command.get_usage(context).removeprefix("Usage: ").split())),
-            code(command.notes) if command.notes else "",
+            docstring(command.notes) if command.notes else "",
             "## Options" if options else "",
-            table(["option", ""], options),
+            search_entries(option.opts[-1] for option in command.params if isinstance(option, click.Option)),
+            stacked(table(["option", "effect"], options)),
             "## Examples" if command.examples else "",
             code("\n".join(command.examples), "sh") if command.examples else "",
         ]

@@ -21,6 +21,7 @@ html_title = f"tfkit {release}"
 html_theme = "furo"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "static" / "scorer.js")
 html_extra_path = [str(HERE.parents[1] / "out" / "docs" / "extra")]
 html_copy_source = False
 html_show_sphinx = html_show_copyright = False

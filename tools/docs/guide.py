@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from tools.docs.page import ORPHAN, ROOT, Page, code, link
+from tools.docs.page import ORPHAN, ROOT, Page, code, link, search_entries
 
 DOCS = ROOT / "docs"
 LANGUAGES = {".py": "python", ".pyi": "python", ".toml": "toml", ".yaml": "yaml", ".hpp": "cpp", ".cpp": "cpp"}
@@ -28,6 +28,8 @@ LONGEST_LISTING = 30
 
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=<img src=\")([^\"]+)(?=\")")
+_FILE_NAME = re.compile(r"\[[\w./-]+\.md\](\([^)]*\))")
+_SEARCH = re.compile(r"^<!-- search: (.*) -->$", re.MULTILINE)
 _ROW = re.compile(r"^\| [^|]* \| (.*) \|$", re.MULTILINE)
 
 
@@ -81,9 +83,14 @@ class Links:
         self.generated = generated
 
     def rewrite(self, text: str) -> str:
-        """Return the text with its links changed; blocks of code stay."""
+        """Return the text with its links and its words for the search changed; blocks of code stay."""
         parts = _FENCE.split(text)
-        return "".join(part if index % 2 else _LINK.sub(self._target, part) for index, part in enumerate(parts))
+        return "".join(part if index % 2 else self._rewrite(part) for index, part in enumerate(parts))
+
+    def _rewrite(self, text: str) -> str:
+        text = _SEARCH.sub(lambda match: search_entries(match[1].split(", ")), text)
+        # Without a text, a link has the title of its page or section.
+        return _LINK.sub(self._target, _FILE_NAME.sub(r"*[]\1*", text))
 
     def files(self) -> set[Path]:
         """Return the files and folders that the page links to and that are no pages already."""

@@ -15,7 +15,20 @@ from tfkit.tools.components.component_docs import ComponentDoc, FieldDoc, descri
 from tfkit.tools.explain.explain import papers_of
 from tools.docs import models
 from tools.docs.guide import code_path, source_page
-from tools.docs.page import ORPHAN, ROOT, Page, code, docstring, hidden_index, joined, link, plugins, prose, table
+from tools.docs.page import (
+    ORPHAN,
+    ROOT,
+    Page,
+    code,
+    docstring,
+    hidden_index,
+    joined,
+    link,
+    plugins,
+    prose,
+    stacked,
+    table,
+)
 
 MOST_SPECS = 40
 """Specs that use a kind, as far as its page lists them."""
@@ -52,7 +65,12 @@ def _index() -> str:
     ]
     text = "Every kind of every slot, with the kinds of tfkit's plugins. `tfkit components` prints the same."
     return joined(
-        ["# Kinds", text, table(["slot", "purpose", "kinds"], rows), hidden_index(map(path_of, registry.slots()))]
+        [
+            "# Kinds",
+            text,
+            stacked(table(["slot", "purpose", "kinds"], rows)),
+            hidden_index(map(path_of, registry.slots())),
+        ]
     )
 
 
@@ -62,7 +80,13 @@ def _slot(slot: str) -> str:
         (link(kind, path_of(slot, kind)), entry.plugin, prose(first_paragraph(entry.config.__doc__ or "")))
         for kind, entry in kinds.items()
     ]
-    return joined([f"# Slot `{slot}`", prose(slot_doc(plugins().registry, slot)), table(["kind", "from", ""], rows)])
+    return joined(
+        [
+            f"# Slot `{slot}`",
+            prose(slot_doc(plugins().registry, slot)),
+            stacked(table(["kind", "from", "description"], rows)),
+        ]
+    )
 
 
 def _kind(registered: Registered) -> str:
@@ -71,11 +95,11 @@ def _kind(registered: Registered) -> str:
     users = models.users().get((doc.slot, doc.kind), [])
     return joined(
         [
-            f"{ORPHAN}# {doc.kind}",
+            f"{ORPHAN}# {doc.kind} ({doc.slot})",
             f"A kind of the slot {link(doc.slot, path_of(doc.slot))}, {_origin(doc)}.",
             docstring(doc.doc),
             "## Fields" if doc.fields else "",
-            table(["field", "type", "default", ""], map(_field, doc.fields)),
+            stacked(table(["field", "type", "default", "meaning"], map(_field, doc.fields))),
             *_formula(doc),
             "## Papers and source",
             "\n".join(f"- <{paper}>" for paper in papers),

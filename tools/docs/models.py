@@ -106,9 +106,17 @@ def _page(name: str) -> str:
             *_changes(model),
             "## The spec",
             code(model.file.read_text(encoding="utf-8"), "yaml"),
-            code(f"tfkit build {name} --device meta\ntfkit explain {name}\ntfkit draw {name} -o {name}.svg", "sh"),
+            "## Commands",
+            code("\n".join(_commands(spec)), "sh"),
         ]
     )
+
+
+def _commands(spec: Shipped) -> Iterator[str]:
+    if spec.model_type:
+        yield f"tfkit build {spec.name} --weights FOLDER      # load published weights from a downloaded folder"
+    yield from (f"tfkit explain {spec.name}", f"tfkit draw {spec.name} -o {spec.name}.svg")
+    yield f"tfkit build {spec.name} --device meta"
 
 
 def _facts(model: Model) -> Iterator[tuple[str, str]]:
@@ -146,7 +154,7 @@ def _value(text: str | None) -> str:
 
 
 GALLERY = """Every model that comes with tfkit and its plugins, as `tfkit draw` draws it. Choose two models to see them
-side by side; `tfkit diff A B` lists their differences, and `tfkit draw A B -o two.svg` marks them. The year is the
+side by side. `tfkit diff A B` lists their differences, and `tfkit draw A B -o two.svg` marks them. The year is the
 year of the paper on arXiv.
 
 <form class="gallery-tools" onsubmit="return false">
@@ -156,7 +164,11 @@ year of the paper on arXiv.
 <label>Only <input id="gallery-words" type="search" placeholder="mamba, 2024, encoder ..."></label>
 <span id="gallery-count"></span>
 </form>
-<div id="gallery-pair" class="pair" hidden></div>
+<p id="gallery-note" role="status" hidden></p>
+<dialog id="gallery-pair" aria-label="Two models side by side">
+<form method="dialog"><code id="gallery-diff"></code><button>close</button></form>
+<div class="pair"></div>
+</dialog>
 """
 
 

@@ -86,13 +86,12 @@ def _signature(value: Any) -> str:
 
 def _class(cls: type) -> str:
     docs = _class_docs(cls.__module__).get(cls.__qualname__, {})
-    rows = [(f"`{name}`", prose(docs.get(name, "")), f"`{default}`") for name, default in _fields(cls)]
-    described = any(words for _, words, _ in rows)
+    rows = [(f"`{name}`", prose(docs[name]), f"`{default}`") for name, default in _fields(cls) if docs.get(name)]
     methods = [f"- `{name}{_signature(method)}`: {_first(method)}" for name, method in _methods(cls)]
     return joined(
         [
             docstring(cls.__doc__ or ""),
-            table(["field", "", "default"], rows) if described else "",
+            table(["field", "meaning", "default"], rows),
             "**Methods and properties**" if methods else "",
             "\n".join(methods),
         ]

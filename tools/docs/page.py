@@ -49,6 +49,16 @@ def code(text: str, language: str = "text") -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"
 
 
+def stacked(table: str) -> str:
+    """Return a table whose rows have several lines on a narrow screen."""
+    return f"```{{container}} stacked\n{table}```\n" if table else ""
+
+
+def search_entries(words: Iterable[str]) -> str:
+    """Return entries of the index: a search for such words finds this place first."""
+    return f"```{{index}} {', '.join(f'! {word}' for word in words)}\n```\n"
+
+
 def link(text: str, target: str) -> str:
     """Return a link to a page of the site by its path."""
     return f"[{text}](/{target}.md)"
@@ -112,6 +122,7 @@ def _escaped(text: str) -> str:
 
 def _plain(text: str) -> str:
     text = re.sub(r"([*_\[\]<>|$])", r"\\\1", text)
+    text = re.sub(r"(?<!\S)--[a-z][a-z-]*", r"`\g<0>`", text)  # an option of a command
     return re.sub(r"(https://[^\s,;)]*[^\s,;:).])", lambda match: f"<{match[1].replace(chr(92), '')}>", text)
 
 

@@ -37,12 +37,15 @@ def pages() -> Iterator[Page]:
 
 
 def _index() -> str:
-    parts = ["# Runs and sweeps", "Runs train a model; sweeps compare variants of a run. All work by their names."]
+    parts = [
+        "# Runs and sweeps",
+        "A run trains a model; a sweep compares variants of a run. Commands take them by name, from any folder.",
+    ]
     for sort, title in ("run", "Runs"), ("sweep", "Sweeps"):
         rows = [
             (link(e.name, path_of(sort, e.name)), prose(e.description or "")) for e in experiments() if e.sort == sort
         ]
-        parts += [f"## {title}", table([sort, ""], rows)]
+        parts += [f"## {title}", table([sort, "description"], rows)]
     parts.append(hidden_index(path_of(entry.sort, entry.name) for entry in experiments()))
     return joined(parts)
 
@@ -51,12 +54,12 @@ def _page(entry: Experiment) -> str:
     command = plan_of(entry)
     return joined(
         [
-            f"# {entry.name}",
+            f"# {entry.sort.capitalize()} {entry.name}",
             prose(entry.description or ""),
             f"Source: <{entry.source}>" if entry.source else "",
             code(f"tfkit {ACTIONS[entry.sort]} {entry.name} -o out", "sh"),
             "## Plan",
-            f"What `tfkit {' '.join(command)}` prints: the sizes and the costs, before anything is trained.",
+            f"`tfkit {' '.join(command)}` prints the sizes and the costs, and trains nothing:",
             code(printed(command)),
             "## The file",
             code(file_of(entry).read_text(encoding="utf-8"), "yaml"),

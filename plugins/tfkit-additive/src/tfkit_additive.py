@@ -25,7 +25,7 @@ class AdditiveConfig(tfkit.MultiHeadConfig):
     kind: Literal["additive"] = "additive"
 
     def check(self) -> None:
-        """Refuse what only makes sense for products."""
+        """Reject fields that require products of queries and keys."""
         super().check()
         for name in ("scale", "softcap", "sinks"):
             if getattr(self, name):
@@ -71,5 +71,5 @@ class Additive(nn.Module):
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    """Hand the config to tfkit."""
+    """Register the config."""
     register(AdditiveConfig)

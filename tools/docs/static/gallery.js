@@ -1,13 +1,14 @@
 const gallery = document.getElementById("gallery");
 const cards = [...gallery.children];
 const sort = document.getElementById("gallery-sort"), words = document.getElementById("gallery-words");
-const pair = document.getElementById("gallery-pair"), count = document.getElementById("gallery-count");
-const picked = [];
+const dialog = document.getElementById("gallery-pair"), count = document.getElementById("gallery-count");
+const note = document.getElementById("gallery-note");
+let picked = [];
 
 const orders = {
   name: (a, b) => a.dataset.name.localeCompare(b.dataset.name),
   year: (a, b) => (b.dataset.year || "0").localeCompare(a.dataset.year || "0"),
-  size: (a, b) => a.dataset.size - b.dataset.size,
+  size: (a, b) => (Number(a.dataset.size) || Infinity) - (Number(b.dataset.size) || Infinity),
   mechanism: (a, b) => a.dataset.mechanism.localeCompare(b.dataset.mechanism),
 };
 
@@ -19,31 +20,36 @@ function show() {
 }
 
 function pick(name) {
-  const at = picked.indexOf(name);
-  if (at >= 0) picked.splice(at, 1);
-  else picked.push(name);
-  if (picked.length > 2) picked.shift();
+  picked = picked.includes(name) ? picked.filter((other) => other !== name) : [...picked, name];
   for (const button of gallery.querySelectorAll("button")) {
     button.setAttribute("aria-pressed", picked.includes(button.dataset.pick));
   }
-  pair.hidden = picked.length === 0;
-  pair.replaceChildren(...picked.map((chosen) => {
-    const figure = document.createElement("figure"), image = document.createElement("img");
-    const caption = document.createElement("figcaption"), page = document.createElement("a");
-    image.src = `../pictures/${chosen}.svg`;
-    image.alt = `The layers of ${chosen}`;
-    page.href = `${chosen}.html`;
-    page.textContent = chosen;
-    caption.append(page);
-    figure.append(caption, image);
-    return figure;
-  }));
-  if (picked.length === 2) pair.scrollIntoView({ behavior: "smooth", block: "start" });
+  note.hidden = picked.length !== 1;
+  note.textContent = `${picked[0]} is chosen. Choose a second model.`;
+  if (picked.length < 2) return;
+  document.getElementById("gallery-diff").textContent = `tfkit diff ${picked.join(" ")}`;
+  dialog.querySelector(".pair").replaceChildren(...picked.map(figure));
+  dialog.showModal();
+}
+
+function figure(name) {
+  const figure = document.createElement("figure"), image = document.createElement("img");
+  const caption = document.createElement("figcaption"), page = document.createElement("a");
+  image.src = `../pictures/${name}.svg`;
+  image.alt = `The layers of ${name}`;
+  page.href = `${name}.html`;
+  page.textContent = name;
+  caption.append(page);
+  figure.append(caption, image);
+  return figure;
 }
 
 sort.addEventListener("change", show);
 words.addEventListener("input", show);
 gallery.addEventListener("click", (event) => {
   if (event.target.dataset.pick) pick(event.target.dataset.pick);
+});
+dialog.addEventListener("close", () => {
+  for (const name of picked) pick(name);
 });
 show();
