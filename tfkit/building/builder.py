@@ -24,7 +24,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import AnySpec, Graph, Node, load, place_of
 from tfkit.graph.input_shapes import fixed_lengths
-from tfkit.graph.wiring import masks_in_use, masks_of_pairs, table_owner
+from tfkit.graph.wiring import masks_in_use, pairwise_masks, table_owner
 from tfkit.nn import Program, Value, is_token, may_read, of_length, of_length_if_given
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
@@ -275,7 +275,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
         values[name] = program.apply(name, check, values[name], length, name)
     used = masks_in_use(graph.nodes)
     masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
-    values |= mask_inputs(program, masks, pairs=masks_of_pairs(graph.nodes))
+    values |= mask_inputs(program, masks, pairs=pairwise_masks(graph.nodes))
     for node in graph.nodes:
         module = _build_node(builder, graph, node)
         values |= call(program, graph, node, module, values)

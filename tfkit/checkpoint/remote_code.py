@@ -39,7 +39,7 @@ def matrix_name(head: Node) -> str:
 def folder_names(graph: Graph) -> Callable[[str], str]:
     """Return the function from the name of a tensor, or of a module, of a model to its name in the folder."""
     head, split = head_of(graph), split_if_decodable(graph)
-    encoder = {node.name for node in split.once} if split else set()
+    encoder = {node.name for node in split.initial_nodes} if split else set()
 
     def name_in_folder(name: str) -> str:
         node, _, rest = name.partition(".")

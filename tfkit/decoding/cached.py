@@ -80,7 +80,7 @@ class CachedModel:
         self._parts = split_for_decoding(graph)
         self._graph = graph
         self.model = model
-        self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
+        self._reading = reading_module(model, graph, self._parts) if self._parts.initial_nodes else None
         self.stepping = stepping_module(model, graph, self._parts)
         self._takes = inputs_of(self.stepping)
         self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
@@ -102,7 +102,7 @@ class CachedModel:
         Raises:
             ValueError: an input is missing, unknown, or of another batch.
         """
-        names = self._parts.given_once
+        names = self._parts.initial_inputs
         _check_names(inputs, [name for name in names if not self._graph.inputs[name].optional], names)
         fixed = fixed_lengths(self._graph)
         for name, value in inputs.items():
@@ -123,7 +123,7 @@ class CachedModel:
                 outputs = called(self.model, partial(self._reading, **arguments))
             values |= {n: value for n, value in zip(made_once(self._parts), outputs, strict=True) if value is not None}
         self._batch, self.used, self._lengths = batch, 0, None
-        always = {name for name in values if name.endswith("_mask")}.union(self._parts.always)
+        always = {name for name in values if name.endswith("_mask")}.union(self._parts.repeated_sources)
         self._always = {n: x for n, x in values.items() if n in self._takes and n in always}
         self._first = {n: x for n, x in values.items() if n in self._takes and n not in self._always}
         self._make_caches(batch)
@@ -152,7 +152,7 @@ class CachedModel:
         if self._lengths is None and (mask is not None or self._compiled is not None):
             self._lengths = torch.full((tokens.size(0),), self.used, device=tokens.device)
         arguments = self._always | inputs | (self._first if self.used == 0 else {})
-        main = self._parts.given_again[0]
+        main = self._parts.step_inputs[0]
         arguments[main] = tokens
         if mask is not None and f"{main}_mask" in self._takes:
             arguments[f"{main}_mask"] = mask
@@ -211,7 +211,7 @@ class CachedModel:
 
     def tensors(self) -> Iterator[tuple[str, Cached | State, Tensor]]:
         """Yield the tensors that the model keeps, each with the path of its layer and its declaration."""
-        for name, (node, pieces) in self._parts.again.items():
+        for name, (node, pieces) in self._parts.step_nodes.items():
             for key, layers in {name: pieces.caches, f"{name}.memory": pieces.memory_caches}.items():
                 runs = node.stack.runs if node.stack and layers else range(len(layers))
                 for number, entries, tensors in zip(runs, layers, self._cache.get(key, []), strict=True):
@@ -259,7 +259,7 @@ class CachedModel:
             raise ValueError(f"{t} more tokens do not fit: {self.used} of {self.length} places are taken")
         if mask is not None and mask.shape != shape:
             raise ValueError(f"the mask is {tuple(mask.shape)}, and the tokens are {shape}")
-        names = self._parts.given_again[1:]
+        names = self._parts.step_inputs[1:]
         _check_names(inputs, [name for name in names if not self._graph.inputs[name].optional], names)
         for name, value in inputs.items():
             if value.shape[:2] != shape:
@@ -270,7 +270,7 @@ class CachedModel:
     def _check_prefix(self, tokens: Tensor, mask: Tensor | None) -> None:
         """Raise ValueError if a prefix, which every query reads, is longer than the first piece."""
         counts = [tokens.size(1)] * tokens.size(0) if mask is None else mask.sum(dim=1).tolist()
-        for name in self._parts.given_once:
+        for name in self._parts.initial_inputs:
             if self._graph.inputs[name].type != "lengths":
                 continue
             for prefix, count in zip(self._always[name].tolist(), counts, strict=True):

@@ -117,7 +117,7 @@ def generate(
             raise ValueError("a CachedModel must be created with the output: `CachedModel(model, output=...)`")
         output = model.output
     graph = returning(graph, output or graph.outputs[0])
-    main, *further = split_for_decoding(graph).given_again
+    main, *further = split_for_decoding(graph).step_inputs
     if missing := [name for name in further if not graph.inputs[name].optional]:
         reason = "which generation cannot make: choose a different output"
         raise ValueError(f"the output `{graph.outputs[0]}` takes {listing(missing)} at every step, {reason}")

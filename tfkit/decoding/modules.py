@@ -20,19 +20,19 @@ from tfkit.nn import Past, Program, Value
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
     """Build the module that runs when a sequence begins: inputs given once, and masks -> a tuple of `made_once`."""
     program = Program()
-    values = _inputs(program, graph, parts.given_once)
-    values |= _masks(program, graph, parts.given_once, parts.once)
-    for node in parts.once:
+    values = _inputs(program, graph, parts.initial_inputs)
+    values |= _masks(program, graph, parts.initial_inputs, parts.initial_nodes)
+    for node in parts.initial_nodes:
         _hold_tables(program, model, graph, node)
         values |= call(program, graph, node, model.get_submodule(node.name), values)
     names = made_once(parts)
-    returns = tuple(Tensor if name in parts.read_once else Tensor | None for name in names)
+    returns = tuple(Tensor if name in parts.static_sources else Tensor | None for name in names)
     return program.build_graph_module(tuple(values[name] for name in names), "Reading", returns=returns)
 
 
 def made_once(parts: DecodeSplit) -> list[str]:
     """Return the values and masks that the first part hands to the second."""
-    read = [node for node in parts.once if node.name in parts.read_once]
+    read = [node for node in parts.initial_nodes if node.name in parts.static_sources]
     return [name for node in read for name in (node.name, *[f"{node.name}_mask"] * node.makes_mask)]
 
 
@@ -43,14 +43,14 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
     by layer for each node; `keep`, the number of last positions to compute logits for, 0 for all; then padding masks,
     and the values that are computed once.
     """
-    program, nodes = Program(), [node for node, _ in parts.again.values()]
-    optional = [name for name in parts.given_again if graph.inputs[name].optional]
-    values = {name: program.input(name) for name in parts.given_again if name not in optional}
+    program, nodes = Program(), [node for node, _ in parts.step_nodes.values()]
+    optional = [name for name in parts.step_inputs if graph.inputs[name].optional]
+    values = {name: program.input(name) for name in parts.step_inputs if name not in optional}
     past, cache = program.input("past", Past), program.input("cache", dict[str, list[list[Tensor]]])
     keep = program.input("keep", int)
-    values |= {name: program.input(name, optional=True) for name in (*optional, *parts.read_once)}
-    values |= _masks(program, graph, (*parts.given_again, *parts.read_once), nodes)
-    for node, pieces in parts.again.values():
+    values |= {name: program.input(name, optional=True) for name in (*optional, *parts.static_sources)}
+    values |= _masks(program, graph, (*parts.step_inputs, *parts.static_sources), nodes)
+    for node, pieces in parts.step_nodes.values():
         _hold_tables(program, model, graph, node)
         seen = values
         if node.output.type == "logits" and node.signals["input"].type == "sequence":
@@ -78,7 +78,7 @@ def cache_sizes(
         return (batch, heads, rows + n_more, width), dtype
 
     sizes = {}
-    for name, (node, pieces) in parts.again.items():
+    for name, (node, pieces) in parts.step_nodes.items():
         if pieces.caches:
             sizes[name] = [[size(entry, length, 1) for entry in layer] for layer in pieces.caches]
         if pieces.memory_caches:

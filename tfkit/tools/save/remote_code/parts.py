@@ -174,7 +174,7 @@ def parts_of(graph: Graph) -> Parts:
     head = head_of(graph)
     nodes = graph.nodes[: len(graph.nodes) - len(head)]
     split = _split(graph, head)
-    if split is None or not split.once:
+    if split is None or not split.initial_nodes:
         source, *further = graph.inputs
         bodies: tuple[Body, ...] = (_body_of(graph, "", source, nodes, further, decodes=split is not None),)
     else:
@@ -207,14 +207,15 @@ def _split(graph: Graph, head: tuple[Node, ...]) -> DecodeSplit | None:
 
 
 def _encoder_decoder(graph: Graph, split: DecodeSplit, nodes: tuple[Node, ...]) -> tuple[Body, Body]:
-    if len(graph.inputs) != 2 or len(split.given_once) != 1:
+    if len(graph.inputs) != 2 or len(split.initial_inputs) != 1:
         raise cannot(graph, f"it takes {listing(graph.inputs)}, and an encoder-decoder has a source and a target")
-    (source,), (target,) = split.given_once, split.given_again
-    once = {node.name for node in split.once}
+    (source,), (target,) = split.initial_inputs, split.step_inputs
+    once = {node.name for node in split.initial_nodes}
     encoder = tuple(node for node in nodes if node.name in once)
     rest = tuple(node for node in nodes if node.name not in once)
-    if split.read_once != (encoder[-1].name,):
-        raise cannot(graph, f"its decoder reads {listing(split.read_once)}, and only the encoder's output can be read")
+    if split.static_sources != (encoder[-1].name,):
+        message = f"its decoder must take only the output of the encoder; it takes {listing(split.static_sources)}"
+        raise cannot(graph, message)
     return (
         _body_of(graph, ENCODER, source, encoder, [], decodes=False),
         replace(_body_of(graph, DECODER, target, rest, [], decodes=True), memory=encoder[-1].name),
