@@ -123,7 +123,7 @@ graph:
   logits: {block: lm_head}
 """,
         """\
-error: attention that reads later tokens needs the whole sequence
+error: attention that attends to later tokens needs the full sequence
   --> <spec>:7:53  (graph.encoder.attention)
    |
  7 |   encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
@@ -141,7 +141,7 @@ graph:
     layers: {variants: {wide: {attention: {mask: {left: 1, right: 1}}}}, pattern: [base, wide]}
 """,
         """\
-error: attention that reads later tokens needs the whole sequence
+error: attention that attends to later tokens needs the full sequence
    --> <spec>:11:43  (graph.encoder.layers.variants.wide.attention)
     |
  11 | ...ers: {variants: {wide: {attention: {mask: {left: 1, right: 1}}}}, pattern: [base, wide]}
@@ -157,7 +157,7 @@ graph:
   decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: sequences that are joined end to end cannot be decoded step by step
+error: sequences that are concatenated along `length` cannot be decoded step by step
   --> <spec>:8:3  (graph.both.along)
    |
  8 |   both: {block: concat, inputs: [pixels, embedding]}
