@@ -73,7 +73,10 @@ ILLEGAL = {
     "groups of mha": (["graph.decoder.attention.n_kv_heads=2"], "n_kv_heads"),
     "groups of mqa": (["graph.decoder.attention={kind: mqa, n_heads: 4, n_kv_heads: 2}"], "n_kv_heads"),
     # what a stack reads
-    "a decoder that looks ahead": (["graph.decoder.attention.mask={left: 2, right: 1}"], "must not attend to later keys"),
+    "a decoder that looks ahead": (
+        ["graph.decoder.attention.mask={left: 2, right: 1}"],
+        "must not attend to later keys",
+    ),
     "a decoder without a limit": (["graph.decoder.attention.mask={}"], "must not attend to later keys"),
     "a variant that looks ahead": (
         ["graph.decoder.layers={variants: {wide: {attention: {mask: {right: 3}}}}, pattern: [base, wide]}"],
