@@ -1,4 +1,4 @@
-"""Initial weights of linear layers and tables. All other modules reset their own parameters.
+"""Initial weights of linear layers and tables. Norms, position slopes and the like reset themselves.
 
 Xavier: https://proceedings.mlr.press/v9/glorot10a.html. GPT-2: https://github.com/openai/gpt-2, and its paper's
 section 2.3. Small: https://aclanthology.org/2019.iwslt-1.17.
@@ -40,12 +40,11 @@ class ZeroBiasInitConfig(InitConfig):
 
 
 class FanInInitConfig(ZeroBiasInitConfig):
-    """Normal with deviation sqrt(2 / (5 fan_in)), which gives a reasonable first loss at any width; the default.
+    """Normal with deviation sqrt(2 / (5 fan_in)), which gives a sane first loss at any width; the default.
 
-    Projections into the residual stream are divided by sqrt(2 n_layers). Tables have deviation 0.02; a table that is
-    also the output matrix of a head has at most 4 / width. The logit of the current token is the product of its row
-    with itself, which is then at most 4 after a norm. A new model therefore does not predict that tokens repeat,
-    whatever the placement of norms and the `scale` of the embedding.
+    Projections into the residual stream are divided by sqrt(2 n_layers). Tables have deviation 0.02, and one that a
+    head shares at most 4 / width: then the logit of the token just read, its row times itself, is at most 4 after a
+    norm. Whatever the placement of norms or the `scale` of the embedding, a new model is not sure that tokens repeat.
     """
 
     kind: Literal["fan_in"] = "fan_in"
@@ -77,7 +76,7 @@ class GPT2InitConfig(ZeroBiasInitConfig):
 
 
 class NormalInitConfig(ZeroBiasInitConfig):
-    """Normal with the same standard deviation for all weights, as in BERT."""
+    """Normal with one standard deviation for all, as in BERT."""
 
     kind: Literal["normal"] = "normal"
     std: PositiveFloat = 0.02
@@ -91,7 +90,7 @@ class NormalInitConfig(ZeroBiasInitConfig):
 
 
 class XavierInitConfig(ZeroBiasInitConfig):
-    """Uniform within sqrt(6 / (fan_in + fan_out)); tables normal with deviation width ** -0.5, as in the original."""
+    """Uniform within sqrt(6 / (fan_in + fan_out)); tables normal with deviation width ** -0.5, as the original."""
 
     kind: Literal["xavier"] = "xavier"
 
