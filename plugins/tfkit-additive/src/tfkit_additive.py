@@ -25,7 +25,7 @@ class AdditiveConfig(tfkit.MultiHeadConfig):
     kind: Literal["additive"] = "additive"
 
     def check(self) -> None:
-        """Refuse what only makes sense for products."""
+        """Raise `Invalid` for fields that apply only to products of queries and keys."""
         super().check()
         for name in ("scale", "softcap", "sinks"):
             if getattr(self, name):
