@@ -13,7 +13,7 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
-from tfkit.tools.eject.check import Alone, check
+from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 

@@ -20,12 +20,12 @@ from tfkit.building.initialize import rules
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.tools.common.model_inputs import random_inputs
-from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import name_of, text_of, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
+from tfkit.tools.eject.proof import tried
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.source import lend_sizes, written_out
 from tfkit.tools.eject.specialise import Specialiser

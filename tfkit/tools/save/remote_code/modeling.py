@@ -35,7 +35,7 @@ from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
 from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
-from tfkit.tools.save.remote_code import columns
+from tfkit.tools.save.remote_code import dynamic_cache
 from tfkit.tools.save.remote_code.attention import choose_attention
 from tfkit.tools.save.remote_code.parts import Body, Parts, parts_of
 from tfkit.tools.save.remote_code.separate import separated
@@ -98,7 +98,7 @@ class WrittenCode(NamedTuple):
 def code_of(graph: Graph) -> WrittenCode:
     """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
     last = parts_of(graph).last
-    dynamic = last.decodes and last.memory is None and columns.fits(last.pieces.caches, last.depth)
+    dynamic = last.decodes and last.memory is None and dynamic_cache.fits(last.pieces.caches, last.depth)
     code = _code_of(graph, dynamic=dynamic) or _code_of(graph, dynamic=False)
     assert code is not None
     return code
@@ -117,17 +117,17 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     lend_sizes(root)
     check_apart(root)
     merge_equal(root)
-    whole = Specialiser(root, columns.INSTEAD if dynamic else None)
+    whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     whole.run(
         ({root: {}} if parts.head else {})
         | {module: _known(body, whole, dynamic=dynamic) for body, module in modules.items()}
     )
-    if dynamic and not columns.join_updates(whole.functions):
+    if dynamic and not dynamic_cache.join_updates(whole.functions):
         return None
     draw_in_expressions(whole.functions, whole.read)
     if dynamic:
-        columns.spread_records(whole.functions.values(), whole.records)
+        dynamic_cache.spread_records(whole.functions.values(), whole.records)
     draw_in(whole.functions, whole.read)
     for function in whole.functions.values():
         _narrow_result(function)
@@ -277,7 +277,7 @@ class _ModelingWriter:
         imports, definitions_ = definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
         if self.dynamic:
-            definitions_ = list(map(columns.renamed, definitions_))
+            definitions_ = list(map(dynamic_cache.renamed, definitions_))
             context = next(i for i, text in enumerate(definitions_) if text.startswith("class Context("))
             definitions_.insert(context + 1, _filled("update_cache", {}, {}))
         states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
@@ -450,7 +450,7 @@ class _ModelingWriter:
         target = ast.parse(result, mode="eval").body
         steps.append(ast.Assign([target], last.value, lineno=0))
         text = steps_text(steps)
-        return (columns.renamed(text) if self.dynamic else text).splitlines()
+        return (dynamic_cache.renamed(text) if self.dynamic else text).splitlines()
 
 
 def _method(name: str, lines: Sequence[str], parameters: str = "self") -> str:
