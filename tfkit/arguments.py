@@ -1,4 +1,4 @@
-"""Checks the arguments of public functions by their signatures: errors in a call read like errors in a spec.
+"""Checks the arguments of public functions against their signatures, with errors in the style of spec errors.
 
     @checked
     def cost(graph: Graph, *, batch: Positive = 1, mode: Literal["train", "decode"] = "train") -> Cost: ...
@@ -8,8 +8,8 @@
     >>> cost(graph, batch=0)
     ValueError: `batch` of `cost` must be an integer of 1 or more; got 0
 
-`Annotated` holds what a signature cannot say: a `Limit` of a number, words for the error, or the class to check for if
-the annotation says more to a type checker.
+`Annotated` adds what a type cannot express: the `Limit` of a number, the description for errors, or the class to check
+if the annotation is narrower.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Limit:
-    """The range of a number: at `least`, `above`, at `most`."""
+    """The range of a number: inclusive bounds `least` and `most`, exclusive bound `above`."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Return True if a number is within it."""
+        """Return True if a number is within the range."""
         over = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
         return over and (self.most is None or value <= self.most)
 
@@ -54,7 +54,7 @@ class Limit:
 
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-"""Names of the types that weights may have."""
+"""Names of the dtypes that weights may have."""
 INT64 = Limit(least=-(2**63), most=2**63 - 1)
 Positive: TypeAlias = Annotated[int, Limit(least=1)]
 Natural: TypeAlias = Annotated[int, Limit(least=0)]
@@ -63,7 +63,7 @@ AnyPath: TypeAlias = Annotated[str | os.PathLike[str], "a path"]
 Sets: TypeAlias = Annotated[
     str | Mapping[str, Any] | Iterable[str], "'path=value', a list of these, or a mapping of paths to values"
 ]
-"""The type of an argument with changes of a spec."""
+"""The type of arguments with changes of a spec."""
 
 
 def name_of(dtype: object) -> str:
@@ -75,8 +75,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function, or the constructor of a dataclass, so that it rejects arguments that violate its signature.
 
     Raises:
-        TypeError: an argument is unknown, missing or given twice, or of another type.
-        ValueError: it is out of its range, or not one of the words allowed.
+        TypeError: an argument is unknown, missing, passed twice, or of the wrong type.
+        ValueError: an argument is out of range, or not one of the allowed words.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
@@ -122,7 +122,7 @@ def check_argument(function: str, name: str, value: object, hint: Any) -> None:
 
 
 def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Describe why arguments do not match a signature; None where Python's message is best."""
+    """Describe why arguments do not match a signature; None if Python's message is sufficient."""
     parameters = {field: parameter for field, parameter in signature.parameters.items() if field != "self"}
     named = [
         field
@@ -155,12 +155,12 @@ def unknown_argument(function: str, name: str, names: Collection[str]) -> str:
     """Describe an argument that a function does not have, and list its arguments."""
     near = closest(name, names)
     help = f"an argument with a similar name is `{near}`" if near else f"it has {listing(names, 20) or 'none by name'}"
-    what = f"`{function}`" if function.isidentifier() else function
-    return f"{what} has no argument {quoted(name)}: {help}"
+    subject = f"`{function}`" if function.isidentifier() else function
+    return f"{subject} has no argument {quoted(name)}: {help}"
 
 
 def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
-    """Return True if a value matches an annotation; with `kind_only`, if its type does."""
+    """Return True if a value matches an annotation; with `kind_only`, if its type matches."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         limits = [] if kind_only else [argument for argument in args[1:] if isinstance(argument, Limit)]
@@ -196,9 +196,9 @@ def _is_a(value: object, hint: Any, kind_only: bool) -> bool:
 
 
 def _is_several(value: object, origin: type, args: tuple[Any, ...]) -> bool:
-    """Implement `fits` for lists and similar types.
+    """Implement `fits` for containers.
 
-    Items of an iterator, which can be read only once, are not checked.
+    The items of an iterator are not checked, because they can be read only once.
     """
     if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
         return False
@@ -217,7 +217,7 @@ _WORDS: dict[Any, str] = {
 
 
 def in_words(hint: Any) -> str:
-    """Return the values that an annotation allows, in words."""
+    """Describe the values that an annotation allows."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in _WORDS:
         return _WORDS[hint]

@@ -1,7 +1,7 @@
 """The errors of tfkit, and the form of every error text.
 
-A `Diagnostic` is one error, with the place in the user's text that caused it; a `SpecError` carries all of them at
-once. They are rendered as a compiler does: the line, carets below the fault, the values allowed, one line of help.
+A `Diagnostic` is one error with its location in the user's text; a `SpecError` contains all errors of a spec. They are
+rendered like a compiler's errors: the line, carets below the fault, the allowed values, one line of help.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 
 MAX_COLUMNS = 100
 TAB = "    "
-NEAR = 0.66  # the least similarity at which a name is worth suggesting
+NEAR = 0.66  # minimum similarity of a name that is suggested
 LONGEST_NAME = 100
 MOST_NAMES = 1000
 
 MAX_ERRORS = 50
-"""Errors of one spec that are listed."""
+"""Maximum number of errors that are listed for a spec."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A text that positions point into: a spec file, or one `--set` argument. Errors show `name`.
+    """A text with locations: a spec file, or a `--set` argument. Errors show `name`.
 
-    A mapping given in Python is a source too: `text` has one line for each of its values, and `paths` their paths.
+    A mapping in Python is also a source: `text` has a line for each of its values, and `paths` their paths.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Span:
-    """A range of columns in one line of a source. Line and column count from 1, in characters."""
+    """A range of columns in a line of a source. Lines and columns count from 1, in characters."""
 
     source: Source
     line: int
@@ -68,7 +68,7 @@ class Span:
 
     @property
     def place(self) -> str:
-        """The position in words: `file:line:column`; in a mapping, the path."""
+        """The location as text: `file:line:column`; in a mapping, the path."""
         if self.source.paths:
             return self.source.paths[self.line - 1] or self.source.name
         return f"{self.source.name}:{self.line}:{self.column}"
@@ -94,7 +94,7 @@ class Diagnostic:
     help: str | None = None
 
     def render(self, level: str = "error") -> str:
-        """Format the error for users; no line ends in blanks."""
+        """Format the error for users. No line ends with blanks."""
         span = self.span
         margin = " " * (len(span.number or " ") + 1 if span else 2)
         where = [span.place] if span else []
@@ -157,7 +157,7 @@ class SpecWarning(UserWarning):
     """A value of a spec without effect, after another spec or `--set` changed its readers."""
 
 
-class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid(field, why)
+class Invalid(ValueError):  # noqa: N818 - reads as a sentence: raise Invalid(field, message)
     """Raised by a config's validator or a block's check about one of its fields.
 
     `field` is the dotted path relative to the config (`n_kv_heads`, `memory`), or empty for the config as a
@@ -178,7 +178,7 @@ class Invalid(ValueError):  # noqa: N818 - it reads as a sentence: raise Invalid
 def closest(word: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that `word` was most likely meant to be, or None if none is similar.
 
-    Case, `-` and `_` are ignored, and names are similar if one contains the other (`heads`, `n_heads`).
+    Case, `-` and `_` are ignored. A name that contains the other is similar (`heads`, `n_heads`).
     """
     names = [name for name in candidates if len(name) <= LONGEST_NAME]
     if len(word) > LONGEST_NAME or len(names) > MOST_NAMES:
@@ -189,7 +189,7 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def similar(what: str, word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
-    """Suggest the nearest of `names` for a word that matches none of them, if one is similar."""
+    """Return the help for a word that is not in `names`: a similar name, or `otherwise`."""
     near = closest(word, names)
     return f"{what} with a similar name exists: `{near}`" if near else otherwise
 
@@ -227,7 +227,7 @@ def _likeness(word: str, name: str) -> float:
 
 
 def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Remove repeated errors: keep the first for a location and text, or location and path."""
+    """Remove repeated errors: keep the first error with the same location and message, or location and path."""
     seen: set[tuple[object, ...]] = set()
     kept = []
     for diagnostic in diagnostics:
@@ -252,7 +252,7 @@ def _in_file_order(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def _excerpt(span: Span, margin: str) -> list[str]:
-    """Return the source line and the carets below it, cut to `MAX_COLUMNS` around the span."""
+    """Return the source line and carets below the span, cut to `MAX_COLUMNS`."""
     room = MAX_COLUMNS - len(f"{margin} | ")
     line = span.source.line(span.line)
     start = min(span.column - 1, len(line))
@@ -274,7 +274,7 @@ def _excerpt(span: Span, margin: str) -> list[str]:
 
 
 def _wrapped(text: str, start: str) -> list[str]:
-    """Wrap a text to lines of at most `MAX_COLUMNS`, unless one word is longer; later lines are indented."""
+    """Wrap a text to lines of at most `MAX_COLUMNS`, except longer words. Continuation lines are indented."""
     room = MAX_COLUMNS - len(start)
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) if len(text) > room else [text]
     return [f"{start if index == 0 else ' ' * len(start)}{line}" for index, line in enumerate(lines)]
@@ -309,7 +309,7 @@ def printable(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Return the number of terminal columns: wide characters take two, combining characters none."""
+    """Return the number of terminal columns. Wide characters take two columns, and combining characters none."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

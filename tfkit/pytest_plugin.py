@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Refuse a plugin that is not there, before any test is run."""
+    """Raise an error for a missing plugin before any test runs."""
     for name in session.config.getoption("--tfkit"):
         _components(name)
 

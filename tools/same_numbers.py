@@ -57,7 +57,7 @@ def _small(name: str) -> tuple[list[str], str | None]:
 
     sets = list(reductions(tfkit.load(name)))
     parts = split_if_decodable(tfkit.load(name, sets=sets))
-    return sets, None if parts is None or len(parts.given_again) > 1 else parts.given_again[0]
+    return sets, None if parts is None or len(parts.step_inputs) > 1 else parts.step_inputs[0]
 
 
 def _digests(python: str, specs: str) -> dict[str, Digests]:

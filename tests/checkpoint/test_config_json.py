@@ -183,7 +183,7 @@ def test_arithmetic_writes_the_fields_that_it_needs() -> None:
     assert writing.fields == {"width": 16}
     for value in (True, "16"):
         writing.put("word", value)
-        with pytest.raises(Invalid, match="`word` is not a number"):
+        with pytest.raises(Invalid, match="`word` must be a number"):
             writing.compute("word * 2")
 
 

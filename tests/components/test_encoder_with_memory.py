@@ -66,17 +66,17 @@ def test_it_can_be_exported(suffix: str, tmp_path: Path) -> None:
 
 
 def test_it_is_read_as_a_whole() -> None:
-    with pytest.raises(tfkit.SpecError, match="attention that reads later tokens needs the whole sequence"):
+    with pytest.raises(tfkit.SpecError, match="attention that attends to later tokens needs the full sequence"):
         tfkit.CachedModel(tfkit.build(graph()).eval(), length=8)
 
 
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["block.memory=null", "block.cross_attention={n_heads: 2}"], "cross-attention needs a memory to read"),
-        (["block.sublayers=[attention, ffn]"], "`memory` has no effect: no sublayer reads it"),
-        (["block.attention=null"], "a layer that reads a memory needs an attention to do so"),
-        (["block.memory=block"], "`block` reads itself"),
+        (["block.memory=null", "block.cross_attention={n_heads: 2}"], "cross-attention needs a memory"),
+        (["block.sublayers=[attention, ffn]"], "`memory` has no effect: no sublayer attends to it"),
+        (["block.attention=null"], "a layer of a stack with a memory must have an attention"),
+        (["block.memory=block"], "`block` cannot be its own input"),
     ],
 )
 def test_what_cannot_be(sets: list[str], message: str) -> None:

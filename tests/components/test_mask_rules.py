@@ -77,7 +77,7 @@ def test_a_rule_becomes_a_mask_mod_of_flex_attention(feature: str) -> None:
 
 def test_blocks_are_not_decoded_token_by_token() -> None:
     model = tfkit.build(spec("encoder", {"mask": {"rule": {"kind": "blocks", "size": 4}}})).eval()
-    with pytest.raises(ValueError, match="attention with the mask rule `blocks` that reads later tokens"):
+    with pytest.raises(ValueError, match="attention with the mask rule `blocks` that attends to later tokens"):
         tfkit.CachedModel(model, length=8)
     with pytest.raises(tfkit.SpecError, match="`blocks` has no effect with `right: 0`"):
         spec("decoder", {"mask": {"right": 0, "rule": {"kind": "blocks", "size": 4}}})

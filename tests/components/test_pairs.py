@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.component import AttentionBackend
-from tfkit.graph.wiring import deaf_to_pairs
+from tfkit.graph.wiring import node_ignoring_pairs
 from tfkit.spec.render import render
 
 from ..sampling import chosen, some
@@ -111,7 +111,7 @@ graph:
 
 def test_a_pooler_knows_no_documents() -> None:
     graph = tfkit.loads(POOLED)
-    assert deaf_to_pairs(graph) == "p"
+    assert node_ignoring_pairs(graph) == "p"
     with pytest.raises(ValueError, match="tokens_mask has pairs of tokens"):
         tfkit.build(graph)(TOKENS, tokens_mask=PAIRS)
 
@@ -119,7 +119,7 @@ def test_a_pooler_knows_no_documents() -> None:
 def test_a_memory_is_read_as_a_whole() -> None:
     sizes = ["d_model=16", "vocab_size=17", *(f"{value}.n_layers=1" for value in ("encoder", "decoder"))]
     graph = tfkit.load("t5_small", sets=sizes)
-    assert deaf_to_pairs(graph) == "decoder"
+    assert node_ignoring_pairs(graph) == "decoder"
     with pytest.raises(ValueError, match="source_mask has pairs of tokens"):
         tfkit.build(graph)(TOKENS, TOKENS, source_mask=PAIRS)
 
@@ -138,4 +138,4 @@ def test_a_mask_of_other_pairs_is_named() -> None:
 
 
 def test_decoders_and_encoders_obey() -> None:
-    assert all(deaf_to_pairs(spec(layout, config)) is None for layout, config, _ in KINDS.values())
+    assert all(node_ignoring_pairs(spec(layout, config)) is None for layout, config, _ in KINDS.values())

@@ -16,7 +16,7 @@ from tfkit.building.first_loss import first_losses
 from tfkit.testing import check_model
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.scene import Tower
-from tfkit.tools.eject.check import check
+from tfkit.tools.eject.proof import check
 from tfkit.tools.show.layer_programs import programs_of
 
 from ..docs.page import ROOT, blocks

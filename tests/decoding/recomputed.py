@@ -17,7 +17,7 @@ class Recomputed(CachedModel):
     def __init__(self, model: fx.GraphModule, *, length: int | None = None) -> None:
         self.model = model
         self.length = length or max_len(graph_of(model)) or 10_000
-        self.name = split_for_decoding(graph_of(model)).given_again[0]
+        self.name = split_for_decoding(graph_of(model)).step_inputs[0]
         self.used = 0
 
     def start(self, batch: int, **inputs: Tensor) -> None:

@@ -30,9 +30,15 @@ REFUSED = {
     "prefix_padded": ("prefix", {"known": torch.tensor([3, 2])}, (ids(2, 4), MASK), {}, "`known` is 3, but the first "),
     "no_prefix": ("prefix", None, (ids(2, 4),), {}, "missing: known"),
     "batch": ("decoder", {}, (ids(3, 4),), {}, "3 rows of tokens for 2 sequences: call `start`"),
-    "mask": ("decoder", {}, (ids(2, 3), MASK), {}, r"the mask is \(2, 4\), and the tokens are \(2, 3\)"),
-    "nothing": ("decoder", {}, (ids(2, 0),), {}, "a step has at least one token"),
-    "unknown": ("decoder", {}, (ids(2, 4),), {"types": ids(2, 4)}, "unknown: types; what can be given here: nothing"),
+    "mask": (
+        "decoder",
+        {},
+        (ids(2, 3), MASK),
+        {},
+        r"the mask must have the shape of the tokens, \(2, 3\); got \(2, 4\)",
+    ),
+    "nothing": ("decoder", {}, (ids(2, 0),), {}, "a step must have at least one token"),
+    "unknown": ("decoder", {}, (ids(2, 4),), {"types": ids(2, 4)}, "unknown inputs: types; possible inputs: none"),
     "types_missing": ("types", {}, (ids(2, 4),), {}, "missing: types"),
     "types_short": ("types", {}, (ids(2, 4),), {"types": ids(2, 3)}, r"`types` is \(2, 3\), and the tokens are \(2, 4"),
     "types_batch": ("types", {}, (ids(2, 4),), {"types": ids(1, 4)}, r"`types` is \(1, 4\), and the tokens are \(2, 4"),
@@ -49,9 +55,9 @@ REFUSED = {
         {"source": torch.ones(2, 5, 12), "source_mask": MASK},
         (ids(2, 4),),
         {},
-        r"`source_mask` is \(2, 4\), and what it hides is \(2, 5\)",
+        r"`source_mask` is \(2, 4\), but the input that it masks is \(2, 5\)",
     ),
-    "long": ("decoder", {}, (ids(2, 13),), {}, "13 more tokens do not fit: 0 of 12 places are taken"),
+    "long": ("decoder", {}, (ids(2, 13),), {}, "13 more tokens do not fit: 0 of 12 positions are used"),
 }
 
 
@@ -74,7 +80,7 @@ def test_what_is_refused(case: str) -> None:
     [
         ("decoder", 41, "a length of 41 tokens is more than max_len (40), which can be set when building"),
         ("decoder", 0, "`length` of `CachedModel` must be an integer of 1 or more or None; got 0"),
-        ("features", None, "`m` has no max_len: say how long sequences may be, `length=...`"),
+        ("features", None, "`m` has no max_len: set the maximum length of sequences, `length=...`"),
     ],
 )
 def test_lengths_that_are_refused(name: str, length: int | None, message: str) -> None:
@@ -123,7 +129,7 @@ graph:
   logits: {block: lm_head}
 """,
         """\
-error: attention that reads later tokens needs the whole sequence
+error: attention that attends to later tokens needs the full sequence
   --> <spec>:7:53  (graph.encoder.attention)
    |
  7 |   encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
@@ -141,7 +147,7 @@ graph:
     layers: {variants: {wide: {attention: {mask: {left: 1, right: 1}}}}, pattern: [base, wide]}
 """,
         """\
-error: attention that reads later tokens needs the whole sequence
+error: attention that attends to later tokens needs the full sequence
    --> <spec>:11:43  (graph.encoder.layers.variants.wide.attention)
     |
  11 | ...ers: {variants: {wide: {attention: {mask: {left: 1, right: 1}}}}, pattern: [base, wide]}
@@ -157,7 +163,7 @@ graph:
   decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}}
 """,
         """\
-error: sequences that are joined end to end cannot be decoded step by step
+error: sequences that are concatenated along `length` cannot be decoded step by step
   --> <spec>:8:3  (graph.both.along)
    |
  8 |   both: {block: concat, inputs: [pixels, embedding]}

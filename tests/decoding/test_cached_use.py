@@ -73,7 +73,7 @@ def test_without_a_start_the_sequences_go_on() -> None:
 def test_what_is_refused_changes_nothing() -> None:
     model, ids = cached("decoder", length=5), tokens(2, 5)
     model(ids[:, :4])
-    with pytest.raises(ValueError, match="2 more tokens do not fit: 4 of 5 places are taken"):
+    with pytest.raises(ValueError, match="2 more tokens do not fit: 4 of 5 positions are used"):
         model(ids[:, :2])
     assert error(model(ids[:, 4:]), model.model(ids)[:, 4:]) < 1e-5
 

@@ -115,7 +115,7 @@ def test_a_cache_may_be_used_again(model: torch.fx.GraphModule) -> None:
         assert generate(cached, prompts, max_new_tokens=4).rows() == generate(model, prompts, max_new_tokens=4).rows()
     with pytest.raises(ValueError, match=r"^length and compile have no effect on a CachedModel"):
         generate(cached, [[1]], max_new_tokens=1, length=4)
-    with pytest.raises(ValueError, match=r"max_new_tokens can be 5 at most$"):
+    with pytest.raises(ValueError, match=r"max_new_tokens must be at most 5$"):
         generate(cached, [[1] * 7], max_new_tokens=6)
 
 
@@ -217,18 +217,18 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("tokens", "options", "message"),
     [
-        ([[1] * 13], {}, "the prompt has 13 tokens, longer than a sequence of this model can be (12)"),
-        ([[1] * 12], {}, "the prompt has 12 tokens, as long as a sequence of this model can be (12)"),
+        ([[1] * 13], {}, "a prompt must be shorter than the maximum length of the model, 12; got 13"),
+        ([[1] * 12], {}, "a prompt must be shorter than the maximum length of the model, 12; got 12"),
         (
             [[1] * 10],
             {"max_new_tokens": 3},
-            "a prompt of 10 tokens with 3 new ones is longer than a sequence of this model can be (12): "
-            "max_new_tokens can be 2 at most",
+            "a prompt of 10 tokens with 3 new tokens exceeds the maximum length of the model, 12: "
+            "max_new_tokens must be at most 2",
         ),
-        ([[1] * 10], {"length": 10}, "the prompt has 10 tokens, as long as a sequence of this model can be (10)"),
-        ([[1], []], {}, "prompt 2 of 2 has no tokens, and a model can only continue some"),
-        ([], {}, "there is no prompt: one is [[1, 2, 3]]"),
-        ([[]], {}, "prompt 1 of 1 has no tokens, and a model can only continue some"),
+        ([[1] * 10], {"length": 10}, "a prompt must be shorter than the maximum length of the model, 10; got 10"),
+        ([[1], []], {}, "prompt 2 of 2 must have at least one token"),
+        ([], {}, "there must be a prompt, for instance [[1, 2, 3]]"),
+        ([[]], {}, "prompt 1 of 1 must have at least one token"),
         (
             [1, 2],
             {},
@@ -248,7 +248,7 @@ NAN = float("nan")
         ([[1], [1, 2]], {"pad": 99}, "99 is not a token id of this model: `tokens` may be 0 to 19"),
         ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` of `generate` must be an integer of 1 or more; got 0"),
         ([[1]], {"n_samples": 0}, "`n_samples` of `generate` must be an integer of 1 or more; got 0"),
-        ([[1]], {"n_samples": 2}, "2 samples at temperature 0 are 2 times the same: give a temperature"),
+        ([[1]], {"n_samples": 2}, "`n_samples` above 1 needs a temperature above 0: otherwise all samples are equal"),
         ([[1]], {"stop": [()]}, "a stop sequence must have a token"),
         ([[1]], {"top_p": 2.0}, "`top_p` of `generate` must be a number of more than 0 and at most 1 or None; got 2.0"),
     ],
@@ -265,7 +265,7 @@ def test_logits_that_are_no_numbers(
 ) -> None:
     messages: list[object] = []
     break_at(model.logits, 0 if when == "at once" else 2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^the model's logits are NaN, in torch\.float32: its weights are broken"):
+    with pytest.raises(ValueError, match=r"^the logits are NaN in torch\.float32: the weights are corrupt"):
         generate(model, [[1]], max_new_tokens=5, temperature=temperature, on_token=messages.append)
     assert bool(messages) == (when == "later")
 

@@ -64,7 +64,7 @@ def test_a_tensor_is_ignored_if_it_is_what_the_model_computes(
     build_with_weights(graph, file)
     stored.view(-1)[-1] = 1 - stored.view(-1)[-1].float()
     save_file({**tensors, tensor: stored}, file)
-    with pytest.raises(tfkit.SpecError, match=f"`{tensor}` has other values than the model computes"):
+    with pytest.raises(tfkit.SpecError, match=f"`{tensor}` differs from the values that the model computes"):
         build_with_weights(graph, file)
 
 

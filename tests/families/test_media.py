@@ -18,7 +18,7 @@ from tfkit.checkpoint.tensor_names import matcher
 from tfkit.errors import LeftOutWarning
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.compare.other_model import CHANNELS_FIRST, NAMES
-from tfkit.tools.eject.check import check
+from tfkit.tools.eject.proof import check
 from tfkit.tools.import_.importing import import_config
 from tfkit.tools.save.save import save
 

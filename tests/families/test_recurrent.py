@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tfkit
-from tfkit.tools.eject.check import check
+from tfkit.tools.eject.proof import check
 
 from ..sampling import chosen
 from .case import BATCH, Trial, logits_of

@@ -61,7 +61,7 @@ def test_a_bias_of_the_logits_is_refused_where_the_spec_has_none(tmp_path: Path)
     build_with_weights(graph, tmp_path)
     save_file({**load_file(tmp_path / HEADLESS), "final_logits_bias": torch.ones(1, 61)}, tmp_path / HEADLESS)
     with pytest.raises(
-        tfkit.SpecError, match=r"`final_logits_bias` has other values than 0(.|\n)*--set logits\.bias=true"
+        tfkit.SpecError, match=r"`final_logits_bias` must have only the value 0(.|\n)*--set logits\.bias=true"
     ):
         build_with_weights(graph, tmp_path)
 

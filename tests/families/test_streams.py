@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.eject.check import check
+from tfkit.tools.eject.proof import check
 
 from ..sampling import chosen
 from .case import Trial

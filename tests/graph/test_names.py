@@ -13,7 +13,7 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.graph.node_names import RESERVED, WRITTEN
-from tfkit.tools.eject.check import check
+from tfkit.tools.eject.proof import check
 from tfkit.tools.eject.write import eject
 
 PLUGINS = tfkit.load_plugins(entry_points=False)

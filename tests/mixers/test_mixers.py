@@ -15,7 +15,7 @@ import tfkit
 from tfkit import CachedModel
 from tfkit.components.decoder import DecoderConfig
 from tfkit.graph.decode_split import split_for_decoding
-from tfkit.graph.wiring import deaf_to_pairs
+from tfkit.graph.wiring import node_ignoring_pairs
 from tfkit.nn import Context, order_tokens, restore_order, token_order
 from tfkit.reference import Part
 from tfkit.reference.model import Array
@@ -127,7 +127,7 @@ def test_padding_alone_changes_no_state(name: str) -> None:
 
 
 def of_states(cached: CachedModel) -> list[Tensor]:
-    entries = [entry for layer in cached._parts.again["decoder"][1].caches for entry in layer]
+    entries = [entry for layer in cached._parts.step_nodes["decoder"][1].caches for entry in layer]
     tensors = [tensor for layer in cached._cache["decoder"] for tensor in layer]
     return [x for x, entry in zip(tensors, entries, strict=True) if isinstance(entry, tfkit.State)]
 
@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "left out": ({**FULL, "sublayers": ["attention", "ffn"]}, "`mixer` has no effect"),
     "not there": ({"attention": ATTENTION, "sublayers": ["mixer", "attention", "ffn"]}, "has no `mixer` to run"),
     "misspelt": ({**FULL, "sublayers": ["mixr", "attention", "ffn"]}, "unknown sublayer `mixr`"),
-    "another width": ({"mixer": {"kind": "gated_conv", "d_model": 8}}, "`mixer` keeps the width of its stack"),
+    "another width": ({"mixer": {"kind": "gated_conv", "d_model": 8}}, "`mixer` must have the width of its stack"),
 }
 
 
@@ -249,7 +249,7 @@ class FourierConfig(tfkit.MixerConfig):
 
 def test_a_mixer_without_states_is_named_where_it_would_have_to_decode() -> None:
     graph = tfkit.loads(spec_of({"mixer": "fourier"}), plugins=with_component(PLUGINS, FourierConfig))
-    with pytest.raises(tfkit.SpecError, match="mixer `fourier` caches nothing of the tokens that it reads"):
+    with pytest.raises(tfkit.SpecError, match="mixer `fourier` does not cache its tokens"):
         split_for_decoding(graph)
 
 
@@ -271,7 +271,7 @@ def test_a_mixer_has_no_slots_of_tokens() -> None:
 
 def test_documents_in_a_row_are_refused_by_name() -> None:
     graph = tfkit.loads(HYBRID, plugins=PLUGINS)
-    assert deaf_to_pairs(graph) == "decoder"
+    assert node_ignoring_pairs(graph) == "decoder"
     with pytest.raises(tfkit.Invalid, match="`decoder` carries a state across them") as error:
         mask_of(graph, ["tokens"])
     assert "rows of a single document" in str(error.value.help)

@@ -321,10 +321,10 @@ def test_folder_without_plugin(folder: str) -> None:
     write("other/pyproject.toml", "[project]\nname = 'other'")
     with pytest.raises(SpecError) as caught:
         load(folder)
-    what = "does not exist" if folder == "missing" else "holds no plugin"
+    what = "does not exist" if folder == "missing" else "contains no plugin"
     assert str(caught.value) == inspect.cleandoc(f"""
         error: plugin folder `{folder}` {what}
-           = help: use a folder that holds a *.py file, a package, or a project whose pyproject.toml has
+           = help: use a folder with a *.py file, a package, or a project whose pyproject.toml has
              [project.entry-points.tfkit]
     """)
 

@@ -73,11 +73,14 @@ ILLEGAL = {
     "groups of mha": (["graph.decoder.attention.n_kv_heads=2"], "n_kv_heads"),
     "groups of mqa": (["graph.decoder.attention={kind: mqa, n_heads: 4, n_kv_heads: 2}"], "n_kv_heads"),
     # what a stack reads
-    "a decoder that looks ahead": (["graph.decoder.attention.mask={left: 2, right: 1}"], "must not read later keys"),
-    "a decoder without a limit": (["graph.decoder.attention.mask={}"], "must not read later keys"),
+    "a decoder that looks ahead": (
+        ["graph.decoder.attention.mask={left: 2, right: 1}"],
+        "must not attend to later keys",
+    ),
+    "a decoder without a limit": (["graph.decoder.attention.mask={}"], "must not attend to later keys"),
     "a variant that looks ahead": (
         ["graph.decoder.layers={variants: {wide: {attention: {mask: {right: 3}}}}, pattern: [base, wide]}"],
-        "must not read later keys",
+        "must not attend to later keys",
     ),
     "cross-attention, no memory": (
         ["graph.prefix.cross_attention={kind: mha, n_heads: 4}"],
@@ -91,7 +94,7 @@ ILLEGAL = {
     "a memory, no attention to take after": (["graph.decoder.attention=null"], "attention"),
     "a mask on cross-attention": (
         ["graph.decoder.cross_attention={kind: mha, n_heads: 4, mask: {left: 2}}"],
-        "cross-attention reads the whole memory",
+        "cross-attention attends to the full memory",
     ),
     "memory and prefix": (["graph.decoder.prefix=n"], "cannot have both a memory and a prefix"),
     "a prefix of tokens": (["graph.prefix.prefix=tokens"], "must be lengths"),
@@ -102,10 +105,10 @@ ILLEGAL = {
         "cross",
     ),
     # layers
-    "no sublayers": (["graph.encoder.attention=null", "graph.encoder.ffn=null"], "without parts"),
+    "no sublayers": (["graph.encoder.attention=null", "graph.encoder.ffn=null"], "a layer must have a sublayer"),
     "an empty program": (
         ["graph.encoder.attention=null", "graph.encoder.ffn=null", "graph.encoder.sublayers=[]"],
-        "without parts",
+        "a layer must have a sublayer",
     ),
     "a step without its part": (["graph.prefix.sublayers=[attention, ffn]"], "no `ffn`"),
     "a part without its step": (["graph.encoder.sublayers=[attention]"], "`ffn` has no effect"),
@@ -120,7 +123,7 @@ ILLEGAL = {
     ),
     "a variant of another width": (
         ["graph.encoder.layers={variants: {wide: {d_model: 64}}, pattern: [base, wide]}"],
-        "keeps the width of its stack",
+        "must have the width of its stack",
     ),
     "groups that do not divide": (
         ["graph.encoder.n_layers=3", "graph.encoder.layers={groups: 2}"],

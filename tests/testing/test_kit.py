@@ -84,7 +84,7 @@ def test_an_unknown_kind_or_slot() -> None:
         check_component("nothing", slot="ffn", plugins=PLUGINS)
     with pytest.raises(ValueError, match="pass the slot of the kind, one of activation, attention"):
         check_component("gelu", plugins=PLUGINS)
-    with pytest.raises(ValueError, match="slot `block` has no small model"):
+    with pytest.raises(ValueError, match="slot `block` cannot be checked alone"):
         check_component("encoder", slot="block", plugins=PLUGINS)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import tfkit
-from tfkit.tools.eject.check import Alone
+from tfkit.tools.eject.proof import Alone
 
 DECODER = """\
 tfkit: 1

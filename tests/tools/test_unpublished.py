@@ -11,7 +11,7 @@ import torch
 import tfkit
 from tfkit.tools.cost.cost import cost
 from tfkit.tools.draw.svg import to_svg
-from tfkit.tools.eject.check import Alone, check
+from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.write import eject
 from tfkit.tools.explain.explain import explain
 from tfkit.tools.export.export import export

@@ -1,1 +1,1 @@
-"""From a graph to an `nn.Module`: the model, its memory, its first weights, and what tfkit guarantees of it."""
+"""From a graph to an `nn.Module`: the model, its memory, its initial weights, and checks of guarantees."""

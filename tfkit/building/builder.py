@@ -24,14 +24,14 @@ from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import AnySpec, Graph, Node, load, place_of
 from tfkit.graph.input_shapes import fixed_lengths
-from tfkit.graph.wiring import masks_in_use, masks_of_pairs, table_owner
+from tfkit.graph.wiring import masks_in_use, pairwise_masks, table_owner
 from tfkit.nn import Program, Value, is_token, may_read, of_length, of_length_if_given
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
 
 
 class FailedError(Exception):
-    """A component's `build` raised an error, which is the cause."""
+    """Raised when a component's `build` fails; the cause is its error."""
 
     def __init__(self, config: Component, cause: BaseException) -> None:
         super().__init__(config, cause)
@@ -40,7 +40,7 @@ class FailedError(Exception):
 
 
 class Builder:
-    """Builds the children of a component, and records the config of each module."""
+    """Implementation of `Make`: builds children, and records the config of each module."""
 
     def __init__(self, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> None:
         self.attention_backend = attention_backend
@@ -64,7 +64,7 @@ class Builder:
 
 
 def _built(config: Component, make: Builder, /, *args: Any, **options: Any) -> Any:
-    """Return the result of `build`. Raise RuntimeError if `build` changes the dtype of the modules built after it."""
+    """Return the result of a component's `build`. Raise RuntimeError if it changes torch's default dtype."""
     dtype = torch.get_default_dtype()
     try:
         return config.build(make, *args, **options)  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ def build(
         allocate(model, device)
         initialize(model, graph, seed)
         warn_of_first_losses(model, graph)
-        _check_kept(model, graph, attention_backend)
+        _check_guarantees(model, graph, attention_backend)
     return model
 
 
@@ -171,9 +171,9 @@ def build_filled(
     before: Callable[[nn.Module], None] = lambda model: None,
     **options: Any,
 ) -> Model:
-    """Build a model and fill it from a file, tensor by tensor and never twice in memory; see `build`.
+    """Build a model and fill it from a file tensor by tensor, so the weights are in memory only once; see `build`.
 
-    `before` is called with the model on the meta device, before it takes memory.
+    `before` is called with the model on the meta device, before memory is allocated.
     """
     from tfkit.checkpoint.files import TensorFiles
     from tfkit.checkpoint.fitting import fitting_map, floating_type, warn_of
@@ -184,12 +184,12 @@ def build_filled(
         weights = fitting_map(model, graph, checkpoint, path, allow_change=allow_change)
         before(model)
         allocate(model, device)
-        if len(list(model.buffers())):  # those that a file does not hold
+        if len(list(model.buffers())):  # buffers are not in the file
             initialize(model, graph)
         weights.load(checkpoint, model.state_dict())
         model.meta["left_out"] = weights.left_out(checkpoint.names)
     warn_of(model.meta["left_out"], shown(path))
-    _check_kept(model, graph, options.get("attention_backend", "sdpa"))
+    _check_guarantees(model, graph, options.get("attention_backend", "sdpa"))
     return model
 
 
@@ -201,13 +201,13 @@ def filled_by_layer(
     seed: int,
     attention_backend: AttentionBackend,
 ) -> Iterator[nn.Module]:
-    """Fill a model on the meta device with initial weights, and yield each layer when it is filled, then the model.
+    """Fill a model on the meta device with initial weights. Yield each layer after it is filled, then the model.
 
-    The parameters have the bits that `build` gives them. The caller may shard each layer, so that a device needs memory
-    for all weights of the next layer only, and at last for all weights that are in no layer.
+    The parameters are bit-identical to the result of `build`. If the caller shards each layer, a device needs memory
+    for the full weights of only one layer at a time, and finally for all weights outside of layers.
     """
     graph, filled = graph_of(model), set[nn.Module]()
-    _check_kept(model, graph, attention_backend)
+    _check_guarantees(model, graph, attention_backend)
     for layer in (*layers, model):
         allocate(layer, device)
         initialize(model, graph, seed, only=(modules := set(layer.modules()) - filled))
@@ -215,7 +215,7 @@ def filled_by_layer(
         yield layer
 
 
-def _check_kept(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
+def _check_guarantees(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
     """Raise SpecError if a component breaks a guarantee. `flex` is not checked: its forward would compile."""
     if attention_backend != "flex":
         with evaluating(model):
@@ -235,7 +235,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> Model:
 def allocate(model: nn.Module, device: torch.device | str) -> None:
     """Allocate memory for the tensors of a model that are on the meta device; their values are undefined.
 
-    `to_empty` does the same, but asks the meta device how: that imports a computer algebra system, half a second.
+    `to_empty` does the same through a decomposition for the meta device, whose import of sympy takes half a second.
     """
 
     def allocated(tensor: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def _check_count(model: nn.Module, graph: Graph) -> None:
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Pause garbage collection: building allocates many live objects, and a pass over them costs 10% of the build."""
+    """Pause garbage collection. Building allocates many objects, and scanning them would take 10% of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -266,7 +266,7 @@ def _collection_paused() -> Iterator[None]:
 
 
 def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> Model:
-    """Build the module of a graph on the current device, its parameters not filled; see `build`."""
+    """Build the module of a graph on the current device, without filling its parameters; see `build`."""
     builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
@@ -275,7 +275,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
         values[name] = program.apply(name, check, values[name], length, name)
     used = masks_in_use(graph.nodes)
     masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
-    values |= mask_inputs(program, masks, pairs=masks_of_pairs(graph.nodes))
+    values |= mask_inputs(program, masks, pairs=pairwise_masks(graph.nodes))
     for node in graph.nodes:
         module = _build_node(builder, graph, node)
         values |= call(program, graph, node, module, values)
@@ -294,7 +294,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
 
 
 def graph_of(model: nn.Module) -> Graph:
-    """Return the graph that a model was built from, wrapped or not. Raise `ValueError` if tfkit did not build it."""
+    """Return the graph of a built model, which may be wrapped. Raise `ValueError` if tfkit did not build the model."""
     graph: Graph = unwrapped(model).meta["graph"]
     return graph
 
@@ -307,7 +307,7 @@ def inputs_of(model: nn.Module) -> list[str]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set the model to eval mode; afterwards every module is in its previous mode."""
+    """Set the model to eval mode, and restore the mode of every module on exit."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -320,9 +320,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def call(
     program: Program, graph: Graph, node: Node, module: nn.Module, values: Mapping[str, Any], **further: Any
 ) -> dict[str, Any]:
-    """Write the call of a node's module; return its value and, if it makes one, its mask.
+    """Write the call of a node's module; return its value and, if the node returns a mask, the mask.
 
-    `values` has all previous values by name, including masks; `further` are arguments in addition to the wires.
+    `values` holds all previous values and masks by name; `further` are arguments in addition to the wires.
     """
     args, kwargs = _arguments(graph, node, program, values)
     value = program.call(node.name, module, *args, **kwargs, **further)
@@ -344,7 +344,7 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
 
 
 def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str | None] = ()) -> dict[str, Value]:
-    """Add masks as optional inputs, checked before any use. Masks in `pairs` may be pairwise."""
+    """Add masks as optional inputs, with checks before their first use. Masks in `pairs` may be pairwise."""
     masks = {name: program.input(name, optional=True) for name in names}
     checks = {name: may_read if name in pairs else is_token for name in masks}
     return {name: program.apply(name, checks[name], value, name) for name, value in masks.items()}
@@ -353,7 +353,7 @@ def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str
 def _arguments(
     graph: Graph, node: Node, program: Program, values: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a node's module: its input first, masks and the other wires as keywords."""
+    """Return the arguments of a node's module: its input as first argument, masks and the other wires as keywords."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for field, source in node.wires.items():
@@ -376,7 +376,7 @@ def _arguments(
 
 
 def _class_name(name: str) -> str:
-    """Convert `llama3_8b` to Llama3_8b: adjacent digits would read as another number."""
+    """Convert `llama3_8b` to Llama3_8b. The underscore stays: adjacent digits would look like a single number."""
     title = ""
     for word in "".join(c if c.isalnum() else " " for c in name).split():
         title += "_" * (title[-1:].isdigit() and word[:1].isdigit()) + word[:1].upper() + word[1:]

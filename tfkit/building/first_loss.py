@@ -1,10 +1,10 @@
-"""The loss that a model starts from, derived from its shapes and its initialization: nothing is run.
+"""An estimate of the loss before training, from a model's shapes and initial weights, without running the model.
 
-A model that knows nothing gives every token the same probability: a loss of ln V. One with large logits at the start
-predicts something, and it is wrong. Logits are large for two reasons. Weights of the head: logits of deviation s cost
-s^2 / 2. And a head that shares the table of the embedding: to the extent that its input is still the row of the token
-just read, it predicts that token again. That extent follows from the sizes of what the layers add to the residual
-stream.
+A model that gives every token the same probability has a loss of ln V. Large initial logits increase the loss, because
+the prediction is arbitrary. Logits are large for two reasons. First, the weights of the head: logits with standard
+deviation s add s^2 / 2. Second, a head that shares the table of the embedding predicts the current token again, in
+proportion to the fraction of its input that is still the row of that token. The fraction follows from the sizes of
+the layers' outputs, which are added to the residual stream.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tfkit.nn.spread import rows_of
 
 DEFAULT = "fan_in"
 FAR = 1.0
-"""A warning is given for a first loss this far above ln V."""
+"""Difference between the first loss and ln V above which a warning is issued."""
 SAMPLE = 4096
-"""The number of a weight's values that its deviation is estimated from."""
+"""Number of values of a weight from which its standard deviation is estimated."""
 AVERAGED = 0.3
-"""The factor on the size of values when attention averages them over a dozen different tokens."""
+"""Factor of the size of values when attention averages them over a dozen different tokens."""
 ACTIVATED = 0.5
-"""The factor on the size of a hidden layer by its activation."""
+"""Factor of the size of a hidden layer from its activation."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The vectors between two nodes: their root mean square, and the share of it that is the token's own row."""
+    """The vectors between two nodes: their root mean square, and the fraction that is the row of the current token."""
 
     size: float
     token: float
@@ -53,17 +53,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class FirstLoss:
-    """The expected loss of a head before the first step, and the loss of even guesses."""
+    """The expected loss of a head before the first step, and the loss of a uniform distribution."""
 
     head: str
     loss: float
     even: float
     own_token: bool
-    """True if most of it is due to the token just read."""
+    """True if the current token causes most of the loss."""
 
 
 def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
-    """Warn of heads whose first loss is far from ln V, unless published weights replace the initial ones."""
+    """Warn about heads whose first loss is far above ln V, unless published weights replace the initial weights."""
     if graph.spec.model.checkpoint is not None:
         return
     kind = graph.spec.model.init.kind_name()
@@ -94,15 +94,15 @@ def _loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor
     owner = table_owner(graph, tie) if isinstance(tie, str) else None
     stream = _stream(model, graph, str(node.wires["input"]), owner)
     if not head.direct:
-        stream = Stream(1.0, 0.0)  # another dense layer is between: its rows are not the rows of the table
+        stream = Stream(1.0, 0.0)  # a dense layer precedes the matrix, so its input is not a row of the table
     factor, cap = _deviation(weight) * head.scale, head.softcap or math.inf
     spread = min(factor * math.sqrt(weight.size(1)) * stream.size, cap)
     repeated = min(factor * weight.size(1) * stream.token, cap)
     even = math.log(node.output.width)
-    most = spread * math.sqrt(2 * even)  # over V numbers; the formula would need more of them
-    rest = even + spread**2 / 2 if spread < math.sqrt(2 * even) else most
-    loss = max(repeated, rest) + math.log1p(math.exp(-abs(repeated - rest)))
-    return FirstLoss(node.name, loss, even, repeated > rest)
+    most = spread * math.sqrt(2 * even)  # the maximum of V numbers, beyond which the formula does not hold
+    base = even + spread**2 / 2 if spread < math.sqrt(2 * even) else most
+    loss = max(repeated, base) + math.log1p(math.exp(-abs(repeated - base)))
+    return FirstLoss(node.name, loss, even, repeated > base)
 
 
 def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
@@ -116,7 +116,7 @@ def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
 
 
 def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Stream:
-    """Estimate the output of a node; for an unknown kind, vectors of size one that do not contain their token."""
+    """Estimate the output of a node. For an unknown block, assume vectors of size one without the row of the token."""
     if name in graph.inputs:
         return Stream(1.0, 0.0)
     node = graph.node(name)
@@ -169,7 +169,7 @@ def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
 
 
 def _gain(module: nn.Module, role: str) -> float | None:
-    """Estimate the size of a sublayer's output for vectors of size one; None if its last layer is unknown."""
+    """Estimate the size of a sublayer's output for inputs of size one; None if its last layer is unknown."""
     layers = list(_linear(module))
     last = [(weight, residual) for weight, residual in layers if residual]
     if not last:
@@ -191,6 +191,6 @@ def _gain_of(weight: Tensor) -> float:
 
 
 def _deviation(weight: Tensor) -> float:
-    """Return the deviation of a weight, estimated from some of its values in this process."""
+    """Estimate the standard deviation of a weight from some of the values in this process."""
     weight = rows_of(weight.detach())[0]
     return float(weight.reshape(-1)[:SAMPLE].float().std(correction=0))

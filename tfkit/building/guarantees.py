@@ -1,8 +1,8 @@
-"""Checks of what components guarantee about their results, while a model runs.
+"""Checks, during a forward pass, that components keep the guarantees about their results.
 
-A tensor of a wrong shape often broadcasts, at the next addition at the latest: no error, but another model. One of a
-wrong type is as silent: everything that follows takes that type. And a component that changes its input in place
-changes what others read.
+Three faults cause no error, but a different model. A tensor of the wrong shape broadcasts at the next addition. A
+tensor of the wrong dtype changes the dtype of everything that follows. A component that modifies its input in place
+changes the input of other components.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ Size: TypeAlias = int | tuple[int, ...] | None
 """A size, or a choice of sizes; None if any size is allowed."""
 Shape: TypeAlias = tuple[Size, ...]
 BATCH, LENGTH = 2, 3
-"""Batch and length of the inputs that a model is checked with when it is built."""
+"""Batch size and length of the inputs for the check at build time."""
 KEEPING = ("activation", "attention", "ffn", "norm")
-"""The slots of components whose result has the shape and type of their first argument."""
+"""Slots whose components return a tensor with the shape and dtype of their first argument."""
 
 
 def check_guarantees(model: fx.GraphModule, graph: Graph) -> None:
-    """Raise SpecError if a component of a model in eval mode silently breaks a guarantee.
+    """Raise SpecError if a component of a model in eval mode violates a guarantee silently.
 
-    Runs one forward over a few tokens, and only for models with components from plugins: tfkit's own tests prove the
-    built-in ones. A forward that fails is ignored here: its first use will raise the error.
+    This runs a forward pass over a few tokens, only for models with components from plugins, because tfkit's tests
+    cover the built-in components. A forward that raises an error is ignored: the first use of the model raises it
+    again.
     """
     if all(type(component).__module__.partition(".")[0] == "tfkit" for component in model.meta["components"].values()):
         return
@@ -65,7 +66,7 @@ def check_guarantees(model: fx.GraphModule, graph: Graph) -> None:
 
 
 def check_layers(model: fx.GraphModule, graph: Graph) -> None:
-    """Raise SpecError if a stack describes layers or modules other than those that it has."""
+    """Raise SpecError if the layers and modules of a stack differ from its description."""
     for node in graph.nodes:
         if node.stack is not None:
             names = {name for name, _ in model.get_submodule(node.name).named_modules()}
@@ -79,7 +80,7 @@ def check_layers(model: fx.GraphModule, graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken guarantee of a component: its module, its config, and the fault, as the end of a sentence."""
+    """A violated guarantee of a component: its module, its config, and the fault, as the end of a sentence."""
 
     path: str
     component: Component
@@ -95,12 +96,12 @@ class Broken:
 
 
 class Watch:
-    """Checks the arguments and results of every component of a built model.
+    """Hooks that check the arguments and results of every component of a built model.
 
     Attributes:
-        broken: the broken guarantees, at most one for each component.
+        broken: the violated guarantees, at most one for each component.
         shapes: the shapes of the nodes' results, by name.
-        running: the paths of the components that are running, the innermost one last.
+        running: the paths of the components that are running, innermost last.
     """
 
     def __init__(self, model: fx.GraphModule) -> None:
@@ -113,7 +114,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Check everything that runs within; after an error, `running` tells where it was."""
+        """Check the forward passes inside the context. After an exception, `running` ends with its component."""
         handles = []
         for path, component in self._components.items():
             handles += self._hooks(path, component, self._model.get_submodule(path), partial(_wrong, component))
@@ -147,7 +148,7 @@ class Watch:
         return [*hooks, module.register_forward_hook(after, with_kwargs=True)]
 
     def _misled(self, args: Any) -> bool:
-        """Return True after a component that returned a different dtype: the current arguments are not the model's."""
+        """Return True if an argument has the wrong dtype because an earlier component returned it."""
         dtypes = {tensor.dtype for tensor in tensors_in(args) if tensor.is_floating_point()}
         return bool(self.broken and dtypes - {tensor.dtype for tensor in self._model.parameters()})
 
@@ -158,7 +159,7 @@ class Watch:
 
 
 def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
-    """Yield the modules, built without `make`, that rotate queries and keys of an attention, with their config."""
+    """Yield the modules that rotate queries and keys, which are built without `make`, with their configs."""
     position = component.position if isinstance(component, AttentionConfig) else None
     if isinstance(component, AttentionConfig) and isinstance(position, RotaryConfig):
         with torch.device("meta"):
@@ -176,7 +177,7 @@ def _name(module: nn.Module) -> tuple[str, str]:
 
 
 def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
-    """Describe the fault in a component's result; `arguments` are those that the component was built with."""
+    """Describe the fault in a component's result. `arguments` are the arguments of its `build`."""
     if isinstance(component, SublayerConfig) and component.gives:
         if not (isinstance(output, tuple) and len(output) == 2 and set(output[1]) == set(component.gives)):
             return f"must return y, and a mapping with the tensors that it gives: {listing(component.gives)}"
@@ -203,7 +204,7 @@ def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ..
 
 
 def _not_kept(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
-    """Return the fault in a result that must have the shape and type of the first argument."""
+    """Describe the fault in a result that must have the shape and dtype of the first argument."""
     x: Tensor = args[0]
     if (fault := _other(output, tuple(x.shape), "the shape of its input")) is not None:
         return fault
@@ -226,7 +227,7 @@ def _wrong_stream(component: StreamConfig, arguments: tuple[Any, ...], stream: T
 
 
 def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
-    """Describe the fault in a block's output or inputs, compared with its declaration."""
+    """Describe the difference between a block's output or inputs and its declaration."""
     sizes = {tuple(shape.shape) for shape in tensors_in(args[0])} if block.alike and args else set()
     if len(sizes) > 1:
         return f"takes tensors of one shape, but got {' and '.join(str(list(shape)) for shape in sorted(sizes))}"
@@ -246,15 +247,15 @@ def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
     )
 
 
-def _other(result: Any, expected: Shape, what: str) -> str | None:
-    """Return the fault in a result that does not have the wanted shape."""
+def _other(result: Any, expected: Shape, meaning: str) -> str | None:
+    """Describe the difference between the shape of a result and the expected shape."""
     if not isinstance(result, Tensor):
         return f"must return a tensor; got {type(result).__name__}"
     sizes = tuple(result.shape)
     if len(sizes) == len(expected) and all(_fits(*pair) for pair in zip(sizes, expected, strict=True)):
         return None
     shape = ", ".join("any" if size is None else _in_words(size) for size in expected)
-    return f"returns {list(sizes)} instead of [{shape}]: {what}"
+    return f"returns {list(sizes)} instead of [{shape}]: {meaning}"
 
 
 def _fits(size: int, allowed: Size) -> bool:

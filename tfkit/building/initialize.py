@@ -1,4 +1,4 @@
-"""The initialization of weights: each is filled by the spec's `init`, from the seed and its own name."""
+"""The initialization of weights: the spec's `init` fills each weight from the seed and the name of the weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 
 RESETS = ("reset_parameters", "_reset_parameters")
-"""Names of the method that fills a module; torch's attention has it under a private name."""
+"""Names of the method that fills a module. In torch's attention it has a private name."""
 
 
 class Rule(NamedTuple):
@@ -45,9 +45,9 @@ def rules(model: nn.Module, graph: Graph) -> dict[str, Rule]:
 def initialize(
     model: torch.fx.GraphModule, graph: Graph, seed: int = 0, *, only: Container[nn.Module] | None = None
 ) -> None:
-    """Fill every parameter and buffer of a model in place, each from `seed` and its own name.
+    """Fill every parameter and buffer of a model in place, each from `seed` and its name.
 
-    With `only`, fill the parameters and buffers that these modules hold directly.
+    With `only`, fill the parameters and buffers that belong directly to these modules.
     """
     init = graph.spec.model.init
     plan = rules(model, graph)
@@ -84,18 +84,18 @@ def _reset_of(module: nn.Module) -> Callable[[], object] | None:
 
 
 def _holds(module: nn.Module) -> bool:
-    """Return True if a module has parameters or buffers, not counting its children."""
+    """Return True if a module has parameters or buffers, disregarding its children."""
     return any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
 
 
 def _is_filled_above(model: nn.Module, path: str) -> bool:
-    """Return True if a module is a list or a mapping of parameters, which its parent fills."""
+    """Return True for a list or mapping of parameters, which its parent fills."""
     module, above = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     return isinstance(module, nn.ParameterList | nn.ParameterDict) and _reset_of(above) is not None
 
 
 def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
-    """Yield each matrix [out, in] that counts separately: the parts of a fused layer, the layers of a stack."""
+    """Yield each matrix [out, in] that is filled separately: the parts of a fused layer, the layers of a stack."""
     parts = module.parts if isinstance(module, Linear | StackedLinear) else None
     for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
         yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
@@ -106,9 +106,9 @@ def _seed(seed: int, name: str) -> int:
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Set the seed of the random numbers of a device, and of the CPU.
+    """Seed the random generators of a device and of the CPU.
 
-    `torch.manual_seed` sets it for all devices, and for each that is not in use it writes down where it was called.
+    `torch.manual_seed` seeds all devices, and records a traceback for every device that is not initialized yet.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -117,5 +117,5 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
-    """Return a random generator for a name, independent of all others."""
+    """Return a random generator for a name, independent of the generators of other names."""
     return torch.Generator(device).manual_seed(_seed(seed, name))

@@ -1,8 +1,8 @@
-"""The class of a built model, and the built model inside the wrappers of other tools.
+"""The class of built models, and the unwrapping of models that other tools have wrapped.
 
-A call with inputs that a model cannot read fails with a clear error. A forward does not check its inputs, which would
-cost time. They are checked only after it has failed: if they are at fault, the error says so; otherwise the original
-error is raised, with a note that names the layer it comes from.
+A forward does not check its inputs, because that takes time. They are checked only after a forward has failed. If the
+inputs are invalid, the error describes them. Otherwise the original error is raised, with a note that names the layer
+in which it occurred.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfkit.nn import Linear, WrittenGraph
 from tfkit.torch_private.sharding import computes_in
 
 BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
-"""The type of arguments; `graph_of` tells if a module is one."""
+"""The type of arguments that are built models. `graph_of` raises an error for other modules."""
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
     "sequence": "vectors [b, t, width]",
@@ -50,7 +50,7 @@ class Model(WrittenGraph):
 
 
 def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception:
-    """Return the error to raise for a failed call: an error in its inputs, else `error` with a note of its module."""
+    """Return the error to raise for a failed call: an error in its inputs, else `error` with a note on its module."""
     input_error = wrong_call(model, args, kwargs)
     if input_error is None:
         name_layer(error, model)
@@ -60,13 +60,13 @@ def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwar
 
 
 def name_layer(error: BaseException, model: nn.Module) -> None:
-    """Note on an error which module of the model it comes from: `in decoder.layers.7.ffn`."""
+    """Add a note to an error with the module in which it occurred: `in decoder.layers.7.ffn`."""
     if path := layer_of(error, model):
         error.add_note(f"in {path}")
 
 
 def layer_of(error: BaseException, model: nn.Module) -> str | None:
-    """Return the path of the innermost module of a model that ran when an error was raised; None outside of all."""
+    """Return the path of the innermost module that was running when an error was raised; None outside of modules."""
     paths = {id(module): path for path, module in model.named_modules()}
     owners = [id(frame.f_locals.get("self")) for frame, _ in walk_tb(error.__traceback__)]
     return next((paths[owner] for owner in reversed(owners) if paths.get(owner)), None)
@@ -75,7 +75,7 @@ def layer_of(error: BaseException, model: nn.Module) -> str | None:
 def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
     """Return the error in the inputs of a call; None if they are valid."""
     graph = model.meta.get("graph")
-    if not isinstance(graph, Graph) or "forward" in vars(model):  # another forward has other inputs
+    if not isinstance(graph, Graph) or "forward" in vars(model):  # a replaced forward may have different inputs
         return None
     names = [str(node.target) for node in model.graph.find_nodes(op="placeholder")]
     if len(args) > len(names):
@@ -90,8 +90,8 @@ def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, 
     missing = [name for name, signal in graph.inputs.items() if not signal.optional and inputs.get(name) is None]
     if missing:
         return TypeError(f"`{graph.name}` needs {' and '.join(f'`{name}`' for name in missing)}")
-    there = {name: value for name, value in inputs.items() if value is not None}
-    return next(wrong_inputs(graph, there, next(model.parameters(), None)), None)
+    passed = {name: value for name, value in inputs.items() if value is not None}
+    return next(wrong_inputs(graph, passed, next(model.parameters(), None)), None)
 
 
 def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
@@ -133,7 +133,7 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
 
 
 def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
-    """Return the error in a sequence [b, t] longer than the model's `max_len`, or with token ids outside its table."""
+    """Return the error for a sequence [b, t] that exceeds `max_len` or has ids outside the table, or None."""
     limit, rows = max_len(graph), rows_of(graph, name)
     if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
         return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
@@ -155,7 +155,7 @@ def _wrong_mask(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterat
 
 
 def _wrong_rows(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exception]:
-    """Yield errors for inputs with different batch sizes, or with different lengths if one node takes both."""
+    """Yield errors for inputs with different batch sizes, or with different lengths if a node takes both."""
     inputs = {name: value for name, value in arguments.items() if name in graph.inputs}
     counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
     if len(set(counts.values())) > 1:
@@ -184,14 +184,14 @@ INSIDE = {
     "lightning_fabric._FabricModule": "module",
     "tfkit.Loss": "model",
 }
-"""Package and class of wrappers, and the attribute that holds the wrapped module."""
+"""Attribute that holds the wrapped module, by the package and class of the wrapper."""
 
 
 def unwrapped(model: object) -> fx.GraphModule:
-    """Return the model without wrappers that compute the same: `torch.compile`, DDP, averages, PEFT, `Loss`.
+    """Return the model inside wrappers that keep its computation: `torch.compile`, DDP, averages, PEFT, `Loss`.
 
     Adapters that PEFT inserts belong to the model. Raises `ValueError` for modules that `tfkit.build` did not build,
-    and for wrappers that change more than where or how the model runs.
+    and for wrappers that change what the model computes.
     """
     module = model
     while not _is_built(module):
@@ -208,7 +208,7 @@ def unwrapped(model: object) -> fx.GraphModule:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Return True if `torch.distributed.fsdp.fully_shard` was called with this module."""
+    """Return True if `torch.distributed.fsdp.fully_shard` has been applied to this module."""
     return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
@@ -225,7 +225,7 @@ def whole(model: object) -> fx.GraphModule:
 
 
 def check_values(model: nn.Module) -> None:
-    """Raise ValueError if the parameters of a model have shapes alone."""
+    """Raise ValueError if the parameters of a model have no values, as on the meta device."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model is on the meta device, where weights have no values: build it on another device")
 
@@ -233,7 +233,7 @@ def check_values(model: nn.Module) -> None:
 def sharded_dtype(model: nn.Module) -> torch.dtype | None:
     """Return the compute dtype of sharded layers, if their policy differs from the parameters' dtype.
 
-    Only linear maps of layers count, as norms may keep the dtype of their parameters.
+    Only linear layers are considered, because norms may keep the dtype of their parameters.
     """
     policies = {path: computes_in(module) for path, module in model.named_modules() if is_sharded(module)}
     linear = [path for path, module in model.named_modules() if isinstance(module, Linear) and ".layers." in path]
@@ -251,9 +251,9 @@ def _groups_of(path: str, policies: Collection[str]) -> list[str]:
 
 
 def called(model: nn.Module, run: Callable[[], T]) -> T:
-    """Call `run`, which calls submodules of the model, as if it were the model's forward.
+    """Call `run`, which calls submodules of the model, inside the model's forward.
 
-    `fully_shard` acts when a module is called: its parameters are gathered before and its gradients scattered later.
+    `fully_shard` works with hooks of a call: it gathers parameters before the forward and scatters gradients later.
     """
     if not is_sharded(model):
         return run()
@@ -270,7 +270,7 @@ def _is_built(model: object) -> bool:
 
 
 def _names(module: object) -> Iterator[str]:
-    """Yield package and name of each class of a module, to recognize the module without an import."""
+    """Yield the package and the name of each class of a module, to recognize it without importing the package."""
     return (f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(module).__mro__)
 
 

@@ -1,4 +1,4 @@
-"""The device and type of tensors, by the names that users give; threads, and the random generators that they share."""
+"""Devices and dtypes by name, the number of threads, and the global random generators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfkit.errors import closest, quoted
 
 TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 GLOBAL_GENERATORS = threading.RLock()
-"""Lock of torch's global random generators, which all threads of a process share. tfkit holds it from the seed to the
-last number that a module draws: no other thread of tfkit seeds a generator, draws or restores a state in between."""
+"""Lock for torch's global random generators, which all threads of a process share. tfkit holds the lock from seeding a
+generator until the last number is drawn, so threads of tfkit do not disturb each other."""
 AnyDtype: TypeAlias = Annotated[torch.dtype | str, "a type of numbers such as torch.bfloat16 or 'bfloat16'"]
 AnyDevice: TypeAlias = Annotated[torch.device | str, "a device such as 'cpu', 'cuda:1' or 'meta'"]
 
 
 def dtype_of(dtype: AnyDtype) -> torch.dtype:
-    """Return the dtype with a name; raise ValueError if weights cannot have it."""
+    """Return a dtype by name; raise ValueError for a dtype that weights cannot have."""
     resolved = TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if resolved is None:
         near = closest(str(dtype), DTYPES)
@@ -33,7 +33,7 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
 
 
 def device_of(device: AnyDevice) -> torch.device:
-    """Return the device with a name; raise ValueError if it is not available."""
+    """Return a device by name; raise ValueError if it is not available."""
     try:
         resolved = torch.device(device)
     except RuntimeError:
@@ -49,7 +49,7 @@ def device_of(device: AnyDevice) -> torch.device:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Use `number` threads inside torch's operations."""
+    """Set the number of threads of torch's operations inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -60,6 +60,6 @@ def threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def forked_generator() -> Iterator[None]:
-    """Lock the global random generators; afterwards, restore the state of the CPU's generator."""
+    """Lock the global random generators, and restore the state of the CPU's generator on exit."""
     with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]):
         yield

@@ -49,20 +49,20 @@ from tfkit.spec.families import expanded
 from tfkit.spec.folder import model_folder
 
 SIZES = ("n_layers", "vocab_size")
-"""Values that a map changes: the weights of each layer and each token are mapped."""
+"""Semantic values that a map may change, because it maps the weights of each layer and each token."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
 class Transfer(Selection):
-    """The weights that a model takes from a checkpoint, or by a map from the model of a checkpoint."""
+    """The weights that a model takes from a checkpoint or, by a map, from the model of a checkpoint."""
 
     map: Mapping[str, Any] | None = None
-    """Weights of the model, and the weights of the checkpoint's model that fill them."""
+    """The map: weights of the model, each with the weight of the checkpoint's model that fills it."""
     tokens: Sequence[str] = ()
-    """Patterns of weights with one row for each token, which take `rows` only."""
+    """Patterns of weights with a row for each token, of which only `rows` are copied."""
     rows: Sequence[tuple[int, int]] = ()
-    """Rows of the model, and the rows of the checkpoint's model for the same tokens."""
+    """Pairs of rows for the same token: in the model, and in the checkpoint's model."""
 
     def fill(self, model: fx.GraphModule, path: Path) -> str:
         return _mapped(model, model_folder(path), self) if self.map or self.tokens else super().fill(model, path)
@@ -70,7 +70,7 @@ class Transfer(Selection):
 
 @dataclass(frozen=True)
 class TransferRule:
-    """An entry of a map, for one of the names that its brackets stand for."""
+    """An entry of a map, for one combination of the words in its brackets."""
 
     key: str
     """The key of the entry, with its brackets."""
@@ -80,7 +80,7 @@ class TransferRule:
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        """The names that the rule maps. Raises `Invalid` for a name that is malformed."""
+        """A regular expression for the names that the rule maps. Raises `Invalid` for a malformed name."""
         names = holes(self.target)
         text = re.escape(self.target)
         for name in names:
@@ -92,7 +92,7 @@ class TransferRule:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its place among the rules that match a name; the largest wins."""
+        """The priority of the rule: of several rules that match a name, the largest rank applies."""
         return self.target.count("."), -len(holes(self.target))
 
     def source_of(self, name: str) -> str | None:
@@ -121,7 +121,7 @@ class TransferRule:
 
 
 def rules_of(entries: Mapping[str, Any]) -> list[TransferRule]:
-    """Return the rules of a map. Raise `Invalid` for an entry that is malformed."""
+    """Return the rules of a map. Raise `Invalid` for a malformed entry."""
     rules = []
     for key, value in entries.items():
         text, pattern = next(iter(value.items()), (None, None)) if isinstance(value, Mapping) else (value, None)
@@ -215,7 +215,7 @@ def _tensor(
 
 
 def _source(name: str, rules: Sequence[TransferRule]) -> tuple[str, TransferRule | None]:
-    """Return the weight of the old model for a weight, and the rule that maps it, if there is such a rule."""
+    """Return the weight of the old model for a weight, and the rule that maps it; None without a rule."""
     matches = [(rule, source) for rule in rules if (source := rule.source_of(name)) is not None]
     if not matches:
         return name, None
@@ -228,7 +228,7 @@ def _source(name: str, rules: Sequence[TransferRule]) -> tuple[str, TransferRule
 
 
 def _check_effect(rules: Sequence[TransferRule], sources: Mapping[str, tuple[str, TransferRule | None]]) -> None:
-    """Raise `Invalid` for an entry without which each weight would be filled as with it."""
+    """Raise `Invalid` for an entry whose removal would not change any weight."""
     for rule in rules:
         remaining = [other for other in rules if other is not rule]
         mapped = [name for name, (_, winner) in sources.items() if winner is rule]

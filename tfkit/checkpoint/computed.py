@@ -1,7 +1,7 @@
-"""Tensors of a file that a model computes: they must equal the computed values, and are not loaded.
+"""Tensors of a file that the model computes. They are compared with the computed values instead of being loaded.
 
 A family names the function and its argument: `"*.attn.bias": = causal_mask(decoder)`. A function with the path of a
-number of rows is also written: `= sinusoids(embedding.position, embedding.max_len)`.
+number of rows is also written to files: `= sinusoids(embedding.position, embedding.max_len)`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tfkit.component import ABSENT, AttentionConfig, BlockConfig
 from tfkit.errors import Invalid, listing, quoted
 
 Expected = Callable[[str, Tensor], Tensor]
-"""The function that computes the required values of a tensor from its name and the stored tensor."""
+"""Computes the expected values of a tensor from its name and the stored tensor."""
 NEAR = 1e-3
-"""The rounding of a sine or cosine of a large angle that the publisher computed in another precision."""
+"""Tolerance for sines and cosines of large angles that the publisher computed in a different precision."""
 MASKED = -1e4
-"""The highest score that represents a masked position in published files."""
+"""Maximum score that represents a masked position in published files."""
 _CALL = re.compile(r"(\w+)\(([\w.]*)(?:, ([\w.]+))?\)")
 
 
@@ -41,7 +41,7 @@ def computed(model: fx.GraphModule, text: str) -> Expected:
 
 
 def written(model: fx.GraphModule, name: str, text: str) -> Callable[[], Tensor] | None:
-    """Return the function that computes a tensor for a file; None if no rows are named or the model lacks its path.
+    """Return the function that computes a tensor for writing; None if the text has no rows or the model lacks the path.
 
     The second argument of the function is the path of the number of rows: `sinusoids(embedding.position, max_len)`.
     """
@@ -53,7 +53,7 @@ def written(model: fx.GraphModule, name: str, text: str) -> Callable[[], Tensor]
 
 
 def agrees(stored: Tensor, expected: Tensor) -> bool:
-    """Return True if a tensor of a file has the values that the model computes, up to the rounding of its type."""
+    """Return True if a tensor of a file equals the computed tensor within the precision of its dtype."""
     if stored.shape != expected.shape:
         return False
     near = max(NEAR, 4 * torch.finfo(stored.dtype).eps) if stored.is_floating_point() else 0.0
@@ -61,7 +61,7 @@ def agrees(stored: Tensor, expected: Tensor) -> bool:
 
 
 def _counts(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """Return positions from 0."""
+    """Return the integers from 0."""
     return torch.arange(stored.size(-1), device=stored.device).expand(stored.shape)
 
 
@@ -78,14 +78,14 @@ def _causal_mask(model: fx.GraphModule, path: str, name: str, stored: Tensor) ->
 
 
 def _masked_score(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """Clamp the stored scores to `MASKED`: every score below it becomes 0 in a softmax."""
+    """Clamp the stored scores to `MASKED`, because a softmax maps all scores below it to 0."""
     return stored.clamp(max=MASKED)
 
 
 def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
     """Return the table of the positions at `path`.
 
-    Rows before the first position are never used, so any values pass.
+    Rows before the first position are never used, so they may have any values.
     """
     if path not in model.meta["components"]:
         return torch.empty(0)
@@ -96,7 +96,7 @@ def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> T
 
 
 def _rotary_table(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """Return the sines, then the cosines, of the angles of the rotary positions at `path`, one row per position."""
+    """Return the sines, then the cosines, of the rotary angles at `path`; each row is a position."""
     angles = torch.arange(stored.size(0), device=stored.device)[:, None] * _frequencies(model, path)
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
@@ -116,7 +116,7 @@ def _frequencies(model: fx.GraphModule, path: str) -> Tensor:
 def _of_mixer(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
     """Return the tensor that a mixer of the stack at `path` computes: `config.table(name, stored, depth)`.
 
-    The depth is the number of its layer, from 0 in the first layer to 1 in the last layer.
+    The depth is 0 in the first layer and 1 in the last layer, and linear in between.
     """
     number = next(iter(numbered(name)[1]), 0)
     config = model.meta["components"].get(f"{path}.layers.{number}.mixer")
@@ -128,7 +128,7 @@ def _of_mixer(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Te
 
 
 def _number(model: fx.GraphModule, path: str, default: float = math.nan) -> float:
-    """Return a number of the spec. If the model lacks it, return `default`: NaN equals nothing."""
+    """Return a number of the spec, or `default` if the model lacks it. The default NaN differs from every number."""
     value = value_at(model.meta["graph"].spec.model, path)
     return value if isinstance(value, int | float) else default
 
@@ -142,4 +142,4 @@ FUNCTIONS: Mapping[str, Callable[[fx.GraphModule, str, str, Tensor], Tensor]] = 
     "rotary_frequencies": _rotary_frequencies,
     "of_mixer": _of_mixer,
 }
-"""The functions that a family may name."""
+"""Functions that a family may name."""

@@ -30,18 +30,18 @@ SILENT = frozenset(
     cache_implementation cross_attention_hidden_size
     """.split()  # noqa: SIM905
 )
-"""Fields of every family that do not affect what the model computes."""
+"""Fields without effect on the model, in every family."""
 USUAL = {"position_embedding_type": "absolute", "is_decoder": False, "tie_encoder_decoder": False, "pruned_heads": {}}
-"""Fields of many families that have no effect as long as they have these values."""
+"""Values with which these fields, which many families have, are without effect on the model."""
 MAX_LAYERS = 4096
-"""The most layers that a stack may have, see `Count`."""
+"""Maximum number of layers of a stack, see `Count`."""
 
 
 def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping:
-    """Return the tree of a family's spec, changed to the model that a config.json describes.
+    """Change the spec of a family to the model that a config.json describes, and return its tree.
 
     Raises:
-        SpecError: with every error in it: fields that the family does not know, lacks, or cannot represent.
+        SpecError: with every error: unknown and missing fields, and values that the family cannot express.
     """
     reading = FieldReading(config, spec, family)
     for name in family.fields:
@@ -54,7 +54,7 @@ def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping
 
 
 class FieldReading:
-    """The `Reading` of the rules: the fields of a config.json, and the spec as changed by them so far.
+    """Implementation of `Reading`: the fields of a config.json, and the spec with the changes so far.
 
     Attributes:
         tree: the spec.
@@ -87,7 +87,7 @@ class FieldReading:
                 self._values[name] = value
 
     def read(self, name: str) -> None:
-        """Change the spec by one field, unless others leave it without a meaning; its errors are noted."""
+        """Apply a field to the spec unless other fields disable it; record its errors."""
         self._name, around = name, name[: name.rfind(".") + 1]
         self._span = self._values[name].span if name in self._values else self._around.get(around, self._top)
         self._used.add(name)
@@ -103,7 +103,7 @@ class FieldReading:
         if name in self._values:
             return plain(self._values[name])
         if name not in self._family.defaults:
-            older = not self.knows(name) and self._name not in self._values  # a name for it in older files
+            older = not self.knows(name) and self._name not in self._values  # the file may use an older name
             missing = self._name if older else name
             unread = [
                 field for field in self._values if not self.knows(field) and field.rpartition(".")[2] not in SILENT
@@ -190,7 +190,7 @@ class FieldReading:
         self._merge(solved.path, node)
 
     def _check_agreement(self, path: str, value: Any) -> None:
-        """Raise `Invalid` if two fields, one of them in the file, give different values of one place."""
+        """Raise `Invalid` if two fields, at least one of them in the file, set a path to different values."""
         other, before = self._solved.setdefault(path, (self._name, value))
         if before != value and not self._values.keys().isdisjoint((self._name, other)):
             message = f"{self._gives(self._name, value)}, but {self._gives(other, before)}"
@@ -230,13 +230,13 @@ class FieldReading:
         return field is not None and self.value(field) is not None
 
     def drop_unused_variants(self) -> None:
-        """Remove the variants that no layer uses, including the values that later fields gave them."""
+        """Remove the variants that no layer uses, including values that later fields set in them."""
         for stack, (names, _) in list(self._stacks.items()):
             if self.at(f"{stack}.layers") is not None:
                 self.arrange(stack, names)
 
     def check_all_known(self) -> None:
-        """Note an error for every unknown field of the family that may affect the model."""
+        """Record an error for every unknown field that may affect the model."""
         for name, node in self._values.items():
             empty = node.value is None if isinstance(node, Scalar) else not node.items
             around, _, leaf = name.rpartition(".")
@@ -249,7 +249,7 @@ class FieldReading:
             self._error(f"{self.model_type} does not have the field {quoted(name)}", name, help=help)
 
     def _way_out(self, name: str) -> str:
-        """Return the text of a user's family in which a field has no effect."""
+        """Return the help for a field without effect: a family that ignores it."""
         family = f"checkpoint: {{extends: {self.model_type}, fields: {{{name}: unused}}}}"
         return f"if it has no effect: --family FILE, a spec with `extends: {self.at('name')}` and `{family}`"
 
@@ -267,7 +267,7 @@ BASE = "base"
 
 
 def pattern_of(names: Sequence[str]) -> Any:
-    """Return the shortest text that arranges layers in this way: a cycle with counts, or ranges and the rest."""
+    """Return the shortest layer pattern for `names`: a cycle with counts, or ranges and the rest."""
     n = len(names)
     length = next(k for k in range(1, n + 1) if all(names[i] == names[i % k] for i in range(n)))
     runs = [(name, len(list(run))) for name, run in groupby(names[:length])]
@@ -281,7 +281,7 @@ def pattern_of(names: Sequence[str]) -> Any:
 
 
 def write_fields(spec: Spec, family: FamilyConfig) -> dict[str, Any]:
-    """Return the fields of the config.json for this model. Reading them detects values that no field covers.
+    """Return the fields of the config.json for a model. Values that no field covers are detected only by reading it.
 
     Raises:
         SpecError: no value of a field expresses a value of the spec.
@@ -300,7 +300,7 @@ def write_fields(spec: Spec, family: FamilyConfig) -> dict[str, Any]:
 
 
 class FieldWriting:
-    """The `Writing` of the rules: a spec, and the `fields` of its config.json so far."""
+    """Implementation of `Writing`: a spec, and the `fields` of its config.json so far."""
 
     def __init__(self, spec: Spec, family: FamilyConfig) -> None:
         self.fields: dict[str, Any] = {}
@@ -309,7 +309,7 @@ class FieldWriting:
         self._started: set[str] = set()
 
     def write(self, name: str) -> None:
-        """Write one field, unless others leave it without a meaning, or another one requested it before."""
+        """Write a field unless other fields disable it, or it has been written because another field needed it."""
         if name in self._started:
             return
         self._started.add(name)
@@ -358,7 +358,7 @@ class FieldWriting:
             self.write(name)
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Invalid("", f"{quoted(name)} is not a number, or follows from this field")
+            raise Invalid("", f"{quoted(name)} must be a number that does not depend on this field")
         return value
 
     def says(self, path: str, expected: Any) -> bool:
@@ -399,7 +399,7 @@ def value_at(config: Any, path: str) -> Any:
 
 
 def _shared(config: Any, path: str, place: str, covered: Set[str]) -> Any:
-    """Return the value of the first component that inherits it at a path that no field of `covered` sets."""
+    """Return an inherited value from the first component that has it at a path outside of `covered`."""
     key, _, rest = path.partition(".")
     if isinstance(config, MappingABC):
         values = (_shared(value, path, f"{place}.{name}".lstrip("."), covered) for name, value in config.items())
@@ -413,7 +413,7 @@ def _shared(config: Any, path: str, place: str, covered: Set[str]) -> Any:
 
 
 def says(value: Any, expected: Any) -> bool:
-    """Return True if a resolved value equals a value in the text of a spec."""
+    """Return True if a resolved value equals an unresolved value of a spec."""
     if isinstance(expected, MappingABC):
         return value is not None and all(says(_item(value, key), entry) for key, entry in expected.items())
     if isinstance(value, Component) and isinstance(expected, str):
@@ -424,12 +424,12 @@ def says(value: Any, expected: Any) -> bool:
 
 
 def _item(value: Any, key: str) -> Any:
-    """Return a value of a mapping, whose keys may have dots, or of a config."""
+    """Return an entry of a mapping, whose keys may have dots, or a field of a config."""
     return value.get(key, ABSENT) if isinstance(value, MappingABC) else value_at(value, key)
 
 
 def _unflattened(fields: MappingABC[str, Any]) -> dict[str, Any]:
-    """Turn fields with a dot in their names into nested mappings."""
+    """Convert fields with dots in their names to nested mappings."""
     nested: dict[str, Any] = {}
     for name, value in fields.items():
         *around, last = name.split(".")

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: opened only for reading, mapped into memory, and checked before anything is used."""
+"""The files of a checkpoint: opened only for reading, memory-mapped, and checked before use."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ DTYPES = {
     "C64": torch.complex64,
 }
 MAPPED = 2**25
-"""A file is remapped after this many bytes, so that data which was read and is no longer in use leaves memory."""
+"""Number of read bytes after which a file is remapped, which releases the memory of data no longer in use."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
-"""The errors that safetensors and torch raise if a file cannot be mapped."""
+"""Errors that safetensors and torch raise if a file cannot be mapped."""
 CHUNK = 2**20
-"""The number of values checked together if torch has no kernel that works without a copy."""
+"""Number of values that are checked at a time if torch has no kernel that avoids a copy."""
 BROKEN = "values that are infinite or NaN"
 MOST_NAMES = 4
 """The maximum number of listed names."""
 
 
 class TensorInfo(NamedTuple):
-    """A tensor as a header describes it: its type, its shape, and the file that holds it."""
+    """Dtype, shape and file of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -58,9 +58,9 @@ class TensorFiles:
     """The tensors of a file or of a sharded checkpoint, by name.
 
     Attributes:
-        names: type, shape and file of every tensor, file by file and in the order of their data: read in this
-            order, a single file is mapped at a time.
-        metadata: the texts that each file has in addition to its tensors.
+        names: information on every tensor, file by file and in the order of their data. Reading in this order maps
+            only one file at a time.
+        metadata: the metadata of each file.
     """
 
     def __init__(self, headers: dict[Path, FileHeader]) -> None:
@@ -76,11 +76,11 @@ class TensorFiles:
 
     @classmethod
     def open(cls, path: Path | str) -> TensorFiles:
-        """Open a checkpoint: the headers of its files are read and checked, no tensor is.
+        """Open a checkpoint: read and check the headers of its files, but no tensors.
 
         Args:
             path: a safetensors file; a folder with `model.safetensors`, or with `model.safetensors.index.json` and its
-                shards; the index itself; or the folder of a run, whose latest checkpoint is opened.
+                shards; the index itself; or a run folder, whose latest checkpoint is opened.
 
         Raises:
             SpecError: a file is missing, unreadable, damaged, a pickle or of another foreign format; or the index names
@@ -88,7 +88,7 @@ class TensorFiles:
         """
         headers = read_headers(model_folder(Path(path)))
         checkpoint = cls(headers)
-        for file in headers:  # safetensors must accept each file before any tensor is loaded
+        for file in headers:  # checks that safetensors accepts each file before any tensor is loaded
             checkpoint._map(file)
         checkpoint.close()
         return checkpoint
@@ -100,13 +100,13 @@ class TensorFiles:
         self.close()
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor, as a view of its file: its bytes enter memory when they are used.
+        """Return a tensor as a view of its file. Its bytes are read when they are used.
 
-        Writing to it does not change the file. It stays valid after the checkpoint is closed, but not if the file is
-        truncated: copy tensors that must outlive the file.
+        Writing to the tensor does not change the file. The tensor stays valid after the checkpoint is closed, but not
+        if the file is truncated. Copy tensors that must outlive the file.
 
         Raises:
-            KeyError: there is no such tensor.
+            KeyError: the checkpoint has no such tensor.
             SpecError: its file was changed or removed since the checkpoint was opened, or cannot be mapped.
         """
         info = self.names[name]
@@ -121,7 +121,7 @@ class TensorFiles:
         return tensor
 
     def close(self) -> None:
-        """Release the mapping; tensors that were read stay valid."""
+        """Release the mapping. Tensors that were read stay valid."""
         self._file = self._path = None
 
     def _map(self, path: Path) -> None:
@@ -143,7 +143,7 @@ class TensorFiles:
             raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load the file again"))
 
 
-# ---- finite values, both as stored in a file and after conversion to the model's type ----
+# ---- finite values, as stored in a file and after conversion to the model's dtype ----
 
 
 def is_finite(tensor: Tensor, dtype: torch.dtype | None = None) -> bool:
@@ -157,23 +157,23 @@ def is_finite(tensor: Tensor, dtype: torch.dtype | None = None) -> bool:
 
 
 def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | None = None) -> None:
-    """Raise SpecError, with the index, if a value of a file is infinite or NaN, or beyond `dtype`, the model's type."""
+    """Raise SpecError with the index of the first value that is infinite or NaN, or out of range for `dtype`."""
     if is_finite(tensor, dtype):
         return
     values = _values(tensor)
-    kind, what, help = values.dtype, BROKEN, None
+    kind, problem, help = values.dtype, BROKEN, None
     if dtype is not None and is_finite(values):
-        kind, what = dtype, f"values beyond {name_of(dtype)}"
+        kind, problem = dtype, f"values beyond {name_of(dtype)}"
         help = f"use {name_of(values.dtype)}, the type of the file"
     bad, first = _count(values, kind)
     place = [int(index) for index in np.unravel_index(first, values.shape)][: tensor.dim()]
-    message = f"tensor {quoted(name)} of {shown(file)} has {what}"
+    message = f"tensor {quoted(name)} of {shown(file)} has {problem}"
     note = f"{bad:,} in total; the first is {values.flatten()[first].item()} at {place}"
     raise SpecError(Diagnostic(message, notes=(note,), help=help))
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:
-    """Describe which tensors of a model have values that are infinite or NaN. Return None if all are finite."""
+    """Describe the tensors that have infinite or NaN values. Return None if all values are finite."""
     names = [quoted(name) for name, tensor in state.items() if not is_finite(tensor)]
     return f"in {listing(names, MOST_NAMES)}" if names else None
 
@@ -183,7 +183,7 @@ def _values(tensor: Tensor) -> Tensor:
 
 
 def _count(values: Tensor, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the number of values that are not finite as a type, and the index of the first."""
+    """Return the number of values that are not finite after conversion to `dtype`, and the index of the first."""
     bad, first = 0, 0
     for index, chunk in enumerate(values.flatten().split(CHUNK)):
         broken = ~chunk.to(dtype).double().isfinite()

@@ -1,7 +1,7 @@
 """The check of a file against a model: names, shapes and types, the semantics of the weights, and omitted tensors.
 
-All mismatches are in one error, with similar names. Tensors that a model omits are reported when the file is loaded,
-and again before it is saved without them.
+A single error lists all mismatches, with similar names. Tensors of the file that the model omits are reported at
+loading, and again before the model is saved without them.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from tfkit.spec.header import AGAIN, Malformed, parse_object, shown
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 MOST = 8
-"""The maximum number of names listed per reason for an omission."""
+"""Maximum number of names that are listed for each reason of an omission."""
 MEANING = "tfkit_meaning"
 DIGEST = "tfkit_digest"
 MOST_DIFFERENCES = 20
-"""The maximum number of differences that an error lists."""
+"""Maximum number of differences that an error lists."""
 ALLOW_CHANGE = "load them anyway with --allow-change, in Python `allow_change=True`"
 
 
 def fitting_map(
     model: nn.Module, graph: Graph, checkpoint: TensorFiles, path: Path, *, allow_change: bool = False
 ) -> WeightMap:
-    """Return the map whose names a file uses: the model's names, or the names of its family.
+    """Return the map for the names in a file: the model's names, or the names of its family.
 
     Raises:
-        SpecError: the file does not contain exactly this model; or it states other semantic values, unless
-            `allow_change`.
+        SpecError: the file does not contain exactly this model; or, without `allow_change`, it states different
+            semantic values.
     """
     weights = nearest_map(model, graph, checkpoint)
     check(weights, model.state_dict(), checkpoint.names, path)
@@ -54,7 +54,7 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
-    """Return the map with the most names in a file: by the names of the model, of transformers, or of the family."""
+    """Return the map that shares most names with a file: of the model, of transformers, or of the family."""
     family = graph.spec.family
     candidates = [WeightMap.of_model(model), transformers_map(model, graph)]
     if family is not None:
@@ -64,7 +64,7 @@ def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> Weig
 
 
 def floating_type(checkpoint: TensorFiles) -> torch.dtype:
-    """Return the type of a file's tensors; float32 if it has several."""
+    """Return the dtype of a file's tensors; float32 if there are several."""
     types = {info.dtype for info in checkpoint.names.values()} & FLOATS
     return types.pop() if len(types) == 1 else torch.float32
 
@@ -102,7 +102,7 @@ def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, Te
 
 
 def _shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape that a tensor of the file must have; empty if it depends on the other tensors of the file."""
+    """Return the required shape of a tensor of the file; empty if it depends on other tensors of the file."""
     if link.pattern is None:
         return views[index]
     try:
@@ -137,19 +137,19 @@ def left_out_lines(reasons: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _left_out_note(reasons: Mapping[str, str], file: str) -> Diagnostic:
-    """Return the diagnostic that lists the tensors of a file which the model omits."""
+    """Return the diagnostic that lists the tensors of a file that the model omits."""
     count = "1 tensor" if len(reasons) == 1 else f"{len(reasons):,} tensors"
     return Diagnostic(f"the model omits {count} of {file}", notes=left_out_lines(reasons))
 
 
 def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
-    """Yield the note about the weights in a folder, derived only from the names of a family.
+    """Yield the note on omitted tensors of the weights in a folder, from the names of a family alone.
 
-    Yield nothing if they cannot be read yet.
+    Yield nothing if the weights cannot be read.
     """
     with suppress(SpecError), TensorFiles.open(folder) as opened:
         names = opened.names
-        # Whether a tensor in `tensors` is read depends on the spec: loading reports it if not.
+        # Tensors in `tensors` may be omitted, depending on the spec: loading reports these.
         texts = [text for text in family.tensors.values() if isinstance(text, str)]
         files = [family.in_file(name) for text in texts for name in expanded(text)]
         entries = matcher([*files, *(f"{name}.*" for name in files)])
@@ -160,7 +160,7 @@ def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
 
 
 def warn_of(reasons: Mapping[str, str], file: str) -> None:
-    """Warn if the model omits tensors of a file."""
+    """Issue a warning if the model omits tensors of a file."""
     if reasons:
         text = _left_out_note(reasons, file).render("warning").removeprefix("warning: ")
         warnings.warn(text, LeftOutWarning, stacklevel=4)

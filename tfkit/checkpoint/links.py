@@ -19,11 +19,11 @@ from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
 from tfkit.spec.families import FamilyConfig, expanded
 
 _SIZE = re.compile(r"(\w+)=(\d+)")
-"""A size in a pattern that follows neither from the tensors nor from the component: `[q=1 k=1 v=1]`."""
+"""A size in a pattern that cannot be inferred from the tensors or the component: `[q=1 k=1 v=1]`."""
 
 
 def published(model: torch.fx.GraphModule, family: FamilyConfig) -> WeightMap:
-    """Return the weight map of a model that its family describes.
+    """Return the weight map of a model by its family.
 
     Raises:
         SpecError: a tensor of the model has no entry, or two; or an entry is malformed.
@@ -80,12 +80,12 @@ class _Links:
         return WeightMap(*fields, constants, family.zeros, self._computed(), self._written())
 
     def _written(self) -> dict[str, Callable[[], Tensor]]:
-        """Return the functions of the computed tensors that a file of the family has, by their names in the file."""
+        """Return the functions for computed tensors that are written, by their names in the file."""
         functions = ((name, written(self.model, name, text)) for name, text in self.family.computed.items())
         return {name: function for name, function in functions if function is not None}
 
     def _computed(self) -> dict[str, Expected]:
-        """Return the functions that the tensors are compared with, by their names in the file."""
+        """Return the functions for computed tensors that are compared, by their names in the file."""
         functions: dict[str, Expected] = {}
         for name, text in self.family.computed.items():
             try:
@@ -97,11 +97,11 @@ class _Links:
         return functions
 
     def _constants(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the numbers of the file that are the same in all models, by their names in this model."""
+        """Return the constant numbers of the file by their full names for this model."""
         constants: dict[str, float] = {}
         for name, value in self.family.constants.items():
             layer = holes(name)
-            siblings = matcher([f"{name.rpartition('.')[0]}.*"])  # another activation has no constants
+            siblings = matcher([f"{name.rpartition('.')[0]}.*"])  # with a different activation, there are no constants
             numbers = {tuple(numbered(sibling)[1][: len(layer)]) for sibling in names if siblings.fullmatch(sibling)}
             constants |= {
                 filled(name, dict(zip(layer, indices, strict=True))): value for indices in (numbers if layer else [()])
@@ -109,7 +109,7 @@ class _Links:
         return constants
 
     def _entry(self, name: str) -> tuple[str, int, str] | None:
-        """Return the entry of a tensor, the index of its name in that entry, and the rest of the tensor's name."""
+        """Return the entry of a tensor, the index of its name in that entry, and the suffix of the tensor's name."""
         stem, _, leaf = name.rpartition(".")
         for text, rest in ((name, ""), (stem, f".{leaf}")):
             for stripped in (text, numbered(text)[0]):
@@ -118,7 +118,7 @@ class _Links:
         return None
 
     def _widest(self, entries: Sequence[tuple[str, int]], name: str, leaf: str) -> tuple[str, int]:
-        """Return the entry with the most names, if the model has all of them."""
+        """Return the entry with the most names, preferring entries whose names the model has."""
         numbers = numbered(name)[1]
 
         def missing(entry: tuple[str, int]) -> bool:
@@ -141,9 +141,9 @@ class _Links:
     def _links(
         self, key: str, tensors: Sequence[str], files: Sequence[str], leaf: str, numbers: Sequence[int]
     ) -> Iterator[Link]:
-        """Yield the links of an entry for one layer.
+        """Yield the links of an entry for a layer.
 
-        If the file's names have more holes, yield a link for each index.
+        If the names in the file have additional holes, yield a link for each index.
         """
         filling = dict(zip(holes(self.entry_names[key][0]), numbers, strict=False))
         names = [filled(name, filling) + leaf for name in files]
@@ -158,7 +158,7 @@ class _Links:
             yield Link(tuple(tensors), file, index, pattern, sizes)
 
     def _pattern(self, key: str, name: str, rank: int) -> tuple[Pattern | None, dict[str, int]]:
-        """Return the pattern of an entry for tensors of a rank, and the known sizes of its names."""
+        """Return the pattern of an entry for tensors with `rank` axes, and the known sizes of its names."""
         entry = self.family.tensors[key]
         if isinstance(entry, str):
             return None, {}
@@ -195,7 +195,7 @@ def pattern_of(
 ) -> tuple[Pattern, dict[str, int]]:
     """Return the pattern for a tensor of the model with `rank` axes, and the known sizes of its names.
 
-    Sizes are in the text, or the components around the tensor have them. Raises PatternError.
+    Sizes come from the text, or from the components around the tensor. Raises PatternError.
     """
     pattern = _parsed(_SIZE.sub(r"\1", text), rank, resizing)
     sizes: dict[str, int] = {}

@@ -8,17 +8,17 @@ A pattern has the syntax of einops (https://openreview.net/forum?id=oapKSVM2bcj)
     (h [q k v] d) i -> [(h q d) (h k d) (h v d)] i       fused per head; then all queries, all keys, all values
     (h [(t d) p]) i -> (h [(d t) p]) i                   rotary rows of each head permuted, the other p kept
     e (f [gate up]) -> e [(gate f) (up f)]               even elements first, then odd elements, where gate = up = 1
-    1 e -> e                                             an axis of size 1 dropped
+    1 e -> e                                             an axis of size 1 removed
 
 A pattern has two sides around `->`, a side has tensors with `,` between them, a tensor has axes. An axis is a name;
 `1`; a product `(a b)` of axes, the last of which varies fastest; or a join `[a b]` of axes, one after the other.
 
-One item of each join of a tensor, with all axes outside joins, makes a *block*, identified by the set of its names: the
-tensor `(h [q k v] d) i` has the blocks `h q d i`, `h k d i` and `h v d i`. Both sides have the same blocks, each once:
-nothing is lost or added, a pattern can be read in both directions, and it moves bits without reading them.
+A *block* consists of one item of each join of a tensor and all axes outside joins. It is identified by the set of its
+names: the tensor `(h [q k v] d) i` has the blocks `h q d i`, `h k d i` and `h v d i`. Both sides must have the same
+blocks, each once. A pattern therefore loses and adds nothing, has an inverse, and works for any dtype.
 
-A *resizing* pattern may also have names on one side only. Names of the left side are averaged over; over names of the
-right side the result is repeated. A pattern does not have names of both kinds, which would accept a misspelt name:
+A *resizing* pattern may also have names on only one side: the result is the mean over names of the left side, and is
+repeated over names of the right side. A pattern cannot have both, because a misspelt name would then be accepted:
 
     (g r d) i -> (g d) i                                 the mean of r heads for each of g groups
     f i -> e f i                                         a matrix for each of e experts
@@ -43,7 +43,7 @@ from tfkit.errors import Diagnostic, Invalid, Source, closest, listing, quoted
 
 MAX_LENGTH = 1000
 MAX_NAMES = 64
-MAX_BLOCKS = 256  # joins side by side multiply: 32 of them in one tensor would have 2 ** 32 blocks
+MAX_BLOCKS = 256  # the number of blocks grows exponentially with the number of joins
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(rf"\s*(->|\.+|{_NAME.pattern}|[0-9]\w*|\S|$)", re.ASCII)
@@ -51,7 +51,7 @@ _CLOSES = {"(": ")", "[": "]"}
 _KINDS: dict[str, Literal["product", "join"]] = {"(": "product", "[": "join"}
 
 Kind = Literal["name", "product", "join"]
-Columns = tuple[int, int]  # a range of the pattern's text
+Columns = tuple[int, int]  # a range of characters in the pattern
 Names = tuple[str, ...]
 Shape = tuple[int, ...]
 Sizes = Mapping[str, int]
@@ -59,9 +59,9 @@ Blocks = Mapping[frozenset[str], tuple[Names, Tensor]]
 
 
 class PatternError(Invalid):
-    """An error in a pattern, or in the tensors and sizes that it is applied to.
+    """An error in a pattern, or in the tensors and sizes to which it is applied.
 
-    `columns` is the range of its `text` at fault. As a string, the text has carets below that range.
+    `columns` is the invalid range of `text`. The message shows the text with carets below that range.
     """
 
     def __init__(self, message: str, text: str, columns: Columns, *, note: str = "", help: str | None = None) -> None:
@@ -76,7 +76,7 @@ class PatternError(Invalid):
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A name, or a product or a join of its items. `1` is the empty product; a tensor is the product of its axes."""
+    """A name, or a product or join of items. `1` is the empty product, and a tensor is the product of its axes."""
 
     columns: Columns
     blocks: tuple[Names, ...]
@@ -99,9 +99,9 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A bit-exact, invertible rearrangement of the tensors of one side into the tensors of the other side.
+    """A bit-exact, invertible rearrangement of tensors.
 
-    `source` and `target` have a product of axes for each tensor; of an inverse, `source` is the right side of `text`.
+    `source` and `target` have a product of axes for each tensor. In an inverse, `source` is the right side of `text`.
     """
 
     text: str
@@ -110,17 +110,17 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str, *, resizing: bool = False) -> Pattern:
-        """Parse a pattern, from left to right. Any text is parsed in bounded time.
+        """Parse a pattern that maps the left side to the right side. The time is bounded for any text.
 
-        A pattern that is `resizing` may have names on one side only. It has no inverse.
+        A `resizing` pattern may have names on only one side, and has no inverse.
 
         Raises:
             PatternError: the text is not a pattern, is too large, or its two sides do not have the same blocks.
         """
         names = set(_NAME.findall(text))
-        for what, most, count in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
+        for noun, most, count in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
             if count > most:
-                raise PatternError(f"a pattern must have at most {most} {what}; got {count}", text, (0, len(text)))
+                raise PatternError(f"a pattern must have at most {most} {noun}; got {count}", text, (0, len(text)))
         pattern = cls(text, *_parsed(text))
         left, right = pattern.names_of_sides
         _check_blocks(pattern, left & right if resizing and (left <= right or right <= left) else left | right)
@@ -128,7 +128,7 @@ class Pattern:
 
     @cached_property
     def names_of_sides(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The names of `source`, and the names of `target`; they differ in a resizing pattern."""
+        """The names of `source` and of `target`, which differ in a resizing pattern."""
         left, right = (
             frozenset(name for tensor in side for name in tensor.names) for side in (self.source, self.target)
         )
@@ -136,32 +136,32 @@ class Pattern:
 
     @cached_property
     def shared(self) -> frozenset[str]:
-        """The names of both sides."""
+        """The names that are on both sides."""
         return frozenset.intersection(*self.names_of_sides)
 
     @property
     def names(self) -> Set[str]:
-        """The names of the two sides, in order. Their sizes are set, or follow from the tensors."""
+        """All names, in order. Their sizes are set, or follow from the tensors."""
         return dict.fromkeys(_NAME.findall(self.text)).keys()
 
     def inverse(self) -> Pattern:
-        """Return the pattern in the other direction: with the same sizes, it restores the original tensors."""
+        """Return the inverse pattern. With the same sizes, it restores the original tensors."""
         return Pattern(self.text, self.target, self.source)
 
     def shapes(self, shapes: Sequence[Sequence[int]], sizes: Sizes, required: Sequence[Shape] = ()) -> list[Shape]:
-        """Return the shapes of the tensors that `apply` returns for tensors of these shapes. Raises the same errors."""
+        """Return the shapes of the results of `apply` for tensors of these shapes. Raises the same errors."""
         solved = self._solve([tuple(shape) for shape in shapes], sizes, required)
         return [tensor.shape(solved) for tensor in self.target]
 
     def apply(self, tensors: Sequence[Tensor], sizes: Sizes, required: Sequence[Shape] = ()) -> list[Tensor]:
         """Rearrange tensors.
 
-        The results are views; tensors are copied only if some are joined or no view has that order.
+        The results are views where possible. Joins copy, and so do products whose axes are not adjacent in memory.
 
         Args:
             tensors: of any dtype and on any device, meta included.
-            sizes: sizes of the names that do not follow from the tensors; sizes that follow may also be set.
-            required: the shapes that the results must have, from which sizes follow as well.
+            sizes: sizes of names. A size that follows from the tensors may be omitted.
+            required: the required shapes of the results, from which sizes also follow.
 
         Raises:
             PatternError: number or shapes of the tensors do not fit, joined tensors differ in dtype or device, or a
@@ -173,7 +173,7 @@ class Pattern:
         return [self._arranged(tensor, blocks, solved) for tensor in self.target]
 
     def _averaged(self, names: Names, view: Tensor) -> tuple[frozenset[str], tuple[Names, Tensor]]:
-        """Return a block by the set of its names, as the mean over the names of the left side."""
+        """Return a block under the set of its shared names, averaged over the names of the left side only."""
         dims = [dim for dim, name in enumerate(names) if name not in self.shared]
         kept = tuple(name for name in names if name in self.shared)
         return frozenset(kept), (kept, view.mean(dims) if dims else view)
@@ -191,12 +191,12 @@ class Pattern:
         if not rest:
             return first.reshape(tensor.shape(sizes))
         kinds = dict.fromkeys(f"{block.dtype} on {block.device}" for block in (first, *rest))
-        if len(kinds) > 1:  # copying would convert silently
+        if len(kinds) > 1:  # a copy would convert silently
             raise PatternError(
                 f"tensors of several kinds cannot be joined: {listing(kinds)}", self.text, tensor.columns
             )
         joined = first.new_empty(tensor.shape(sizes))
-        for names, view in _views(joined, tensor, sizes):  # each block is copied once, to its final place
+        for names, view in _views(joined, tensor, sizes):  # each block is copied only once
             view.copy_(self._block(blocks, names, sizes))
         return joined
 
@@ -256,7 +256,7 @@ class Pattern:
 def _parsed(text: str) -> list[tuple[Axis, ...]]:
     """Return the two sides of a pattern."""
     sides: list[list[Axis]] = [[]]
-    open_: list[tuple[str, int, list[Axis]]] = [("", 0, [])]  # brackets: which, where, and the items so far
+    open_: list[tuple[str, int, list[Axis]]] = [("", 0, [])]  # character, location, items
     for match in _TOKEN.finditer(text.rstrip()):
         token, columns = match[1], match.span(1)
         opener, begin, items = open_[-1]
@@ -265,7 +265,7 @@ def _parsed(text: str) -> list[tuple[Axis, ...]]:
             open_.append((token, columns[0], []))
         elif token == "1" or _NAME.fullmatch(token):
             items.append(Axis(columns, ((),)) if token == "1" else Axis(columns, ((token,),), kind="name"))
-        elif token not in ends or not (items or token == "->"):  # a tensor of a single number has no axes
+        elif token not in ends or not (items or token == "->"):  # a scalar has no axes
             raise _unexpected(token, text, columns, ends if items else [])
         elif opener:
             open_.pop()

@@ -1,7 +1,7 @@
-"""The names of a model's tensors in a folder of code that `tfkit save` wrote for transformers.
+"""The names of a model's tensors in a folder that `tfkit save` wrote with code for transformers.
 
-The nodes are in a body, `model`, or in its parts `model.encoder` and `model.decoder`. The last nodes are the head, with
-its output matrix as `lm_head` or `classifier`. A model without a head is only the body.
+The nodes are in a body, `model`, or in its halves `model.encoder` and `model.decoder`. The last nodes are the head,
+whose output matrix is `lm_head` or `classifier`. A model without a head has only the body.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BODY = "model"
 ENCODER, DECODER = "encoder", "decoder"
 LM_HEAD, CLASSIFIER = "lm_head", "classifier"
 MATRIX = "output"
-"""The output matrix in the module of a head."""
+"""The name of the output matrix in the module of a head."""
 
 
 def head_of(graph: Graph) -> tuple[Node, ...]:
@@ -37,9 +37,9 @@ def matrix_name(head: Node) -> str:
 
 
 def folder_names(graph: Graph) -> Callable[[str], str]:
-    """Return the function from the name of a tensor, or of a module, of a model to its name in the folder."""
+    """Return the function that maps the name of a model's tensor or module to its name in the folder."""
     head, split = head_of(graph), split_if_decodable(graph)
-    encoder = {node.name for node in split.once} if split else set()
+    encoder = {node.name for node in split.initial_nodes} if split else set()
 
     def name_in_folder(name: str) -> str:
         node, _, rest = name.partition(".")

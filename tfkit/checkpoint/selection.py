@@ -1,4 +1,4 @@
-"""Weights for a model that takes only some tensors of a checkpoint."""
+"""Loading only some tensors of a checkpoint, or initializing some weights of a model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NUMBERS = re.compile(r"\.layers\.[^.]+")
 
 @dataclass(frozen=True)
 class Selection:
-    """The weights that a model takes from a checkpoint, and the weights that it leaves out."""
+    """The weights that a model takes from a checkpoint, and the weights that are omitted."""
 
     missing: Sequence[str] = ()
-    """Patterns of weights that keep their values."""
+    """Patterns of the model's weights that keep their values."""
     unused: Sequence[str] = ()
-    """Patterns of the checkpoint's tensors, or with a map the weights of its model, that are not read."""
+    """Patterns of the checkpoint's tensors that are not used; with a map, of the weights of its model."""
     allow_change: bool | Sequence[str] = False
     """Patterns of semantic values that may differ, or True for all values."""
 
@@ -47,7 +47,7 @@ class Selection:
         return _in_part(model, model_folder(path), self)
 
     def filled(self, model: fx.GraphModule, path: Path) -> fx.GraphModule:
-        """Fill a model, and return it. Raise SpecError also for an invalid pattern or map."""
+        """Fill a model and return it. Raise SpecError also for invalid patterns and maps."""
         try:
             self.fill(model, path)
         except Invalid as error:
@@ -76,7 +76,7 @@ def _in_part(model: fx.GraphModule, path: Path, selection: Selection) -> str:
 def _selected(
     weights: WeightMap, names: Collection[str], selection: Selection
 ) -> tuple[WeightMap, list[str], list[str]]:
-    """Return the map of the tensors to load, the model's allowed missing names, and the file's allowed unused names."""
+    """Return the map of the tensors to load, the names in `missing`, and the names in `unused`."""
     links: list[Link] = []
     left_out: list[Link] = []
     for link in weights.links:
@@ -89,7 +89,7 @@ def _selected(
     check_matches("missing", selection.missing, names_of_model, names, "no weight of the model matches")
     check_matches("unused", selection.unused, unread, set(names_of_model) - set(names), surplus)
     ignored = {**weights.ignored, **dict.fromkeys(unused, "listed as unused")}
-    # A family says what its file holds for a head without a tensor, such as a copy of the table; this head has tensors.
+    # A family describes files in which the head has no tensor, but a copy of the table. This head has a tensor.
     separate = {name for link in left_out for name in link.file}
     copies = {name: other for name, other in weights.copies.items() if name not in separate}
     zeros = {name: path for name, path in weights.zeros.items() if name not in separate}
@@ -98,15 +98,15 @@ def _selected(
 
 
 def _names_of(links: Sequence[Link]) -> list[str]:
-    """Return the names in the model."""
+    """Return the names in the model, sorted."""
     return [name for link in links for name in link.model]
 
 
 def not_allowed(differences: Sequence[ValueChange], selection: Selection) -> list[ValueChange]:
-    """Return the differences that are not allowed. Raise `Invalid` for a pattern without effect."""
+    """Return the differences that `allow_change` does not cover. Raise `Invalid` for a pattern without effect."""
     if isinstance(selection.allow_change, bool):
         return [] if selection.allow_change else list(differences)
-    # Layers that only one model has keep the remaining layers from being all layers: their numbers are left out.
+    # If one model has more layers, changed layers are listed by number, so the numbers are removed here.
     paths = [_NUMBERS.sub("", change.path) for change in differences]
     check_matches("allow_change", selection.allow_change, paths, (), "no value that differs matches")
     return [
@@ -115,7 +115,7 @@ def not_allowed(differences: Sequence[ValueChange], selection: Selection) -> lis
 
 
 def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> Invalid:
-    """Return the error of a pattern that matches no name in `names`."""
+    """Return the error for a pattern that matches no name in `names`."""
     words = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
     parts = [part.strip("*") for part in pattern.split(".") if part.strip("*")]
     near = next((word for part in parts if part not in words and (word := closest(part, words))), None)
@@ -132,7 +132,7 @@ def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> In
 def check_matches(
     field: str, patterns: Sequence[str], names: Collection[str], other_side: Collection[str], message: str
 ) -> None:
-    """Raise `Invalid` for a pattern that matches none of the names; its help depends on matches in `other_side`."""
+    """Raise `Invalid` for a pattern without a match in `names`. The help names a match in `other_side`, if any."""
     for number, pattern in enumerate(patterns):
         if any(fnmatchcase(name, pattern) for name in names):
             continue
@@ -148,7 +148,7 @@ def matches_any(name: str, patterns: Sequence[str]) -> bool:
 
 
 def unfit(path: Path, problems: Mapping[str, Sequence[str]]) -> SpecError:
-    """Return the error of weights that do not fit, with lists of names by problem."""
+    """Return the error for weights that do not fit, with lists of names by problem."""
     notes = [line for message, names in problems.items() for line in (f"{message}:", *(f"  {name}" for name in names))]
     message = f"the weights in {quoted(str(shortest(path)))} do not fit the model"
     return SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW))

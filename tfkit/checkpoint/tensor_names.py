@@ -10,7 +10,7 @@ from tfkit.errors import ranges
 
 _HOLE = re.compile(r"\{(\w+)\}")
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A segment of a name that is a number, such as the number of a layer."""
+"""Matches a segment of a name that is a number, such as the index of a layer."""
 
 
 def holes(name: str) -> list[str]:
@@ -24,24 +24,24 @@ def filled(name: str, numbers: Mapping[str, int]) -> str:
 
 
 def numbered(name: str) -> tuple[str, list[int]]:
-    """Return a name with `{}` for each segment that is a number, and the numbers."""
+    """Replace each number in a name by `{}`; return the name and the numbers."""
     return NUMBER.sub("{}", name), [int(number) for number in NUMBER.findall(name)]
 
 
 def nameless(name: str) -> str:
-    """Return a name with all holes as `{}`, to find it by the result of `numbered`."""
+    """Replace each hole in a name by `{}`, as in the result of `numbered`."""
     return _HOLE.sub("{}", name)
 
 
 def matcher(names: Iterable[str]) -> re.Pattern[str]:
-    """Return a regular expression for these names: `{i}` is a number, `*` is anything."""
+    """Return a regular expression for names, in which `{i}` is a number and `*` any text."""
     texts = [re.escape(name) for name in names]
     texts = [re.sub(r"\\\{\w+\\\}", r"\\d+", text).replace(r"\*", ".*") for text in texts]
     return re.compile("|".join(texts) if texts else r"(?!)")
 
 
 def above(name: str) -> Iterator[str]:
-    """Yield the paths of the modules around a tensor, from the innermost outwards."""
+    """Yield the paths of the modules around a tensor, innermost first."""
     while name := name.rpartition(".")[0]:
         yield name
 

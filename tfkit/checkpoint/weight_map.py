@@ -1,9 +1,9 @@
-"""The weight map: the links between tensors of a file and of a model, read in both directions.
+"""The weight map: links between the tensors of a file and of a model, for loading and for saving.
 
-A map is a list of links. Each link connects tensors of the model, or parts of them (the queries of a fused projection,
-an expert), with tensors of the file, and has the pattern that rearranges the tensors of the file. Loading follows the
-links in one direction, saving in the other; both move each value once. Published weights are saved to a file, or to
-shards with an index if the file would be large.
+Each link connects tensors of the model, or parts of them (the queries of a fused projection, an expert), with tensors
+of the file. Its pattern rearranges the tensors of the file for loading, and the inverse of the pattern the tensors of
+the model for saving. Both copy each value once. Published weights are saved to a single file, or to shards with an
+index if the file would be large.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tfkit.nn.spread import outlines, process_of, rows_of
 from tfkit.spec.folder import INDEX, WEIGHTS
 
 MAX_SHARD = 5 * 10**9
-"""The maximum number of bytes in a file, unless a single tensor has more."""
+"""Maximum size of a file in bytes, unless a single tensor is larger."""
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 MAPPED = "map it under `tensors`, to a tensor of the graph"
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """The place of a model's tensor: a parameter, or the rows of a named part of one."""
+    """The location of a model's tensor: a parameter, or the range of a part in a fused parameter."""
 
     parameter: str
     dim: int = 0
@@ -43,12 +43,12 @@ class TensorPlace:
     length: int | None = None
 
     def view(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Return the tensor, as a view of the model's."""
+        """Return the tensor as a view of the parameter."""
         tensor = state[self.parameter]
         return tensor if self.length is None else tensor.narrow(self.dim, self.start, self.length)
 
     def fill(self, state: Mapping[str, Tensor], tensor: Tensor, index: tuple[int, ...] = ()) -> None:
-        """Copy values to the tensor, or at an index of it; of a sharded tensor, to the rows of this process."""
+        """Copy values to the tensor or to an index of it. In a sharded tensor, copy the rows of this process."""
         rows, first = rows_of(state[self.parameter])
         if self.length is not None and self.dim:
             rows = rows.narrow(self.dim, self.start, self.length)
@@ -62,7 +62,7 @@ class TensorPlace:
 
 
 def places(model: nn.Module) -> dict[str, TensorPlace]:
-    """Return the place of every tensor of a model by its name; each part of a fused tensor has a separate name."""
+    """Return the location of every tensor of a model by name. Each part of a fused tensor has a separate name."""
     result: dict[str, TensorPlace] = {}
     fused = {path: module for path, module in model.named_modules() if getattr(module, "parts", None)}
     for name in model.state_dict():
@@ -82,20 +82,20 @@ def places(model: nn.Module) -> dict[str, TensorPlace]:
 
 @dataclass(frozen=True)
 class Link:
-    """Tensors of the model and tensors of the file with the same values."""
+    """Corresponding tensors of the model and of the file."""
 
     model: tuple[str, ...]
     file: tuple[str, ...]
     index: tuple[int, ...] = ()
-    """The index of the model's stacked layer, such as an expert."""
+    """The index in a stacked tensor of the model, such as the index of an expert."""
     pattern: Pattern | None = None
-    """From the file's tensors to the model's."""
+    """The rearrangement of the file's tensors to the model's."""
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WeightMap:
-    """All links of a model, and the ways in which its file differs from them."""
+    """All links of a model, and the tensors of a file that are in no link."""
 
     links: tuple[Link, ...]
     places: Mapping[str, TensorPlace]
@@ -110,16 +110,16 @@ class WeightMap:
 
     @classmethod
     def of_model(cls, model: nn.Module) -> WeightMap:
-        """Return the map of a file that `save` wrote: its names are the model's."""
+        """Return the map of a file that `save` wrote, with the names of the model."""
         names = list(model.state_dict())
         return cls(tuple(Link((name,), (name,)) for name in names), {name: TensorPlace(name) for name in names})
 
     def count_in(self, names: Collection[str]) -> int:
-        """Return the number of the file's tensors that the map contains."""
+        """Return how many of the names in a file the map contains."""
         return sum(name in names for link in self.links for name in link.file)
 
     def for_names(self, names: Collection[str]) -> WeightMap:
-        """Return the map with the names that a file uses: see `prefix` and `older` in the `checkpoint` section."""
+        """Return the map with the names in a file, which may lack `prefix` or use `older` names."""
         bare = self._bare(names)
 
         def spelt(name: str) -> str:
@@ -130,9 +130,9 @@ class WeightMap:
         return replace(bare, links=tuple(links)) if self.older else bare
 
     def _bare(self, names: Collection[str]) -> WeightMap:
-        """Return the map without its prefix if no name of the file begins with it.
+        """Return the map without its prefix if no name in the file begins with the prefix.
 
-        Such a file contains the model without its head.
+        Such files contain the model without its head.
         """
         if not self.prefix or any(name.startswith(self.prefix) for name in names):
             return self
@@ -151,11 +151,11 @@ class WeightMap:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The names of the file that no link reads, with `*`."""
+        """Patterns of names in the file that are expected and that no link uses."""
         return (*self.copies, *self.ignored, *self.constants, *self.zeros, *self.computed)
 
     def left_out(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the tensors of a file that the model does not hold and does not compute, with the reasons."""
+        """Return the tensors of a file that the model neither contains nor computes, with the reasons."""
         read = {name for link in self.links for name in link.file} | self.copies.keys()
         reasons = {matcher([pattern]): reason for pattern, reason in self.ignored.items()}
         matches = {
@@ -164,25 +164,26 @@ class WeightMap:
         return {name: why for name, why in matches.items() if why is not None and name not in read}
 
     def places_of(self, link: Link) -> list[TensorPlace]:
-        """Return the places of the model's tensors of a link."""
+        """Return the locations of a link's tensors in the model."""
         return [self.places[name] for name in link.model]
 
     def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the model's tensors of a link."""
+        """Return a link's tensors in the model as views."""
         return [place.view(state)[link.index] for place in self.places_of(link)]
 
     def _state_of(self, link: Link, state: Mapping[str, Tensor]) -> Tensor:
-        """Return the parameter of a link's first tensor."""
+        """Return the parameter that contains a link's first tensor."""
         return state[self.places_of(link)[0].parameter]
 
     def check_values(self, checkpoint: TensorFiles, state: Mapping[str, Tensor]) -> None:
-        """Raise SpecError if a file has values that the model cannot take.
+        """Raise SpecError if a file has invalid values.
 
-        They are not finite, or beyond the model's type, or differ from the values that a tie or a constant requires.
+        Values are invalid if they are not finite, out of range for the model's dtype, or different from a tied tensor,
+        a constant or a computed tensor.
         """
         types = {name: self._state_of(link, state).dtype for link in self.links for name in link.file}
         rank, count = process_of(next(iter(state.values())))
-        for name, dtype in list(types.items())[rank::count]:  # several processes read each tensor once
+        for name, dtype in list(types.items())[rank::count]:  # processes share the tensors among them
             check_finite(name, checkpoint.read(name), checkpoint.names[name].file, dtype)
         self._check_others(checkpoint)
 
@@ -206,7 +207,7 @@ class WeightMap:
             self._check_others(checkpoint)
 
     def _check_others(self, checkpoint: TensorFiles) -> None:
-        """Check the tensors that are in no link, except tensors that are ignored by their full name."""
+        """Check the tensors that are in no link, except tensors that `ignored` lists by full name."""
         linked = {name for link in self.links for name in link.file} | self.ignored.keys()
         self._check_copies(checkpoint, linked)
         for name, value in {**self.constants, **dict.fromkeys(self.zeros, 0.0)}.items():
@@ -216,7 +217,7 @@ class WeightMap:
             for name in filter(matcher([pattern]).fullmatch, checkpoint.names.keys() - linked):
                 stored = checkpoint.read(name)
                 if not agrees(stored, expected(name, stored)):
-                    message = f"tensor {quoted(name)} has other values than the model computes"
+                    message = f"tensor {quoted(name)} differs from the values that the model computes"
                     help = "map it under `tensors`, or correct its entry in the spec"
                     raise SpecError(Diagnostic(message, help=help))
 
@@ -229,7 +230,7 @@ class WeightMap:
                 raise SpecError(Diagnostic(message, help="remove `tie` from the spec, and map both"))
 
     def tensors(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the file, computed from a state dict: views where possible."""
+        """Yield the tensors of the file from a state dict, as views where possible."""
         for link in self.links:
             tensors = self.views(link, state)
             if link.pattern is not None:
@@ -244,8 +245,8 @@ class WeightMap:
 
 def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:
     if not torch.equal(tensor, torch.full_like(tensor, value)):
-        message = f"tensor {quoted(name)} has other values than {value:g}, but the spec has no place for them"
-        help = f"a spec with `{place}=true` has it: --set {place}=true" if place else MAPPED
+        message = f"tensor {quoted(name)} must have only the value {value:g}, because the model has no such tensor"
+        help = f"add the tensor to the model: --set {place}=true" if place else MAPPED
         raise SpecError(Diagnostic(message, help=help))
 
 
@@ -257,9 +258,9 @@ def write_shards(
     metadata: Mapping[str, str],
     max_bytes: int = MAX_SHARD,
 ) -> list[Path]:
-    """Write the tensors of a state dict under the names of their map, with `metadata`, and return the files.
+    """Write the tensors of a state dict under the names of a map, with `metadata`, and return the files.
 
-    At most one shard is in memory in addition to the model.
+    In addition to the model, at most one shard is in memory.
     """
     outlines = weights.tensors({name: tensor.to("meta") for name, tensor in state.items()})
     shards: list[list[str]] = [[]]

@@ -4,8 +4,8 @@ A component is a pydantic config and the `nn.Module` that the config builds. The
 that the component fills, its `kind` is the name under which a spec asks for it, and its fields are the keys of the YAML
 mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
-`config.py` has the parts of every config, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
-`field.py` the slot of a family's fields, `stack.py` what tools read of a block's layers.
+`config.py` has the base classes of configs, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
+`field.py` the slot of a family's fields, `stack.py` the description of a block's layers that tools read.
 """
 
 from tfkit.component.block import OWN_MASK as OWN_MASK

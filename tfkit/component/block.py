@@ -30,9 +30,9 @@ class Signal:
     rows: int | None = None
     """Rows of a table or of an image."""
     mask: str | None = None
-    """The name of the padding mask that belongs to it; `OWN_MASK` if the block returns (value, mask)."""
+    """The name of its padding mask; `OWN_MASK` if the block returns (value, mask)."""
     gaps: bool = False
-    """True if its mask comes from a block and may have padding between tokens: positions are then counted."""
+    """True if its mask comes from a block and may have padding between tokens. Positions then do not count padding."""
     optional: bool = False
     """True if the model may be called without it."""
     channels: int | None = None
@@ -42,7 +42,7 @@ class Signal:
         return " of ".join([self.type, *self._sizes()])
 
     def in_words(self) -> str:
-        """Return the signal in words: `a sequence of width 512`."""
+        """Describe the signal: `a sequence of width 512`."""
         article = {"sequence": "a ", "vector": "a ", "table": "a ", "image": "an "}.get(self.type, "")
         rows = "" if self.rows is None or self.type == "image" else f" of {self.rows} rows"
         return article + " of ".join([f"{self.type}{rows}", *self._sizes()])
@@ -62,27 +62,27 @@ Signals = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Pieces:
-    """The arguments that a block's module takes, besides its wires, to read a sequence step by step."""
+    """The arguments that a block's module takes for decoding, in addition to its wires."""
 
     past: bool = False
-    """True if it takes `past`, a `tfkit.nn.Past`: the part of the sequence that was read before."""
+    """True if it takes `past`, a `tfkit.nn.Past`, which describes the tokens of earlier steps."""
     caches: tuple[tuple[Cached | State, ...], ...] = ()
-    """If not empty, it takes `caches`: for each of its layers, a list of the tensors that it caches of its input."""
+    """If not empty, it takes `caches`: a list for each of its layers, with the tensors that the layer caches."""
     memory_caches: tuple[tuple[Cached | State, ...], ...] = ()
-    """If not empty, it takes `memory_caches`: as many lists, of its memory, which is then given only once."""
+    """If not empty, it takes `memory_caches`: the same for its memory, which is then passed only at the first step."""
 
 
 def same_length(signals: Mapping[str, Signal]) -> int | None:
     """Return the number of positions that all signals share, by the paths of their fields; None if it is not fixed.
 
-    Raises `Invalid` if two are fixed and differ.
+    Raises `Invalid` if two fixed lengths differ.
     """
     fixed = {path: signal.length for path, signal in signals.items() if signal.length is not None}
-    first = next(iter(fixed.values()), None)
+    shared = next(iter(fixed.values()), None)
     for path, length in fixed.items():
-        if length != first:
-            raise Invalid(path, f"all inputs must have the same length, {first} positions; got {length}")
-    return first
+        if length != shared:
+            raise Invalid(path, f"all inputs must have the same length, {shared} positions; got {length}")
+    return shared
 
 
 class BlockConfig(Component):
@@ -95,15 +95,15 @@ class BlockConfig(Component):
     slot = "block"
     word_key = "block"
     alike: ClassVar[bool] = False
-    """True if all its `inputs` must have one shape: others would broadcast."""
+    """True if all `inputs` must have the same shape, because different shapes would broadcast."""
     pairs: ClassVar[bool] = False
-    """True if the mask of its `input` may be of pairs, [b, t, t], with True where a token may read another: it then
-    counts positions, and reads tokens, as if each had nothing but those before it."""
+    """True if the mask of its `input` may be pairwise, [b, t, t], with True where a token may attend to a token. The
+    position of a token is then the number of earlier tokens to which it may attend."""
     compares_rows: ClassVar[bool] = False
-    """True if a row of its output depends on other rows of the batch, as in a contrast of images and texts."""
+    """True if a row of its output depends on other rows of the batch, as in contrastive learning."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a component that takes a value that its block lacks, and for an idle value."""
+        """Raise `Invalid` if a component needs a wire that the block lacks, or if no component uses a wire."""
         super().check()
         components = [(path, part) for path, part in parts((), self) if isinstance(part, Component)]
         wires = dict(self)
@@ -126,10 +126,10 @@ class BlockConfig(Component):
         """Build the module."""
 
     def pieces(self, inputs: Signals) -> Pieces:
-        """Return the requirements of the module to read a sequence step by step, as in decoding token by token.
+        """Return the arguments that the module takes for decoding step by step.
 
-        `Pieces()` if it computes every position independently. Raises `Invalid` if it needs the sequence as a whole, as
-        every block does unless it overrides this method.
+        The result is `Pieces()` if the module computes every position independently. Raises `Invalid` if the module
+        needs full sequences, which is the default.
         """
         raise Invalid("", f"block `{self.kind_name()}` cannot be decoded step by step: it requires full sequences")
 

@@ -1,4 +1,4 @@
-"""The parts of every config: strict mappings, fields that are shared or filled, and the contract to build."""
+"""The base classes of configs, the markers of fields, and the contract of `build`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SharedMarker:
-    """Marker of a field that takes its value from the enclosing configs unless given."""
+    """Marker of a field that inherits its value from the enclosing configs if it is not set."""
 
 
 @dataclass(frozen=True)
 class WireMarker:
     """Marker of a field that names a node or an input of the graph.
 
-    `value` is the value on the wire: the node's output, or the weight of its token table. With `mask`, the padding mask
-    of that output comes with it, as the next argument of the module's `forward`. With `whole`, the value is complete
-    when a sequence begins, even if the sequence itself is read step by step.
+    `value` is the value on the wire: the node's output, or the weight of its token table. With `mask`, the module's
+    `forward` takes the padding mask of that output as the next argument. With `whole`, the value is static: complete
+    when decoding begins.
     """
 
     value: Literal["output", "table"] = "output"
@@ -43,12 +43,12 @@ class ImmaterialMarker:
 
 @dataclass(frozen=True)
 class ContentMarker:
-    """Marker of a path. What it leads to is part of the meaning of a run, wherever it lies."""
+    """Marker of a path to a file or folder. Its contents, not its location, are part of the semantics of a run."""
 
 
 @dataclass(frozen=True)
 class PatchMarker:
-    """Marker of a mapping of patches: each is merged into the mapping around the one that has the marked field."""
+    """Marker of a field with named patches. Each is merged into the config around the config with the field."""
 
 
 def marker(field: FieldInfo, of: type[T]) -> T | None:
@@ -58,9 +58,9 @@ def marker(field: FieldInfo, of: type[T]) -> T | None:
 
 @cache
 def _parts(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the parts of a field's annotation at any depth.
+    """Return the metadata and the types in a field's annotation, at any depth.
 
-    Cached, because configs are read and written field by field.
+    The result is cached, because every read and write of a config asks for it field by field.
     """
     parts: list[Any] = []
     pending: list[Any] = [*field.metadata, field.annotation]
@@ -72,26 +72,26 @@ def _parts(field: FieldInfo) -> tuple[Any, ...]:
 
 
 Shared = Annotated[T, SharedMarker()]
-"""`Shared[Dim]`: a field that takes its value from the enclosing configs unless given."""
+"""`Shared[Dim]`: a field that inherits its value from the enclosing configs if it is not set."""
 Immaterial = Annotated[T, ImmaterialMarker()]
 """`Immaterial[float]`: a field that does not change the meaning of trained weights, such as dropout."""
 ContentPath = Annotated[str, ImmaterialMarker(), ContentMarker()]
 """The path of a file or a folder whose content decides the results of a run, such as a teacher in a loss.
 
-A relative path starts at the folder of the run's file. `build` gets an absolute one.
+A relative path starts at the folder of the run's file. `build` gets an absolute path.
 """
 Wire = Annotated[str, WireMarker()]
-"""The name of a node or an input to read."""
+"""The name of a node or an input whose value the node takes."""
 MaskedWire = Annotated[str, WireMarker(mask=True)]
-"""A `Wire` with the padding mask of that output, the next argument of `forward`."""
+"""A `Wire` with the padding mask of its value, which is the next argument of `forward`."""
 MemoryWire = Annotated[str, WireMarker(mask=True, whole=True)]
-"""A `MaskedWire` to a value that is complete when a sequence begins, such as an encoder's output."""
+"""A `MaskedWire` to a value that is complete when decoding begins, such as an encoder's output."""
 LengthsWire = Annotated[str, WireMarker(whole=True)]
 """A `Wire` to an input of type `lengths`."""
 VectorWire = Annotated[str, WireMarker(whole=True)]
-"""A `Wire` to a vector that is complete when a sequence begins."""
+"""A `Wire` to a vector that is complete when decoding begins."""
 TableWire = Annotated[str, WireMarker(value="table")]
-"""The name of an embedding, to read its token table."""
+"""The name of an embedding whose token table the node uses."""
 
 Dim = Annotated[int, Field(gt=0, le=2**26)]
 """A width."""
@@ -111,14 +111,14 @@ AttentionBackend = Literal["sdpa", "eager", "flex"]
 def slot(default: str) -> Any:
     """Declare a field that holds a component, by default of kind `default`.
 
-    The kind is looked up when a spec is read, so that a default may come from any plugin. A field that must be filled
-    has no default, and one that may stay empty has the default None.
+    The kind is looked up when a spec is read, so a default may come from any plugin. A slot that must be filled is a
+    field without a default; a slot that may stay empty is a field with the default None.
     """
     return Field(json_schema_extra={"default_kind": default})
 
 
 def optional_slot(implied: str) -> Any:
-    """Declare a field that may stay empty; a mapping without a kind is of the kind `implied`."""
+    """Declare a slot that may stay empty. A mapping without a kind has the kind `implied`."""
     return Field(default=None, json_schema_extra={"implied_kind": implied})
 
 
@@ -126,9 +126,9 @@ class Config(BaseModel):
     """A mapping of a spec: frozen, strict, without unknown keys."""
 
     word_key: ClassVar[str | None] = None
-    """The key that a bare word stands for; None if only a mapping is valid."""
+    """The key whose value may be written in place of the mapping; None if only a mapping is valid."""
     derived: ClassVar[Mapping[str, str]] = {}
-    """Arithmetic for the value of a field that is not given: `{"d_head": "d_model // n_heads"}`."""
+    """Arithmetic for the value of a field that is not set: `{"d_head": "d_model // n_heads"}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -138,7 +138,7 @@ class Config(BaseModel):
         return self
 
     def check(self) -> None:
-        """Raise `Invalid` when the fields contradict each other. Overriding methods call `super().check()`."""
+        """Raise `Invalid` if fields contradict each other. Overriding methods call `super().check()`."""
 
     def in_words(self) -> str | None:
         """Describe this config in a sentence for `tfkit explain`; None stands for the docstring's first sentence."""
@@ -147,8 +147,8 @@ class Config(BaseModel):
     def material(self) -> Mapping[str, Any]:
         """Return the values that decide the meaning of trained weights, by name: all fields that are not `Immaterial`.
 
-        They are stored with the weights that tfkit writes, and weights with others are refused. A config that can
-        state one thing in several ways returns one of them.
+        tfkit stores them with the weights, and rejects weights with different values. A config that can express a
+        computation in several ways returns the same values for each of them.
         """
         fields = type(self).model_fields
         return {name: getattr(self, name) for name, info in fields.items() if marker(info, ImmaterialMarker) is None}
@@ -160,27 +160,27 @@ class Component(Config):
     word_key = "kind"
     slot: ClassVar[str]
     role: ClassVar[str] = "has a place of its own"
-    """The place in the model where it acts, for slots with components that act in different places."""
+    """A verb phrase for the effect of the component, for slots whose components act in different places of a model."""
     takes_condition: ClassVar[bool] = False
-    """True if its module uses `context.condition`, so that its stack needs a `condition`."""
+    """True if its module uses `context.condition`; its stack then needs a `condition`."""
     takes_features: ClassVar[bool] = False
-    """True if its module uses `context.features`, so that its stack needs `layer_features`."""
+    """True if its module uses `context.features`; its stack then needs `layer_features`."""
     drawn_apart: ClassVar[bool] = False
-    """True if a picture shows the modules inside it one by one, such as a router and its experts."""
+    """True if a picture shows its submodules separately, such as a router and its experts."""
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:
-        """Sizes by their letters in the patterns of weight maps: `h` heads, `d` the width of a head."""
+        """Sizes by their letters in the patterns of weight maps: `h` for heads, `d` for the width of a head."""
         return {}
 
     @classmethod
     def kind_name(cls) -> str:
-        """Return the name under which a spec requests this component."""
+        """Return the name of the kind in a spec."""
         return str(cls.model_fields[str(cls.word_key)].default)
 
 
 def parts(path: tuple[str, ...], part: object) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield a config and everything inside it, each with its path."""
+    """Yield a config and all configs and values inside it, each with its path."""
     yield path, part
     inside: Mapping[str, object] = {}
     if isinstance(part, Config):
@@ -202,14 +202,14 @@ def kinds_in(module: ModuleType) -> Iterator[type[Component]]:
 
 
 class Make(Protocol):
-    """The first argument of `build`: calls the `build` of a child's config, and records the child's slot and kind."""
+    """The first argument of `build`. It builds the config of a child, and records the child's slot and kind."""
 
     attention_backend: AttentionBackend
     """The implementation of attention, for kinds that support several."""
     recompute: bool
-    """If true, a layer keeps only its arguments for the backward, in which it runs a second time."""
+    """If true, a layer saves only its arguments for the backward pass, and runs again there."""
     layer: int | None
     """The number of the layer of a stack that is being built, from 0; None outside of layers."""
 
     def __call__(self, config: Component, /, *args: Any, **arguments: Any) -> nn.Module:
-        """Build `config`; further arguments are passed to its slot's `build`."""
+        """Build `config` and pass the remaining arguments to its `build`."""

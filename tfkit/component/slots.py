@@ -1,4 +1,4 @@
-"""The slots inside a block: a base class for each, with the common fields of its kinds and the arguments of `build`."""
+"""The slots inside a block: a base class for each, with the fields that its kinds share and the form of `build`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NormConfig(Component):
 
 @dataclass(frozen=True)
 class Cached:
-    """A tensor with a slot for each token that was read, [b, heads, tokens, width]."""
+    """A cached tensor with an entry for each past token, [b, heads, tokens, width]."""
 
     heads: int
     width: int
@@ -63,11 +63,11 @@ class Cached:
     """Size of the sliding window in tokens, which the stack sets; None: unlimited."""
 
     def tokens(self, length: int) -> int:
-        """Return the most tokens of a sequence of `length` that are cached."""
+        """Return the maximum number of cached tokens for a sequence of `length` tokens."""
         return length if self.window is None else min(self.window, length)
 
     def shape(self, length: int) -> tuple[int, int, int]:
-        """Return its shape for one sequence of `length` tokens."""
+        """Return the shape for a single sequence of `length` tokens."""
         return self.heads, self.tokens(length), self.width
 
 
@@ -79,16 +79,16 @@ class State:
     rows: int
     width: int
     wide: bool = False
-    """True if it has at least the precision of float32 in every model, as sums over all tokens need."""
+    """True if it has at least float32 precision in a model of any dtype, as sums over all tokens need."""
 
     def shape(self, length: int) -> tuple[int, int, int]:
-        """Return its shape for one sequence of any length."""
+        """Return the shape for a single sequence of any length."""
         return self.heads, self.rows, self.width
 
 
 @dataclass(frozen=True)
 class InnerValue:
-    """A value inside a sublayer that `tfkit.trace` reads: an argument, or the output, of one of its modules."""
+    """A value inside a sublayer that `tfkit.trace` reads: an argument or the output of one of its modules."""
 
     module: str
     """The path of the module in the sublayer."""
@@ -97,15 +97,15 @@ class InnerValue:
     shape: str
     """The sizes of its axes, such as `[b, 12, t, 64]`."""
     written_out: bool = False
-    """True if only the attention backend `eager` computes it."""
+    """True if only the attention backend `eager` computes the value."""
     item: int = 0
-    """The number of the value in an output that is a tuple."""
+    """The index of the value in an output that is a tuple."""
     state: int | None = None
-    """The number of a `State` in `cached` after the sublayer has read a piece of a sequence; `module` is then empty."""
+    """The index in `cached` of the `State` that is read after each chunk of tokens; `module` is then empty."""
 
 
 class SublayerConfig(Component):
-    """A component that a layer runs, [b, t, d_model] -> [b, t, d_model]; a field of the layer holds and names it."""
+    """A component that a layer runs, [b, t, d_model] -> [b, t, d_model]. The layer's field gives it its name."""
 
     takes_context: ClassVar[bool] = True
     """False if the module's `forward` takes x alone, because it computes each position independently."""
@@ -115,7 +115,7 @@ class SublayerConfig(Component):
     """True if its states restart with each of the `documents` of a `Context`, as packed rows need."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a norm inside the sublayer that takes the condition, which only norms of layers get."""
+        """Raise `Invalid` for a norm inside the sublayer that takes a condition: only norms of layers get it."""
         super().check()
         for path, part in parts((), self):
             if isinstance(part, NormConfig) and part.takes_condition:
@@ -124,23 +124,23 @@ class SublayerConfig(Component):
 
     @property
     def cached(self) -> tuple[Cached | State, ...] | None:
-        """Tensors that the module keeps of the tokens that it has read, to read sequences step by step.
+        """Tensors that the module keeps between decoding steps.
 
         They are in `context.cache.tensors`, in this order. The module passes each `Cached` to `tfkit.nn.update_cache`
-        before it is used, as `mha` does with keys and values; in cross-attention, it reads them from there once
-        `context.memory` is None. It updates a `State` in place. With None, the module cannot be decoded token by token,
-        and is never asked to.
+        before it uses the tensor, as `mha` does with keys and values. In cross-attention, the module takes them from
+        the cache if `context.memory` is None. It updates a `State` in place. None means that the module cannot be
+        decoded token by token.
         """
         return None
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """The names of the tensors for later sublayers. The module then returns (y, {name: tensor})."""
+        """Names of tensors for later sublayers. If there are any, the module returns (y, {name: tensor})."""
         return ()
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """The names of the tensors that it takes from `context.wires`, each from the last sublayer that gave it."""
+        """Names of the tensors that the module takes from `context.wires`, each given by the latest such sublayer."""
         return ()
 
     def check_giver(self, name: str, giver: SublayerConfig) -> None:
@@ -182,7 +182,7 @@ class MixerConfig(SublayerConfig):
     causal: ClassVar[bool] = True
     """False if outputs depend on later positions: such a mixer belongs in an encoder."""
     free_length: ClassVar[bool] = True
-    """False if a Python loop over positions or chunks fixes the length of a program of `torch.export`."""
+    """False if a Python loop over positions or chunks fixes the sequence length of a program of `torch.export`."""
     d_model: Shared[Dim]
     """Width of the residual stream."""
 
@@ -201,9 +201,9 @@ class MaskRuleConfig(Component):
 
     @property
     def reach(self) -> int | None:
-        """Number of latest keys, the query's own among them, that include all earlier keys a query may attend to.
+        """Number of latest keys, including the query's, that contain all earlier keys a query may attend to.
 
-        It bounds the cache; None: unlimited.
+        This bounds the cache. None: unlimited.
         """
         return None
 
@@ -214,13 +214,13 @@ class MaskRuleConfig(Component):
     def build(self, make: Make) -> nn.Module:
         """Build the module: positions of queries and of keys, int [b or 1, q, 1] and [b or 1, 1, k] -> bool.
 
-        Its `forward` is elementwise, also for positions without axes, as in FlexAttention. An empty slot of a cache has
-        a negative position: it is masked.
+        Its `forward` must be elementwise, and must accept scalars, as FlexAttention passes them. An empty cache slot
+        has a negative position and is masked.
         """
 
 
 StreamPart = Literal["enter", "read", "write", "leave"]
-"""A module of a residual."""
+"""The modules of a residual."""
 
 
 class StreamConfig(Component):
@@ -236,11 +236,11 @@ class StreamConfig(Component):
 
     slot = "residual"
     enters: ClassVar[bool] = False
-    """True if the stream is not [b, t, d_model], but whatever `enter` returns, [b, t, ...]."""
+    """True if the stream is not [b, t, d_model] but a tensor [b, t, ...] that `enter` returns."""
 
     @abstractmethod
     def build(self, make: Make, part: StreamPart, width: int) -> nn.Module:
-        """Build a module, for a `d_model` of `width`."""
+        """Build one of the modules, for a `d_model` of `width`."""
 
 
 class MaskConfig(Config):
@@ -264,20 +264,20 @@ class MaskConfig(Config):
 
     @property
     def window(self) -> int | None:
-        """Number of latest keys that include all earlier keys a query may attend to; None: unlimited."""
+        """Number of latest keys that contain all earlier keys a query may attend to; None: unlimited."""
         limits = (None if self.left is None else self.left + 1, None if self.rule is None else self.rule.reach)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def causal(self) -> bool:
-        """True if no query reads a later key."""
+        """True if no query attends to a later key."""
         return self.right == 0
 
 
 class TemperatureConfig(Config):
     """Queries times 1 + beta * log(1 + floor((position + offset) / original_max_len)).
 
-    The module of an attention with a `query_temperature` finds the factors in its context.
+    An attention with a `query_temperature` takes the factors from its context.
     """
 
     beta: PositiveFloat
@@ -299,10 +299,10 @@ class AttentionConfig(SublayerConfig):
     self_attention_only: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "position": "cross-attention has no positions: queries and keys count in two different sequences",
-            "mask": "cross-attention reads the whole memory: it has no extent to the left or right",
+            "mask": "cross-attention attends to the full memory: it has no extent to the left or right",
         }
     )
-    """Fields that cross-attention cannot have, and why. Cross-attention derived from self-attention drops them."""
+    """Fields that cross-attention cannot have, with reasons. Cross-attention derived from self-attention omits them."""
     chooses_keys: ClassVar[bool] = False
     """True if a query attends to only some of the keys that its mask allows, depending on the tokens."""
 
@@ -326,20 +326,20 @@ class AttentionConfig(SublayerConfig):
     """Extent of the attention; unlimited in an encoder, causal in a decoder unless given."""
 
     def check(self) -> None:
-        """Refuse heads that do not divide the width, and positions that do not suit the attention."""
+        """Raise `Invalid` if the heads do not divide the width, or if the positions do not suit the attention."""
         super().check()
         if self.d_head is None and self.d_model % self.n_heads:
             raise Invalid(
                 "n_heads",
                 f"d_model ({self.d_model}) must be a multiple of n_heads ({self.n_heads})",
                 notes=[f"divisors of {self.d_model}: {divisors(self.d_model)}"],
-                help="give d_head to make the heads' width independent of d_model",
+                help="set d_head to make the width of a head independent of d_model",
             )
         if self.position is not None:
             self.position.check_attention(self)
 
     def material(self) -> Mapping[str, Any]:
-        """Return the fields, with the heads' width even if it follows from other fields."""
+        """Return the fields, including the width of a head even if it follows from other fields."""
         values = super().material()
         return {**values, "d_head": self.head_width} if "d_head" in values else values
 
@@ -360,17 +360,17 @@ class AttentionConfig(SublayerConfig):
 
     @property
     def rotary(self) -> RotaryConfig | None:
-        """The position, if it turns queries and keys: the context then has its table."""
+        """The position if it is rotary; the context then has its table."""
         return self.position if isinstance(self.position, RotaryConfig) else None
 
     @property
     def score_bias(self) -> ScoreBiasConfig | None:
-        """The position, if it is added to the scores: the context's mask then has it."""
+        """The position if it is a bias of the scores; the context's mask then includes it."""
         return self.position if isinstance(self.position, ScoreBiasConfig) else None
 
     @property
     def content_scores(self) -> ContentScoreConfig | None:
-        """The position, if scores depend on it and on the tokens: the context's `relative` then has its rows."""
+        """The position if it adds scores that depend on the tokens; the context's `relative` then has its rows."""
         return self.position if isinstance(self.position, ContentScoreConfig) else None
 
     @property
@@ -380,36 +380,36 @@ class AttentionConfig(SublayerConfig):
 
     @property
     def query_temperature(self) -> TemperatureConfig | None:
-        """The temperature of the queries: with one, the context has the factors of the new tokens."""
+        """The temperature of the queries; the context then has the factors of the new tokens."""
         return None
 
     @property
     def counts_tokens(self) -> bool:
-        """True if scores depend on the positions of two tokens, and not only on their distance.
+        """True if scores depend on the positions of two tokens and not only on their distance.
 
-        Positions are then counted without padding, so that padding before the tokens changes nothing. A temperature
-        always needs it, and a score bias never does.
+        Positions are then counted without padding, so padding before the tokens has no effect. A temperature always
+        needs this, and a score bias never does.
         """
         return False
 
     def causal_flag(self, backend: AttentionBackend) -> bool:
         """Return True if the module can be built with `causal` instead of getting the causal mask.
 
-        Every other kind receives its mask as a tensor, so that a kind without support for the flag is never silently
-        bidirectional. `backend` is the attention backend of the model; a kind may ignore it.
+        By default the module gets its mask as a tensor, so a kind that ignores the flag cannot become bidirectional
+        silently. `backend` is the attention backend of the model; a kind may ignore it.
         """
         return False
 
     def flex_mask(self, backend: AttentionBackend) -> bool:
-        """Return True if the module takes a rule for FlexAttention as its mask; every other kind gets a tensor."""
+        """Return True if the module takes a rule for FlexAttention as its mask, instead of a tensor."""
         return False
 
     @abstractmethod
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         """Build the module.
 
-        `d_memory` is the width of the sequence that cross-attention reads, None for self-attention. With `causal`,
-        a `context.mask` of None stands for the causal mask; it is only set if `causal_flag` is.
+        `d_memory` is the width of the sequence that cross-attention attends to; None for self-attention. With `causal`,
+        a `context.mask` of None stands for the causal mask; it is set only if `causal_flag` returned True.
         """
 
 
@@ -424,7 +424,7 @@ class RopeScalingConfig(Component):
         return 1.0
 
     def check_rope(self, width: int, theta: float) -> None:
-        """Raise `Invalid` if this scaling does not support that many channels per head, or that base."""
+        """Raise `Invalid` if this scaling does not support `width` channels per head, or the base `theta`."""
 
     @abstractmethod
     def build(self, make: Make, width: int, theta: float) -> nn.Module:
@@ -432,7 +432,7 @@ class RopeScalingConfig(Component):
 
 
 class PositionConfig(Component):
-    """Slot `position`: the position of each token. The two subclasses below act in different places."""
+    """Slot `position`: encodes the position of each token. The two subclasses below act in different places."""
 
     slot = "position"
 
@@ -448,7 +448,7 @@ class InputPositionConfig(PositionConfig):
         return None
 
     def check_width(self, width: int) -> None:
-        """Raise `Invalid` if these positions do not support that width."""
+        """Raise `Invalid` if these positions do not support `width`."""
 
     @abstractmethod
     def build(self, make: Make, width: int) -> nn.Module:
@@ -456,17 +456,17 @@ class InputPositionConfig(PositionConfig):
 
 
 class AttentionPositionConfig(PositionConfig):
-    """Positions that act inside attention; computed once per forward by the stack and passed to every layer.
+    """Positions that act inside attention. The stack computes them once per forward for all layers.
 
-    All attentions of a stack with equal positions, masks and heads share one module: of the attention that it gets,
-    its `build` may only use the number and the width of the heads.
+    All attentions of a stack with equal positions, masks and heads share a module. Of its argument `attention`, `build`
+    may therefore use only the number and the width of the heads.
     """
 
     role = "acts inside attention"
 
     @property
     def is_shared(self) -> bool:
-        """True if all attentions with equal positions share one module; else each layer has its own."""
+        """True if all attentions with equal positions share a module; False if each layer has a separate module."""
         return True
 
     @property
@@ -479,13 +479,13 @@ class AttentionPositionConfig(PositionConfig):
 
 
 class RotaryConfig(AttentionPositionConfig):
-    """Positions that turn queries and keys."""
+    """Positions that rotate queries and keys."""
 
     @abstractmethod
     def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
-        """Build the table: (positions [batch or 1, length], n_keys) -> a float tensor that the rotation understands.
+        """Build the table: (positions [batch or 1, length], n_keys) -> a float tensor, an input of the rotation.
 
-        `n_keys` is the length of the sequence or, if it is read step by step, the most that it may reach.
+        `n_keys` is the length of the sequence; in decoding, the maximum length that it may reach.
         """
 
     @abstractmethod
@@ -500,14 +500,14 @@ class ScoreBiasConfig(AttentionPositionConfig):
     def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
         """Build the bias: positions of queries and of keys -> [batch or 1, heads, queries, keys].
 
-        The positions are [batch or 1, queries] and [batch or 1, keys]. In a cache, the keys are in any order, and an
-        empty slot has a negative position: it is masked.
+        The positions are [batch or 1, queries] and [batch or 1, keys]. In a cache, keys are in any order, and empty
+        slots have negative positions and are masked.
         """
 
     def slopes(self, attention: AttentionConfig) -> Sequence[float] | None:
         """Return the slope of each head if the bias is -slope * |distance|; None for any other bias.
 
-        FlexAttention computes such a bias in its kernel, without a matrix.
+        FlexAttention computes such a bias in its kernel without materializing a matrix.
         """
         return None
 
@@ -515,8 +515,8 @@ class ScoreBiasConfig(AttentionPositionConfig):
 class ContentScoreConfig(AttentionPositionConfig):
     """Positions that are added to the attention scores as products with queries and keys.
 
-    A row of a table stands for each class of distances. The context's `relative` has the rows, and the index of the row
-    of each query and key.
+    A table has a row for each class of distances. The context's `relative` holds these rows, and the index of the row
+    for each pair of query and key.
     """
 
     @property
@@ -532,17 +532,17 @@ class ContentScoreConfig(AttentionPositionConfig):
 
     @abstractmethod
     def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
-        """Build the table: positions of queries and of keys -> rows [1, n, width], and int indices [b or 1, q, k].
+        """Build the table: positions of queries and of keys -> rows [1, n, width] and integer indices [b or 1, q, k].
 
-        The positions are [b or 1, q] and [b or 1, k]. In a cache, the keys are in any order, and an empty slot has a
-        negative position: it is masked.
+        The positions are [b or 1, q] and [b or 1, k]. In a cache, keys are in any order, and empty slots have negative
+        positions and are masked.
         """
 
     @abstractmethod
     def build_projection(self, attention: AttentionConfig) -> nn.Module | None:
         """Build the module: rows -> their queries and keys, [1, heads or 1, n, d] each, and any third tensor.
 
-        With None, the attention projects the rows as it projects tokens.
+        If this returns None, the attention projects the rows as it projects tokens.
         """
 
     @abstractmethod
@@ -551,7 +551,7 @@ class ContentScoreConfig(AttentionPositionConfig):
 
 
 class InitConfig(Component):
-    """Slot `init`: fills the weights of linear layers and tables; everything else resets itself."""
+    """Slot `init`: fills the weights of linear layers and tables. All other modules reset their own parameters."""
 
     slot = "init"
 
@@ -559,7 +559,7 @@ class InitConfig(Component):
     def linear(self, weight: torch.Tensor, *, residual: bool, n_layers: int | None, generator: torch.Generator) -> None:
         """Fill `weight` [out, in] in place.
 
-        `residual` is true if its output is added to the residual stream of a stack of `n_layers`.
+        `residual` is true if the output of the layer is added to the residual stream of a stack of `n_layers`.
         """
 
     @abstractmethod
@@ -571,7 +571,7 @@ class InitConfig(Component):
         """Fill the `weight` [rows, width] of an embedding table in place."""
 
     def tied_table(self, weight: torch.Tensor, *, generator: torch.Generator) -> None:
-        """Fill a token table that is also the output matrix of a head; as any other table unless overridden."""
+        """Fill a token table that is also the output matrix of a head. The default is to call `table`."""
         self.table(weight, generator=generator)
 
 

@@ -1,10 +1,11 @@
-"""The contents of a block as data: the layers of a stack with their steps, the stages of an embedding, a head.
+"""The contents of a block as data: the layers of a stack with their sublayers, the stages of an embedding, a head.
 
-Tools that draw, explain, count or fill a model read this, and not the fields of a config. Names are module names:
-layer i of a block is its `layers.i`; the names of operations are inside the layer or, for stages, inside the block.
+Tools that draw, explain, count or fill a model use this description instead of the fields of a config. Names are module
+names: layer i of a block is its `layers.i`. The names of operations are relative to the layer, and the names of stages
+to the block.
 
-A model is built only if its modules are the modules that its stacks describe, and no tool reads the fields of `encoder`
-or `decoder`, or of a plugin's block (`tests/tools/test_no_probing.py`).
+`build` raises an error if the modules of a model differ from the description. No tool reads the fields of `encoder`,
+`decoder` or a plugin's block (`tests/tools/test_no_probing.py`).
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ class ResidualConfig(StreamConfig):
     learned: Literal["none", "scalar", "vector"] = "none"
     """Learned factor of the output, in addition to `scale`: one, or one per channel; it starts at 1."""
     onto: Literal["previous", "normed"] = "previous"
-    """Meaning of x: the sum so far, or the sublayer's input after its norm."""
+    """The tensor x: the sum so far, or the sublayer's input after its norm."""
     scale_onto: PositiveFloat = 1.0
     """Factor of x."""
     learned_onto: Literal["none", "scalar", "vector"] = "none"
     """Learned factor of x, in addition to `scale_onto`: one, or one per channel; it starts at 1."""
 
     def material(self) -> Mapping[str, Any]:
-        """Return the fields without the kind, which weights from before there were others do not state."""
+        """Return the fields without the kind, which older weights do not store: `add` was the only kind."""
         return {name: value for name, value in super().material().items() if name != "kind"}
 
     def build(self, make: Make, part: StreamPart, width: int) -> nn.Module:
-        """Never called: the addition is written into the layer's code."""
+        """Raise an error: the layer's generated code contains the addition."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Call:
-    """A component that runs: a norm, a sublayer; of an embedding, a norm or positions that are added."""
+    """A component that runs: a norm or a sublayer of a layer; a norm or the positions of an embedding."""
 
     name: str
     config: Component
@@ -71,7 +72,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Scale:
-    """A factor that is not learned; `root_of` is the number whose square root it is, if the spec says so."""
+    """A fixed factor. `root_of` is the number whose square root it is, if the spec writes it as a square root."""
 
     number: float
     root_of: int | None = None
@@ -86,7 +87,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A further table of an embedding, whose rows are added."""
+    """An additional table of an embedding, whose rows are added."""
 
     name: str
     rows: int
@@ -110,52 +111,52 @@ class Step:
     """A sublayer of a layer, with its norms and its addition to the residual stream."""
 
     name: str
-    """Its module in the layer; its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`, its
-    learned factors `NAME_residual_scale` and `NAME_residual_scale_onto`; or the modules of another kind of
-    residual, `NAME_residual_read` and `NAME_residual_write`."""
+    """The name of its module in the layer. Its norms are `NAME_norm_in`, `NAME_norm_out` and `NAME_norm_after`. The
+    learned factors of an addition are `NAME_residual_scale` and `NAME_residual_scale_onto`; the modules of any other
+    residual are `NAME_residual_read` and `NAME_residual_write`."""
     config: Component
-    """Its attention, its FFN, or a component of another slot."""
+    """Its attention, its FFN, or a component of a different slot."""
     reads_memory: bool = False
     """True for cross-attention."""
     reads_input: bool = False
-    """True if it reads the layer's input, after `Layer.input_norm`, and not the sum so far."""
+    """True if it takes the layer's input, after `Layer.input_norm`, instead of the sum so far."""
     mask: MaskConfig | None = None
-    """Extent of self-attention; None: it reads everything, or is not an attention."""
+    """Extent of self-attention; None for unlimited attention, and for sublayers of other slots."""
     norm_in: NormConfig | None = None
-    """Norm before it."""
+    """Norm before the sublayer."""
     norm_out: NormConfig | None = None
-    """Norm after it, before the addition."""
+    """Norm after the sublayer, before the addition."""
     norm_after: NormConfig | None = None
     """Norm after the addition."""
     dropout: float = 0.0
-    """Dropout on its output."""
+    """Rate of dropout on the output."""
     residual: StreamConfig = field(default_factory=ResidualConfig)
-    """The way of its input out of the residual stream, and of its output into it."""
+    """The component that takes the input from the residual stream and adds the output to it."""
 
     @property
     def addition(self) -> ResidualConfig:
-        """The addition to the stream; a plain one stands for the `read` and `write` of another kind of residual."""
+        """The addition to the stream; a default addition if the residual has the modules `read` and `write` instead."""
         return self.residual if isinstance(self.residual, ResidualConfig) else ResidualConfig()
 
     @property
     def read(self) -> Call | None:
-        """The module before the branch, which takes the stream; None if the branch does."""
+        """The module that computes the branch's input from the stream; None if the input is the stream."""
         plain = isinstance(self.residual, ResidualConfig)
         return None if plain else Call(f"{self.name}_residual_read", self.residual)
 
     @property
     def write(self) -> Call | None:
-        """The module after the branch; None if its output is added to the stream."""
+        """The module that puts the branch's output into the stream; None if the output is added."""
         return None if self.read is None else Call(f"{self.name}_residual_write", self.residual)
 
     @property
     def role(self) -> str:
-        """The name of its kind of sublayer: `cross_attention`, or the slot of its component."""
+        """The type of the sublayer: `cross_attention`, or the slot of its component."""
         return "cross_attention" if self.reads_memory else self.config.slot
 
     @property
     def cached(self) -> tuple[Cached | State, ...] | None:
-        """The tensors that it keeps of the tokens that it has read; None if it cannot be decoded token by token."""
+        """The tensors that it keeps between decoding steps; None if it cannot be decoded token by token."""
         return self.config.cached if isinstance(self.config, SublayerConfig) and self.config.takes_context else ()
 
     @property
@@ -165,26 +166,26 @@ class Step:
 
     @property
     def ordered(self) -> bool:
-        """True if it takes the tokens of each row first, then padding: a mixer that is not positionwise."""
+        """True if it needs the tokens of each row before the padding, as mixers do that are not positionwise."""
         return isinstance(self.config, MixerConfig) and self.cached != ()
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """The names of the tensors that it gives to later steps."""
+        """The names of the tensors that it gives to later sublayers."""
         return self.config.gives if isinstance(self.config, SublayerConfig) else ()
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """The names of the tensors that it takes from earlier steps."""
+        """The names of the tensors that it takes from earlier sublayers."""
         return self.config.takes if isinstance(self.config, SublayerConfig) else ()
 
     @property
     def crosses_documents(self) -> bool:
-        """True if it carries a state from a document of a row to the next one."""
+        """True if it carries a state from one document of a row to the next."""
         return self.keeps_state and not (isinstance(self.config, SublayerConfig) and self.config.restarts)
 
     def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
-        """Yield the operations between `read`, or the stream, and `write`, or the addition, in order."""
+        """Yield the operations of the branch in order: after `read` or the stream, before `write` or the addition."""
         if self.norm_in is not None:
             yield Call(f"{self.name}_norm_in", self.norm_in)
         yield Call(self.name, self.config)
@@ -199,7 +200,7 @@ class Step:
 
     @property
     def onto(self) -> Learned | None:
-        """The learned factor of the value that its output is added to."""
+        """The learned factor of the value to which the output is added."""
         learned = self.addition.learned_onto
         return None if learned == "none" else Learned(f"{self.name}_residual_scale_onto", learned)
 
@@ -209,7 +210,7 @@ class Step:
         return None if self.norm_after is None else Call(f"{self.name}_norm_after", self.norm_after)
 
     def modules(self) -> Iterator[str]:
-        """Yield the names of its modules in the layer."""
+        """Yield the names of the sublayer's modules in the layer."""
         for part in (self.read, *self.branch(), self.write, self.onto, self.after):
             if isinstance(part, Call | Learned):
                 yield part.name
@@ -220,27 +221,27 @@ class Layer:
     """A layer with its weights."""
 
     config: Config
-    """The values of the layer."""
+    """The config with the values of the layer."""
     steps: tuple[Step, ...]
     """Its sublayers in order."""
     name: str = "base"
     """The name of its variant; layers with equal names are identical."""
     input_norm: NormConfig | None = None
-    """Norm of the layer's input for the steps that read it; its module is `input_norm`."""
+    """Norm of the layer's input, for the sublayers with `reads_input`; its module is `input_norm`."""
     around: StreamConfig | None = None
-    """Residual around all steps; its modules are `residual_read` and `residual_write`."""
+    """Residual around all sublayers; its modules are `residual_read` and `residual_write`."""
     placement: str | None = None
-    """The word for the places of its norms in the spec; None if the spec spells them out."""
+    """The spec's word for the placement of its norms; None if the spec sets each norm."""
     context: str | None = None
-    """The module of the block with the weights of its positions, such as `shared.base`; layers may share it."""
+    """The module of the block that computes its masks and positions, such as `shared.base`; layers may share it."""
 
     @property
     def residuals(self) -> tuple[StreamConfig, ...]:
-        """The residuals that read and write the stream that layers pass on."""
+        """The residuals of the stream between layers: the residual around all sublayers, or each sublayer's."""
         return tuple(step.residual for step in self.steps) if self.around is None else (self.around,)
 
     def modules(self) -> Iterator[str]:
-        """Yield the names of the modules of its steps, norms and residual."""
+        """Yield the names of the modules of its sublayers, norms and residual."""
         if self.around is not None:
             yield from ("residual_read", "residual_write")
         if self.input_norm is not None:
@@ -251,14 +252,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Connection:
-    """A wire between layers: a tensor that one sublayer gives, and a later sublayer takes."""
+    """A wire between layers: a tensor that one sublayer gives and a later sublayer takes."""
 
     wire: str
     layer: int
-    """The number of the layer that takes it."""
+    """The index of the layer that takes the tensor."""
     step: Step
     giving_layer: int | None
-    """The number of the layer that gives it; None if no earlier layer does."""
+    """The index of the layer that gives the tensor; None if no earlier layer does."""
     giver: Step | None
 
 
@@ -269,30 +270,30 @@ class Layers:
     layers: tuple[Layer, ...]
     """The layers with separate weights, in order."""
     repeats: int = 1
-    """The number of times that each of them runs."""
+    """The number of times that each layer runs."""
     looped: bool = False
-    """True if all layers run in order and then run again; False if each of them runs its times in a row."""
+    """True if the sequence of layers is repeated; False if each layer runs its repetitions in a row."""
     final_norm: NormConfig | None = None
     """Norm after the last layer; its module is `final_norm`."""
     pattern: tuple[str, ...] | Mapping[str, str] | None = None
-    """The order of variants as the spec writes it."""
+    """The layer pattern as the spec writes it."""
     period: int | None = 1
-    """The number of layers after which the pattern repeats; None if it fixes the number of layers, `n_layers`."""
+    """The number of layers after which the pattern repeats; None if the pattern fixes `n_layers`."""
     least: int = 1
-    """The least number of layers that the pattern fits."""
+    """The minimum number of layers for the pattern."""
     prefix: str | None = None
-    """The input of lengths that says how many first tokens all others read."""
+    """The input of type `lengths` with the length of the prefix that all tokens attend to."""
     described: frozenset[str] = frozenset()
-    """The fields of the block that these layers explain already."""
+    """The fields of the block that this description covers."""
 
     @property
     def depth(self) -> int:
-        """The number of layers that run."""
+        """The number of layers that run, repetitions included."""
         return len(self.layers) * self.repeats
 
     @property
     def runs(self) -> list[int]:
-        """The number of the layer of each run, in order."""
+        """The index of the layer at each depth, repetitions included."""
         numbers = list(range(len(self.layers)))
         return numbers * self.repeats if self.looped else [n for n in numbers for _ in range(self.repeats)]
 
@@ -303,7 +304,7 @@ class Layers:
 
     @property
     def variants(self) -> dict[str, list[int]]:
-        """The numbers of the layers of each variant, in the order of their first layers."""
+        """The indices of the layers of each variant, in the order of the first layer."""
         indices: dict[str, list[int]] = {}
         for number, layer in enumerate(self.layers):
             indices.setdefault(layer.name, []).append(number)
@@ -322,7 +323,7 @@ class Layers:
 
     @property
     def connections(self) -> list[Connection]:
-        """The wires between sublayers, in the order in which their takers first run."""
+        """The wires between sublayers, in the order in which the taking sublayers first run."""
         connections: dict[tuple[int, str, str], Connection] = {}
         latest: dict[str, tuple[int, Step]] = {}
         for number in self.runs:
@@ -340,11 +341,11 @@ class Layers:
 
     @property
     def crosses_documents(self) -> bool:
-        """True if a sublayer carries a state from a document of a row to the next one."""
+        """True if a sublayer carries a state from one document of a row to the next."""
         return any(step.crosses_documents for layer in self.layers for step in layer.steps)
 
     def modules(self) -> set[str]:
-        """Return the paths of the modules in the block that the layers name."""
+        """Return the paths of the block's modules that the description names."""
         paths = {f"layers.{number}.{name}" for number, layer in enumerate(self.layers) for name in layer.modules()}
         paths |= {"enter", "leave"} if self.streams is not None else set()
         return paths | {"final_norm"} if self.final_norm is not None else paths
@@ -359,4 +360,4 @@ class Head:
     softcap: float | None = None
     """Bound of the logits."""
     direct: bool = True
-    """True if the matrix multiplies the head's input, and not the output of a layer before it."""
+    """True if the matrix multiplies the head's input, and not the output of a hidden layer."""

@@ -217,7 +217,7 @@ class GateConfig(Config):
     activation: ActivationConfig
     """Activation of the linear layer's output."""
     per: Literal["channel", "head"] = "channel"
-    """A factor for each channel, or one for all channels of a head."""
+    """A factor for each channel, or a factor for each head."""
 
     def build(self, make: Make, attention: MultiHeadConfig) -> nn.Module:
         """Build the gate of `attention`."""
@@ -255,15 +255,15 @@ class MultiHeadConfig(ProjectedConfig):
 
     kind: Literal["mha"] = "mha"
     scale: PositiveFloat | None = None
-    """Factor of the scores; d_head ** -0.5 unless given. With n terms of positions, (d_head * (1 + n)) ** -0.5."""
+    """Factor of the scores; by default d_head ** -0.5, and with n terms of positions (d_head * (1 + n)) ** -0.5."""
     softcap: PositiveFloat | None = None
     """Bound of the scores, which are bent to stay within it: softcap * tanh(scores / softcap)."""
     sinks: bool = False
-    """If true, each head has a learned score that takes part in the softmax, in addition to the scores of the keys."""
+    """If true, the softmax of each head includes a learned score in addition to the scores of the keys."""
     qk_norm: NormConfig | None = None
     """Norm of each head's queries and keys, before they are rotated."""
     qk_norm_weight: Literal["shared", "per_head"] = "shared"
-    """One weight of `qk_norm` for all heads (`shared`), or one for each (`per_head`)."""
+    """Weights of `qk_norm`: a single vector for all heads (`shared`), or a vector for each head (`per_head`)."""
     qk_norm_rotated: NormConfig | None = None
     """Norm of each head's queries and keys, after they are rotated."""
     value_norm: NormConfig | None = None
@@ -271,20 +271,20 @@ class MultiHeadConfig(ProjectedConfig):
     temperature: TemperatureConfig | None = None
     """Factor of the queries that grows with their position."""
     gate: GateConfig | None = None
-    """Gate of the heads' outputs: factors that are computed from the input."""
+    """Gate of the outputs of the heads: factors that are computed from the input."""
     inner_norm: NormConfig | None = None
     """Norm of the outputs of all heads as one vector, before the output projection."""
     kv_name: str | None = None
-    """Name under which later layers take its keys and values."""
+    """Name under which later layers take the keys and values of this layer."""
     kv_from: str | None = None
-    """Name of the keys and values that replace the layer's: of the last earlier layer that gives them."""
+    """Name of keys and values of an earlier layer, which replace the layer's: of the latest layer that gives them."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a field without effect, and for content scores of keys that layers share."""
+        """Raise `Invalid` for fields without effect, and for content scores with keys that layers share."""
         super().check()
         for field in ("kv_name", "value_norm") if self.kv_from is not None else ():
             if getattr(self, field) is not None:
-                message = f"`{field}` has no effect: the keys and values are of an earlier layer"
+                message = f"`{field}` has no effect: the keys and values come from an earlier layer"
                 raise Invalid(field, message, help="set it to null")
         if self.content_scores is not None and (self.gives or self.takes):
             message = "`position` must not score tokens if keys and values are shared across layers"
@@ -296,7 +296,7 @@ class MultiHeadConfig(ProjectedConfig):
         if norm is None:
             raise Invalid(place, "`qk_norm_weight` has no effect without `qk_norm`", help="add `qk_norm: layernorm`")
         if not isinstance(norm, WeightedNormConfig):
-            raise Invalid(place, f"norm `{norm.kind_name()}` cannot have weights of each head")
+            raise Invalid(place, f"norm `{norm.kind_name()}` cannot have separate weights for each head")
         if not norm.scale:
             raise Invalid(place, "`qk_norm_weight` has no effect: the norm has no weights")
 
@@ -320,7 +320,7 @@ class MultiHeadConfig(ProjectedConfig):
     @property
     def inner_values(self) -> Mapping[str, InnerValue]:
         """Queries, keys and values that scores are computed from, scores, weights, and the output of each head."""
-        if type(self).build is not MultiHeadConfig.build:  # a different module need not have a core
+        if type(self).build is not MultiHeadConfig.build:  # a different module may not have a core
             return {}
         queries, keys = (f"[b, {h}, {t}, {self.head_width}]" for h, t in ((self.n_heads, "t"), (self.kv_heads, "k")))
         inputs = {"q": queries, "k": keys, "v": keys}
@@ -334,7 +334,7 @@ class MultiHeadConfig(ProjectedConfig):
 
     @property
     def adds_content_scores(self) -> bool:
-        return type(self).build is MultiHeadConfig.build  # a different module need not add them
+        return type(self).build is MultiHeadConfig.build  # a different module may not add them
 
     @property
     def counts_tokens(self) -> bool:
@@ -406,7 +406,7 @@ class MultiHeadConfig(ProjectedConfig):
         )
 
     def _build_norm(self, make: Make, heads: int) -> nn.Module | None:
-        """Build the norm of the queries or keys of one head, or of each of `heads`."""
+        """Build the norm of queries or keys, with separate weights for each of `heads` if the config requires it."""
         if self.qk_norm is None:
             return None
         if self.qk_norm_weight == "per_head":

@@ -90,7 +90,7 @@ class ConcatConfig(BlockConfig):
     inputs: tuple[MaskedWire, ...]
     """Nodes or inputs to concatenate, in order."""
     along: Literal["length", "width"] = "length"
-    """`length`: one after the other; `width`: the vectors of each position joined."""
+    """`length`: one sequence after the other; `width`: the vectors of each position are joined."""
 
     def output(self, inputs: Signals) -> Signal:
         signals = _sequences(inputs)
@@ -105,7 +105,7 @@ class ConcatConfig(BlockConfig):
 
     def pieces(self, inputs: Signals) -> Pieces:
         if self.along == "length":
-            raise Invalid("along", "sequences that are joined end to end cannot be decoded step by step")
+            raise Invalid("along", "sequences that are concatenated along `length` cannot be decoded step by step")
         return Pieces()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:

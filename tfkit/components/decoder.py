@@ -1,4 +1,4 @@
-"""Decoder: a stack that reads only what came before; with a memory, its layers have cross-attention too."""
+"""Decoder: a stack with causal attention; with a memory, its layers also have cross-attention."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tfkit.errors import Invalid
 
 
 class DecoderConfig(StackConfig):
-    """Layers that read only what came before; with a memory, they have cross-attention too."""
+    """Layers with causal attention; with a memory, they also have cross-attention."""
 
     block: Literal["decoder"] = "decoder"
     prefix: LengthsWire | None = None
-    """Input of lengths: every query reads this many first tokens."""
+    """Input of lengths: the number of first tokens to which every query attends."""
 
     def in_words(self) -> str:
         """Describe the inputs of its layers."""
-        further = f" and, by cross-attention, `{self.memory}`" if self.memory else ""
-        first = f", and the first tokens, as many as `{self.prefix}` says" if self.prefix else ""
-        return f"Layers that read only what came before{further}{first}."
+        memory = f", and cross-attention to `{self.memory}`" if self.memory else ""
+        prefix = f"; every query also attends to the prefix, whose length is `{self.prefix}`" if self.prefix else ""
+        return f"Layers with causal attention{memory}{prefix}."
 
     def default_mask(self) -> MaskConfig:
         return MaskConfig(right=0)
@@ -30,19 +30,19 @@ class DecoderConfig(StackConfig):
         return self.prefix
 
     def check(self) -> None:
-        """Refuse a decoder that looks ahead, and a prefix combined with a memory."""
+        """Raise `Invalid` for a sublayer that is not causal, and for a prefix combined with a memory."""
         super().check()
         for path, layer in self.distinct():
             mask = layer.attention.mask if layer.attention else None
             if mask is not None and not mask.causal:
                 raise Invalid(
                     f"{path}attention.mask{'' if mask.right is None else '.right'}",
-                    "a decoder's self-attention must not read later keys",
+                    "a decoder's self-attention must not attend to later keys",
                     help="write `right: 0`, or use `block: encoder` for attention in both directions",
                 )
             if layer.mixer is not None and not layer.mixer.causal:
                 help = "use `block: encoder` for mixers in both directions"
-                raise Invalid(f"{path}mixer", "a decoder's mixer must not read later positions", help=help)
+                raise Invalid(f"{path}mixer", "a decoder's mixer must not depend on later positions", help=help)
         if self.memory is not None and self.prefix is not None:
             raise Invalid("prefix", "a decoder cannot have both a memory and a prefix")
 

@@ -25,13 +25,13 @@ from tfkit.nn import Linear, Rearrange, Table, named
 
 
 class DisentangledConfig(ContentScoreConfig):
-    """Products of queries with rows for relative positions, and of such rows with keys, are added to the scores."""
+    """Adds to the scores the products of queries with rows for relative positions, and of such rows with keys."""
 
     kind: Literal["disentangled"] = "disentangled"
     terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
-    """Products that are added: of queries and the rows' keys (`c2p`), of the rows' queries and keys (`p2c`)."""
+    """Products to add: queries times keys of the rows (`c2p`), queries of the rows times keys (`p2c`)."""
     max_distance: Dim = 512
-    """Distance from which all distances share the last row of their side."""
+    """Distance from which all distances on a side share its last row."""
     n_buckets: Dim | None = None
     """Number of rows on each side; null: `max_distance`, a row for each distance."""
     shared: bool = False

@@ -55,29 +55,29 @@ class EmbeddingConfig(BlockConfig):
     vocab_size: Shared[Dim]
     """Rows of the token table."""
     max_len: Shared[Immaterial[Dim]] | None = None
-    """The longest sequence that the model reads, padding included. Only learned positions depend on it: a model without
-    them reads longer sequences with unchanged weights, as with `--set max_len=8192`."""
+    """Maximum length of a sequence, padding included. Only learned positions depend on it: without them, a model
+    accepts longer sequences with unchanged weights, as with `--set max_len=8192`."""
     d_embed: Dim | None = None
-    """Width of the token table, if it is narrower than d_model and projected up."""
+    """Width of the token table if it differs from d_model; a projection follows the table."""
     project_bias: bool = True
-    """If true, that projection has a bias."""
+    """If true, the projection from `d_embed` has a bias."""
     tie: TableWire | None = None
-    """The embedding that provides the token table of this one."""
+    """The embedding whose token table this node uses."""
     scale: PositiveFloat | Literal["sqrt_d_model"] | None = None
     """Factor of the token vectors."""
     position: InputPositionConfig | None = None
     """Positions that are added to the token vectors."""
     tables: dict[Wire, Dim] | None = None
-    """Further inputs and the rows of their tables, such as BERT's `{token_types: 2}`; all are added."""
+    """Additional inputs and the number of rows of their tables, such as BERT's `{token_types: 2}`; all are added."""
     norm: NormConfig | None = None
     """Norm of the sum."""
     dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the sum."""
     stages: tuple[Stage, ...] | None = None
-    """Order of the stages; scale, position, tables, norm, dropout, project unless given."""
+    """Order of the stages; by default scale, position, tables, norm, dropout, project."""
 
     def check(self) -> None:
-        """Refuse positions of another width, and stages other than those that the fields ask for."""
+        """Raise `Invalid` for positions that do not support the width, and for stages that do not match the fields."""
         super().check()
         if self.tables == {}:
             raise Invalid("tables", "`tables` has no effect: it names no input", help="write `{token_types: 2}`")
@@ -93,7 +93,7 @@ class EmbeddingConfig(BlockConfig):
     def _check_stages(self) -> None:
         if self.stages is None:
             return
-        allowed = {*self._default_stages(), "dropout"}  # its place may be said where it is 0
+        allowed = {*self._default_stages(), "dropout"}  # may be listed even if its rate is 0
         for index, stage in enumerate(self.stages):
             if stage in self.stages[:index]:
                 raise Invalid(f"stages.{index}", f"stage `{stage}` is listed twice")
@@ -109,7 +109,7 @@ class EmbeddingConfig(BlockConfig):
         words = {
             "scale": "scaled",
             "position": "plus positions",
-            "tables": "plus further tables",
+            "tables": "plus additional tables",
             "norm": "normalized",
             "project": "projected",
         }
@@ -130,7 +130,7 @@ class EmbeddingConfig(BlockConfig):
             "dropout": self.dropout > 0,
             "project": self.d_embed is not None,
         }
-        return tuple(stage for stage, there in present.items() if there)
+        return tuple(stage for stage, is_present in present.items() if is_present)
 
     def table(self) -> Signal:
         return Signal("table", width=self.d_embed or self.d_model, rows=self.vocab_size)

@@ -1,7 +1,7 @@
-"""Encoder: a stack that reads the whole sequence; with a memory, its layers have cross-attention too.
+"""Encoder: a stack with attention in both directions; with a memory, its layers also have cross-attention.
 
-With a memory, it reads one sequence, which need not have an order, together with another: the image features of a
-diffusion model and their text, the object queries of a detector and the image, the queries of a Q-Former.
+Examples with a memory are the image features of a diffusion model, which attend to text; the object queries of a
+detector, which attend to an image; and the queries of a Q-Former.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ from tfkit.components.stack import StackConfig
 
 
 class EncoderConfig(StackConfig):
-    """Layers that read the whole sequence; with a memory, they have cross-attention too."""
+    """Layers with attention in both directions; with a memory, they also have cross-attention."""
 
     block: Literal["encoder"] = "encoder"

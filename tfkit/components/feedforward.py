@@ -70,7 +70,7 @@ class GatedMLP(nn.Module):
 
 
 class DenseBiases(Config):
-    """Biases of the linear layers, one by one."""
+    """Biases of the individual linear layers."""
 
     up: bool = False
     """If true, the projections to the hidden layer have biases, the gate included."""
@@ -83,7 +83,7 @@ class DenseConfig(FFNConfig):
 
     gated: ClassVar[bool] = False
     applied: ClassVar[type[ActivationConfig]]
-    """The activation of the kinds that have the name of one."""
+    """The activation, for kinds that are named after an activation."""
 
     d_ff: Dim
     """Width of the hidden layer."""

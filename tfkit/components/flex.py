@@ -1,9 +1,8 @@
-"""FlexAttention: the mask is a rule, and blocks of keys that are hidden as a whole are skipped.
+"""FlexAttention: the mask is a function, and blocks of keys that are entirely masked are skipped.
 
-https://arxiv.org/abs/2412.05496. It runs on CUDA, where windows, prefixes, padding, soft-caps and ALiBi then need no
-[queries, keys] matrix. Everything else is left to another core with equal results: other devices, plain causal
-attention (the fused kernels have a flag for it), sequences that are read step by step, cross-attention, sinks, other
-biases, and TorchScript.
+https://arxiv.org/abs/2412.05496. On CUDA, windows, prefixes, padding, soft-caps and ALiBi then need no [queries, keys]
+matrix. A different core with equal results computes everything else: other devices, plain causal attention (the fused
+kernels have a flag for it), decoding, cross-attention, sinks, other biases, and TorchScript.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 """
@@ -21,14 +20,14 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from tfkit.nn import count_positions, is_scripting, named
 
 MIN_WIDTH = 16
-"""The least width of a head that the kernel supports."""
+"""Minimum width of a head that the kernel supports."""
 
 
 class FlexMask(NamedTuple):
-    """The value of `Context.mask` for a mask and a bias that are not made as a tensor."""
+    """The value of `Context.mask` for a mask and a bias that are functions instead of tensors."""
 
     blocks: BlockMask | None
-    """Rule of the keys that a query reads; None hides nothing."""
+    """The keys that each query may attend to; None: all keys."""
     slopes: Tensor | None
     """ALiBi's slopes, [h]: the decrease of a score per position between query and key."""
 
@@ -70,12 +69,12 @@ class FlexAttention(nn.Module):
 
 
 def serves(x: Tensor) -> bool:
-    """Return True if the kernel runs on the device of x: on other devices it is slow, or has no backward."""
+    """Return True if the kernel supports the device of x. On other devices it is slow, or has no backward pass."""
     return x.is_cuda
 
 
 def bending(cap: Tensor | None, slopes: Tensor | None) -> Callable[..., Tensor] | None:
-    """Return the change of a score: the soft-cap, then the slopes; None without both."""
+    """Return a function that modifies a score: the soft-cap, then the slopes; None if there are neither."""
     if cap is None and slopes is None:
         return None
 
@@ -101,9 +100,9 @@ def flex_mask(
 ) -> FlexMask:
     """Build the mask of the sequence x [b, t, d_model], for all layers that share it.
 
-    A query reads `left` keys before its own position and `right` after it (None: unlimited), and the first `prefix` [b]
-    tokens. `padding` is True where there is a token, [b, t], or where a token may read another, [b, q, k]; `slopes` are
-    ALiBi's, by head; `rule` is a further condition on positions, counted without padding.
+    A query attends to `left` keys before its position and `right` keys after it (None: unlimited), and to the first
+    `prefix` [b] tokens. `padding` is True at tokens, [b, t], or True where token q may attend to token k, [b, q, k].
+    `slopes` are the slopes of ALiBi by head. `rule` is an additional condition on positions, counted without padding.
     """
     slope_tensor = None if slopes is None else torch.tensor(slopes, device=x.device)
     if padding is None and left is None and right is None and rule is None:
@@ -117,7 +116,7 @@ def flex_mask(
 
 
 def both(limits: Callable[..., Tensor], rule: nn.Module, positions: Tensor | None) -> Callable[..., Tensor]:
-    """Return the conjunction of a mask and a rule for `positions` [b, t]; by default, the columns."""
+    """Return the conjunction of a mask and a rule for `positions` [b, t]. The default positions are the columns."""
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         fits = rule(q, k) if positions is None else rule(positions[b, q], positions[b, k])
@@ -129,7 +128,7 @@ def both(limits: Callable[..., Tensor], rule: nn.Module, positions: Tensor | Non
 def readable(
     padding: Tensor | None, prefix: Tensor | None, *, left: int | None, right: int | None
 ) -> Callable[..., Tensor]:
-    """Return the rule by which a query attends to a key; see `flex_mask`."""
+    """Return the function that decides if a query may attend to a key; see `flex_mask`."""
     pairs = padding is not None and padding.dim() == 3
     index = None if prefix is None or padding is None or pairs else padding.long().cumsum(dim=1) - 1
 
@@ -150,5 +149,5 @@ def readable(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function when the first model needs it, once for all models."""
+    """Compile a function at its first use, once for all models."""
     return torch.compile(function)

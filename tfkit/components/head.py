@@ -34,14 +34,14 @@ from tfkit.nn import Linear, Program, Value, linear, named
 
 
 class TransformConfig(Config):
-    """The steps before an output matrix, as in masked language models: dense, activation, norm."""
+    """Operations before an output matrix, as in masked language models: dense layer, activation, norm."""
 
     activation: ActivationConfig = slot("gelu")
     norm: NormConfig | None = None
     bias: bool = True
 
     def apply(self, program: Program, x: Value, make: Make, d_in: int, d_out: int) -> Value:
-        """Add the steps to a program."""
+        """Add the operations to a program."""
         x = program.call("dense", Linear(d_in, d_out, bias=self.bias), x)
         x = program.call("activation", make(self.activation), x)
         return x if self.norm is None else program.call("norm", make(self.norm, d_out), x)
@@ -60,21 +60,21 @@ class LMHeadConfig(BlockConfig):
     tie: TableWire | None = None
     """The embedding that provides its token table as the output matrix."""
     bias: bool = False
-    """If true, the logits have a bias; `scale` multiplies it too."""
+    """If true, the logits have a bias, which `scale` also multiplies."""
     transform: TransformConfig | None = None
     """Dense layer, activation and norm before the output matrix, as in masked language models."""
     d_embed: Dim | None = None
-    """Width of the output matrix, if it is narrower than d_model: the transform's dense layer projects to it, or else a
-    separate projection."""
+    """Width of the output matrix if it differs from d_model. The dense layer of `transform` projects to it; without
+    `transform`, a separate projection."""
     project_bias: bool = True
-    """If true, that projection has a bias."""
+    """If true, the separate projection to `d_embed` has a bias."""
     scale: PositiveFloat | None = None
     """Factor of the logits."""
     softcap: PositiveFloat | None = None
     """Bound of the logits, which are bent to stay within it: softcap * tanh(logits / softcap)."""
 
     def check(self) -> None:
-        """Refuse settings of a projection if there is none."""
+        """Raise `Invalid` for settings of a projection that does not exist."""
         super().check()
         if not self.project_bias and (self.d_embed is None or self.transform is not None):
             why = (
@@ -83,7 +83,7 @@ class LMHeadConfig(BlockConfig):
             raise Invalid("project_bias", f"`project_bias` has no effect: {why}")
 
     def in_words(self) -> str:
-        """Describe the steps of this head, in order."""
+        """Describe the operations of the head, in order."""
         steps = {
             "transform": self.transform is not None,
             "project": self.d_embed is not None and self.transform is None,
@@ -91,7 +91,7 @@ class LMHeadConfig(BlockConfig):
             "scale": self.scale is not None,
             "soft-cap": self.softcap is not None,
         }
-        return f"Vectors to logits over the vocabulary: {', '.join(step for step, there in steps.items() if there)}."
+        return f"Vectors to logits over the vocabulary: {', '.join(name for name, exists in steps.items() if exists)}."
 
     def head(self) -> Head:
         return Head(self.scale or 1.0, self.softcap, direct=self.transform is None and self.d_embed is None)
@@ -148,7 +148,7 @@ class TiedOutput(nn.Module):
 
 
 class PoolerConfig(BlockConfig):
-    """One vector for an entire sequence: a token's vector, or the mean; then optionally dense and activation."""
+    """A single vector for an entire sequence: of a token, or the mean; then optionally dense and activation."""
 
     block: Literal["pooler"] = "pooler"
     input: MaskedWire | None = None
@@ -156,16 +156,17 @@ class PoolerConfig(BlockConfig):
     d_model: Shared[Dim]
     """Width of the sequence."""
     select: Literal["first", "last", "mean"] = "first"
-    """The first token, the last one, or the mean of all; padding does not count."""
+    """The first token, the last token, or the mean of all tokens; padding is ignored."""
     activation: ActivationConfig | None = None
-    """Activation after a dense layer, as in BERT (tanh); neither unless given."""
+    """Activation after a dense layer, as in BERT (tanh); by default, the block has neither."""
     pad_id: Immaterial[int | None] = None
-    """The token of padding, for those who know it by its id; here the mask says what is padding."""
+    """The id of the padding token, for the config.json; the model itself uses the padding mask."""
 
     def in_words(self) -> str:
         """Describe the selected vector, and the steps after it."""
-        what = {"first": "the first token's", "last": "the last token's", "mean": "the mean of all tokens"}[self.select]
-        return f"One vector for a whole sequence: {what}{', then dense and activation' if self.activation else ''}."
+        vector = {"first": "of the first token", "last": "of the last token", "mean": "that is the mean of all tokens"}
+        after = ", then dense and activation" if self.activation else ""
+        return f"The vector {vector[self.select]}{after}."
 
     def output(self, inputs: Signals) -> Signal:
         expect(inputs, "input", "sequence", width=self.d_model)
@@ -213,13 +214,13 @@ class SelectMean(nn.Module):
 
 
 class ClassifierConfig(BlockConfig):
-    """Logits over classes, for each token of a sequence or for one vector."""
+    """Logits over classes, for each token of a sequence or for a vector."""
 
     block: Literal["classifier"] = "classifier"
     input: Wire | None = None
     """The sequence or vector to read."""
     d_model: Shared[Dim]
-    """Width of that sequence or vector."""
+    """Width of the input."""
     n_classes: Dim
     """Number of logits."""
     squeeze: bool = False
@@ -235,10 +236,10 @@ class ClassifierConfig(BlockConfig):
     problem_type: Immaterial[
         Literal["regression", "single_label_classification", "multi_label_classification"] | None
     ] = None
-    """The meaning of the logits: numbers, one distribution over the classes, or one for each class."""
+    """The type of problem: the logits are numbers, a distribution over the classes, or a probability for each class."""
 
     def check(self) -> None:
-        """Refuse another number of names than of classes, and several logits without an axis."""
+        """Raise `Invalid` unless there is a label for each class, and for `squeeze` with several classes."""
         super().check()
         if self.squeeze and self.n_classes != 1:
             message = f"`squeeze` cannot remove an axis with several classes; got {self.n_classes}"

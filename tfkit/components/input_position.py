@@ -60,7 +60,7 @@ class SinusoidalConfig(InputPositionConfig):
     theta: PositiveFloat = 10000.0
     """Base of the geometric series of frequencies."""
     endpoint: bool = False
-    """If true, the last frequency is 1 / theta itself: the powers are divided by width - 2, as in fairseq."""
+    """If true, the last frequency is exactly 1 / theta: exponents are divided by width - 2, as in fairseq."""
     offset: Extent = 0
     """Position of the first token, as in fairseq (2)."""
 

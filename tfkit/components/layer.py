@@ -55,7 +55,7 @@ Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_t
 
 
 def _list_sublayers(schema: dict[str, Any]) -> None:
-    """Add the sublayers of all layers, also of plugins, to the schema of a field for editors."""
+    """List the sublayers of all layer classes, plugins included, in the JSON Schema of a field."""
     layers: list[type[LayerConfig]] = [LayerConfig]
     for layer in layers:
         layers += layer.__subclasses__()
@@ -63,7 +63,7 @@ def _list_sublayers(schema: dict[str, Any]) -> None:
 
 
 class StepConfig(Config):
-    """A sublayer as a step of the layer; fields that are not given follow from the stack's `placement`."""
+    """A sublayer of the layer. Fields that are not set follow from the stack's `placement`."""
 
     word_key = "sublayer"
 
@@ -76,54 +76,54 @@ class StepConfig(Config):
     norm_after: NormConfig | bool | None = None
     """Norm after the addition."""
     residual: StreamConfig | None = optional_slot("add")
-    """Addition to the residual stream; the stack's unless given."""
+    """Addition to the residual stream; by default the stack's."""
     reads: Literal["previous", "input"] | None = None
     """Input of the sublayer: the sum so far, or the layer's input, after `input_norm`."""
 
 
 class LayerConfig(Config):
-    """The parts of a stack's layer; a variant may change any of them."""
+    """The fields of a stack's layer. A variant may change any of them."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""
     placement: Placement = "pre"
     """Positions of the norms: a preset for the settings of `sublayers`."""
     norm: Shared[NormConfig] = slot("layernorm")
-    """Norm at all places that do not name their own."""
+    """Norm in all places that do not set a norm."""
     mixer: MixerConfig | None = None
     """Recurrence or convolution over the earlier positions."""
     attention: AttentionConfig | None = optional_slot("mha")
     """Self-attention."""
     cross_attention: AttentionConfig | None = optional_slot("mha")
-    """Attention to the memory; like `attention`, but without positions, unless given."""
+    """Attention to the memory; by default like `attention`, but without positions."""
     ffn: FFNConfig | None = None
     """The feed-forward network."""
     dropout: Shared[Immaterial[Probability]] = 0.0
     """Dropout on the output of each sublayer, before it is added to the residual stream."""
     residual: StreamConfig | None = optional_slot("add")
-    """Addition of all sublayers to the residual stream, unless they have their own."""
+    """Addition of the sublayers to the residual stream; a sublayer may override it."""
     around: StreamConfig | None = None
     """Residual around all sublayers together: it computes their input from the stream, and writes back their result."""
     input_norm: NormConfig | bool | None = None
-    """Norm of the layer's input for the sublayers that read it; the only norm of `placement: parallel`."""
+    """Norm of the layer's input, for sublayers with `reads: input`; the only norm of `placement: parallel`."""
     sublayers: tuple[StepConfig, ...] | None = None
-    """Sublayers in their order; mixer, attention, cross_attention, ffn unless given."""
+    """Sublayers in order; by default mixer, attention, cross_attention, ffn."""
 
     def check(self) -> None:
-        """Refuse positions and masks on cross-attention, and anything that has no effect."""
+        """Raise `Invalid` for positions and masks of cross-attention, and for fields without effect."""
         super().check()
         self._check_cross_attention()
         self._check_parts()
         if self.place_of_cross_attention() is not None and self.cross() is None:
-            return  # every stack refuses this layer
+            return  # every stack rejects this layer
         steps = self.steps(memory=self.cross_attention is not None)
         self._check_residuals(steps)
         if any(step.reads_input for step in steps):
             return
         if self.input_norm:
-            raise Invalid("input_norm", "`input_norm` has no effect: no sublayer reads the layer's input")
+            raise Invalid("input_norm", "`input_norm` has no effect: no sublayer takes the layer's input")
         if self.placement == "parallel":
-            raise Invalid("placement", "`placement: parallel` has no effect: every sublayer reads the previous one")
+            raise Invalid("placement", "`placement: parallel` has no effect: every sublayer has `reads: previous`")
 
     def _check_cross_attention(self) -> None:
         cross = self.cross_attention
@@ -142,14 +142,14 @@ class LayerConfig(Config):
         return [name for name, parts in kinds.items() if any(issubclass(part, SublayerConfig) for part in parts)]
 
     def sublayer_configs(self) -> dict[str, SublayerConfig]:
-        """Return the sublayers that the layer states, by field."""
+        """Return the sublayers of the layer by field."""
         values = {name: getattr(self, name) for name in self.sublayer_names()}
         return {name: value for name, value in values.items() if value is not None}
 
     def _check_parts(self) -> None:
         configs = self.sublayer_configs()
         if not configs:
-            raise Invalid("", "a layer without parts", help="add `attention`, `ffn` or both")
+            raise Invalid("", "a layer must have a sublayer", help="add `attention`, `ffn` or both")
         named, names = [step.sublayer for step in self.sublayers or ()], self.sublayer_names()
         for index, name in enumerate(named):
             if name not in names:
@@ -167,7 +167,7 @@ class LayerConfig(Config):
                 )
 
     def _check_residuals(self, steps: list[Step]) -> None:
-        """Refuse additions to normalized values without a norm, and residuals that would lose what came before."""
+        """Raise `Invalid` for a residual whose norm is missing, and for a residual that would drop the stream."""
         if isinstance(self.around, ResidualConfig):
             raise Invalid("around", "`around` must be a residual that reads and writes a stream; got `add`")
         bare: dict[str, bool] = {}
@@ -178,13 +178,13 @@ class LayerConfig(Config):
                 message = f"residual `{step.residual.kind_name()}` of a sublayer cannot have streams inside of `around`"
                 raise Invalid(place, message)
             if step.read is not None and step.reads_input:
-                message = f"residual `{step.residual.kind_name()}` cannot be combined with `{step.role}` that reads the"
-                raise Invalid(place, f"{message} layer's input", help="write `reads: previous`, or `placement: pre`")
+                message = f"residual `{step.residual.kind_name()}` requires that `{step.role}` takes the sum so far"
+                raise Invalid(place, message, help="write `reads: previous`, or `placement: pre`")
             if step.addition.onto == "previous":
                 continue
             place = f"{place}.onto"
             if step.reads_input:
-                message = f"`{step.role}` reads the layer's input: added to that, it would drop what came before"
+                message = f"`{step.role}` takes the layer's input: added to that, it would drop the previous sublayers"
                 raise Invalid(place, message)
             bare[place] = bare.get(place, True) and step.norm_in is None
         for place in (place for place, without in bare.items() if without):
@@ -192,7 +192,7 @@ class LayerConfig(Config):
             raise Invalid(place, message, help="write `norm_in: true` in the sublayer, or `placement: pre`")
 
     def place_of_cross_attention(self) -> str | None:
-        """Return the key that requests cross-attention, or None."""
+        """Return the key that sets cross-attention, or None."""
         if self.cross_attention is not None:
             return "cross_attention"
         names = [step.sublayer for step in self.sublayers or ()]
@@ -212,7 +212,7 @@ class LayerConfig(Config):
         return tuple(StepConfig(sublayer=name) for name in self.sublayer_names() if present.get(name))
 
     def steps(self, *, memory: bool, mask: MaskConfig | None = None) -> list[Step]:
-        """Return the layer's program with the placement expanded; `mask` applies to attention without a `mask`."""
+        """Return the sublayers with the placement expanded; `mask` applies to attention without a `mask`."""
         seen: dict[str, int] = {}
         return [self._step(sublayer, seen, mask) for sublayer in self.order(memory=memory)]
 
@@ -290,7 +290,7 @@ def build_layer(
 
 @dataclass
 class _StepWriter:
-    """Writes the operations of a layer's steps, in order, into a program."""
+    """Writes the operations of a layer's sublayers into a program, in order."""
 
     program: Program
     make: Make
@@ -300,10 +300,10 @@ class _StepWriter:
     contexts: list[Value]
     """The contexts of the layer's input and of the memory."""
     n_kept: list[int] = field(default_factory=lambda: [0, 0])
-    """The number of tensors that the previous steps keep of the input and of the memory."""
+    """The number of tensors that previous sublayers cache: of the input, and of the memory."""
 
     def write(self, step: Step, x: Value, layer_input: Value) -> Value:
-        """Write the operations of a step; return the stream after it."""
+        """Write the operations of a sublayer; return the stream after it."""
         y, kept = layer_input if step.reads_input else x, None
         if step.read is not None:
             y = self.program.call(step.read.name, self.make(step.residual, "read", self.d_model), x, self.contexts[0])
@@ -341,7 +341,7 @@ class _StepWriter:
         return self.program.call(norm.name, self.make(norm.config, self.d_model), x, *context)
 
     def _sublayer(self, step: Step, y: Value) -> Value:
-        """Write the call of a sublayer; a mixer takes the tokens of each row first."""
+        """Write the call of a sublayer; for a mixer, after a reordering that moves padding to the end of each row."""
         module, context = self._build_sublayer(step), self._context(step)
         if step.ordered:
             y = self.program.apply(f"{step.name}_input", order_tokens, y, context)
@@ -359,7 +359,7 @@ class _StepWriter:
         return self.make(step.config, d_memory=None, causal=self.causal)
 
     def _context(self, step: Step) -> Value | None:
-        """Return the context of a step, whose tensors follow the tensors of the steps before it."""
+        """Return the context of a sublayer, whose cached tensors follow the tensors of previous sublayers."""
         if not isinstance(step.config, SublayerConfig) or not step.config.takes_context:
             return None
         context, before = self.contexts[step.reads_memory], self.n_kept[step.reads_memory]

@@ -33,7 +33,7 @@ class LayersConfig(Config):
     0 1 0 1 (https://arxiv.org/abs/1807.03819)."""
 
     def check(self) -> None:
-        """Refuse patterns of unknown variants, and variants that no pattern uses."""
+        """Raise `Invalid` for unknown variants in a pattern, and for variants that no pattern uses."""
         super().check()
         if self.pattern is None and self.groups is None and not self.variants:
             raise Invalid("", "`layers` has no effect: it is empty", help="write `pattern:` or `groups:`, or remove it")

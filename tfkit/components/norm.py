@@ -24,7 +24,7 @@ class WeightedNormConfig(NormConfig):
     scale: bool = True
     """If true, multiply by a learned weight."""
     offset: Literal[0, 1] = 0
-    """Number to add to the weight: 1 if the published weight is the distance from one."""
+    """Number to add to the weight: 1 if the published weight is the difference from one."""
 
     def check(self) -> None:
         super().check()
@@ -48,7 +48,7 @@ class LayerNormConfig(WeightedNormConfig):
     """If true, add a learned bias."""
 
     def in_words(self) -> str:
-        """Describe its steps, with scale and shift if it has them."""
+        """Describe the operations, with scale and shift if the norm has them."""
         learned = " and ".join(["scale"] * self.scale + ["shift"] * self.bias)
         return f"Subtract the mean, divide by the standard deviation{f', then {learned}' if learned else ''}."
 
@@ -73,7 +73,7 @@ class RMSNormConfig(WeightedNormConfig):
     eps: PositiveFloat = 1e-6
 
     def in_words(self) -> str:
-        """Describe its steps, with the scale if it has one."""
+        """Describe the operations, with the scale if the norm has a weight."""
         return f"Divide by the root mean square{', then scale' if self.scale else ''}."
 
     def build(self, make: Make, width: int, heads: int | None = None) -> nn.Module:

@@ -16,7 +16,7 @@ from tfkit.nn import Linear, Rearrange, settings
 
 
 class ProjectionBiases(Config):
-    """Biases of the four projections, one by one."""
+    """Biases of the individual projections."""
 
     q: bool = False
     k: bool = False
@@ -32,7 +32,7 @@ class ProjectedConfig(AttentionConfig):
     clip: PositiveFloat | None = None
     """Bound of the absolute values of the projected queries, keys and values, before any norm."""
     qk_norm_full: NormConfig | None = None
-    """Norm of the queries of all heads as one vector, and of the keys."""
+    """Norm of the queries of all heads as a single vector, and of the keys likewise."""
 
     @property
     def biases(self) -> ProjectionBiases:

@@ -30,17 +30,17 @@ from tfkit.nn import Rearrange, settings
 
 
 class RopeConfig(RotaryConfig):
-    """Pairs of channels are turned by position * theta ** (-2 i / width)."""
+    """Pairs of channels are rotated by position * theta ** (-2 i / width)."""
 
     kind: Literal["rope"] = "rope"
     theta: PositiveFloat = 10000.0
     """Base of the geometric series of frequencies."""
     width: Dim | None = None
-    """Number of first channels of each head that are turned; all of them unless given."""
+    """Number of first channels of each head to rotate; by default all."""
     style: Literal["half", "interleaved"] = "half"
     """Channels of a pair: i and i + width / 2 (`half`), or 2 i and 2 i + 1 (`interleaved`)."""
     reverse: bool = False
-    """If true, turn in the opposite direction: by minus the angle."""
+    """If true, rotate in the opposite direction: by minus the angle."""
     scaling: RopeScalingConfig | None = None
     """Scaling of the frequencies to longer contexts."""
 

@@ -78,7 +78,7 @@ class DynamicScalingConfig(RopeScalingConfig):
     kind: Literal["dynamic"] = "dynamic"
     factor: PositiveFloat
     original_max_len: Dim
-    """Sequence length of the training."""
+    """Sequence length in training."""
 
     def check_rope(self, width: int, theta: float) -> None:
         _check_several("dynamic", width)
@@ -140,7 +140,7 @@ class Llama3ScalingConfig(RopeScalingConfig):
     kind: Literal["llama3"] = "llama3"
     factor: PositiveFloat
     original_max_len: Dim
-    """Sequence length of the training."""
+    """Sequence length in training."""
     low_freq_factor: PositiveFloat = 1.0
     """Bound of the long waves: those longer than original_max_len / low_freq_factor are stretched."""
     high_freq_factor: PositiveFloat = 4.0
@@ -181,7 +181,7 @@ class YarnScalingConfig(RopeScalingConfig):
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
     original_max_len: Dim
-    """Sequence length of the training."""
+    """Sequence length in training."""
     beta_fast: PositiveFloat = 32.0
     beta_slow: PositiveFloat = 1.0
     temperature: PositiveFloat | None = None

@@ -60,9 +60,9 @@ class T5BiasConfig(ScoreBiasConfig):
     kind: Literal["t5"] = "t5"
     n_buckets: Count = 32
     max_distance: Dim = 128
-    """Distance from which all share the last bucket."""
+    """Distance from which all distances share the last bucket."""
     shared: bool = True
-    """If true, all layers share one table, as in T5; if false, each has its own, as in UMT5."""
+    """If true, all layers share a table, as in T5; if false, each layer has a table, as in UMT5."""
 
     @property
     def is_shared(self) -> bool:

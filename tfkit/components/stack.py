@@ -62,29 +62,30 @@ class StackConfig(LayerConfig, BlockConfig):
     input: MaskedWire | None = None
     """The sequence to read."""
     memory: MemoryWire | None = None
-    """The sequence that cross-attention reads."""
+    """The sequence that cross-attention attends to."""
     condition: VectorWire | None = None
     """The vector for the components that depend on a condition, such as a time step, a class or a speaker."""
     layer_features: Wire | None = None
-    """A sequence of n_layers * d_features channels, for components that depend on it: layer i gets its i-th part."""
+    """A sequence of n_layers * d_features channels, for components that depend on it: layer i gets the i-th
+    d_features."""
     n_layers: Count
     """Number of layers."""
     layers: LayersConfig | None = None
     """Layers that differ, or that share weights."""
     final_norm: NormConfig | bool | None = None
-    """Norm after the last layer; unless given, the stack's `norm`, or none if `placement` is post."""
+    """Norm after the last layer; by default the stack's `norm`, or none if `placement` is post."""
 
     def default_mask(self) -> MaskConfig:
-        """Return the extent of attention without its own `mask`."""
+        """Return the extent of attention that does not set `mask`."""
         return MaskConfig()
 
     @property
     def prefix_input(self) -> str | None:
-        """The input of lengths that says how many first tokens every query reads."""
+        """The input with the number of first tokens to which every query attends."""
         return None
 
     def check(self) -> None:
-        """Refuse groups that do not divide the layers, patterns that do not fit them, and variants of another width."""
+        """Raise `Invalid` if groups or the pattern do not fit the number of layers, or if variants change the width."""
         super().check()
         groups = self.layers.groups if self.layers else None
         if groups and self.n_layers % groups:
@@ -95,17 +96,17 @@ class StackConfig(LayerConfig, BlockConfig):
             )
         for path, layer in self.distinct():
             if layer.d_model != self.d_model:
-                raise Invalid(f"{path}d_model", f"a variant keeps the width of its stack, {self.d_model}")
+                raise Invalid(f"{path}d_model", f"a variant must have the width of its stack, {self.d_model}")
             for name, sublayer in layer.sublayer_configs().items():
                 if getattr(sublayer, "d_model", self.d_model) != self.d_model:
-                    message = f"`{name}` keeps the width of its stack, {self.d_model}"
+                    message = f"`{name}` must have the width of its stack, {self.d_model}"
                     raise Invalid(f"{path}{name}.d_model", message)
         self._check_memory()
         self._check_streams()
         self._check_wires()
 
     def _check_streams(self) -> None:
-        """Raise `Invalid` unless all sublayers of the stack share a residual whose stream is not [b, t, d_model]."""
+        """Raise `Invalid` if sublayers have different residuals, and the stream of one is not [b, t, d_model]."""
         layers, streams = {layer.name: layer for layer in self.stack().layers}, None
         for path, name in zip([path for path, _ in self.distinct()], dict(self.plan()), strict=True):
             for residual in layers[name].residuals:
@@ -115,7 +116,7 @@ class StackConfig(LayerConfig, BlockConfig):
                     raise Invalid(f"{path}residual", f"all sublayers of a stack must share its residual `{kind}`")
 
     def _check_wires(self) -> None:
-        """Raise `Invalid` for a wire without a giver, a giver that does not fit, and a wire that no sublayer takes."""
+        """Raise `Invalid` for a wire that no earlier layer gives, that its taker rejects, or that nothing takes."""
         stack = self.stack()
         paths = dict(zip(dict(self.plan()), [path for path, _ in self.distinct()], strict=True))
         for connection in stack.connections:
@@ -138,38 +139,38 @@ class StackConfig(LayerConfig, BlockConfig):
                     raise Invalid(f"{paths[layer.name]}{step.role}", message)
 
     def _check_memory(self) -> None:
-        """Refuse cross-attention without a memory, and a memory that no layer reads."""
+        """Raise `Invalid` for cross-attention without a memory, and for a memory without cross-attention."""
         reads = False
         for path, layer in self.distinct():
             place = layer.place_of_cross_attention()
             if self.memory is None and place is not None:
                 raise Invalid(
                     f"{path}{place}",
-                    "cross-attention needs a memory to read",
+                    "cross-attention needs a memory",
                     help=f"add `memory: NODE` to the {self.kind_name()}",
                 )
             if self.memory is not None and any(s.sublayer == "cross_attention" for s in layer.order(memory=True)):
                 reads = True
                 if layer.cross() is None:
-                    raise Invalid(f"{path}cross_attention", "a layer that reads a memory needs an attention to do so")
+                    raise Invalid(f"{path}cross_attention", "a layer of a stack with a memory must have an attention")
         if self.memory is not None and not reads:
-            message = "`memory` has no effect: no sublayer reads it"
+            message = "`memory` has no effect: no sublayer attends to it"
             raise Invalid("memory", message, help="add `cross_attention` to `sublayers`")
 
     def plan(self) -> list[tuple[str, LayerConfig]]:
-        """Name and config of each layer with its own weights, in order."""
+        """Variant and config of each layer that has separate weights, in order."""
         if self.layers is None:
             return [(BASE, self)] * self.n_layers
         names = self.layers.arrange(self.layers.groups or self.n_layers)
         return [(name, self.layers.variants.get(name, self)) for name in names]
 
     def distinct(self) -> list[tuple[str, LayerConfig]]:
-        """Return each config of `plan` once, with its path in the spec."""
+        """Return each distinct config of `plan`, with its path in the spec."""
         layers = dict(self.plan()).items()
         return [("" if name == BASE else f"layers.variants.{name}.", layer) for name, layer in layers]
 
     def material(self) -> Mapping[str, Any]:
-        """Return the values of each layer by its number, however base, variants and pattern state them."""
+        """Return the values of each layer by its index, however base, variants and pattern express them."""
         fields, layers = LayerConfig.model_fields, self.layers
         values = {name: value for name, value in super().material().items() if name not in fields}
         base = LayerConfig.model_construct(**{name: getattr(self, name) for name in fields})
@@ -218,13 +219,13 @@ class StackConfig(LayerConfig, BlockConfig):
         return MemoryStack if "memory" in inputs else Stack
 
     def context_key(self, layer: LayerConfig, backend: AttentionBackend = "sdpa") -> ContextKey:
-        """Return the key under which a layer's self-attention shares its context with other layers."""
+        """Return the key of the context of a layer's self-attention. Layers with equal keys share a context."""
         explicit = layer.attention.mask if layer.attention else None
         mask = explicit or self.default_mask()
         return ContextKey.of(layer.attention, mask, prefix=self.prefix_input is not None, backend=backend)
 
     def _contexts(self, backend: AttentionBackend = "sdpa") -> list[tuple[str, ContextKey]]:
-        """Return name and key of the context of each layer with its own weights; layers with equal keys share it."""
+        """Return the name and the key of the context of each layer. Layers with equal keys share a context."""
         names: dict[ContextKey, str] = {}
         contexts = []
         for number, (name, layer) in enumerate(self.plan()):
@@ -243,7 +244,7 @@ class StackConfig(LayerConfig, BlockConfig):
                 subject = (
                     "attention" if mask.rule is None else f"attention with the mask rule `{mask.rule.kind_name()}`"
                 )
-                raise Invalid(f"{path}attention", f"{subject} that reads later tokens needs the whole sequence")
+                raise Invalid(f"{path}attention", f"{subject} that attends to later tokens needs the full sequence")
         caches: list[tuple[Cached | State, ...]] = []
         memory_caches: list[tuple[Cached | State, ...]] = []
         for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):
@@ -306,12 +307,12 @@ class StackConfig(LayerConfig, BlockConfig):
 
 
 def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[Cached | State, ...]:
-    """Return the tensors that a layer's sublayers keep of its input, or of its memory."""
+    """Return the tensors that a layer's sublayers cache: of its input or, with `memory`, of its memory."""
     cached: list[Cached | State] = []
     for step in layer.steps:
         if step.reads_memory == memory:
             if step.cached is None:
-                message = f"{step.config.slot} `{step.config.kind_name()}` caches nothing of the tokens that it reads"
+                message = f"{step.config.slot} `{step.config.kind_name()}` does not cache its tokens"
                 raise Invalid(step.role, message)
             if isinstance(step.config, MixerConfig) and any(isinstance(entry, Cached) for entry in step.cached):
                 raise Invalid(step.role, f"mixer `{step.config.kind_name()}` must keep states, not slots of tokens")
@@ -320,7 +321,7 @@ def _cached(layer: Layer, *, memory: bool, window: int | None = None) -> tuple[C
 
 
 def _slots(stack: Layers) -> list[tuple[int, int] | None]:
-    """Return where each layer finds slots of tokens: a layer, and the number of its tensor; None without slots.
+    """Return for each layer the layer and the index of the cached tensor that determine its token slots, or None.
 
     A layer without a cache that takes a wire has the slots of the layer that gives it.
     """

@@ -1,1 +1,1 @@
-"""Incremental decoding, and generation token by token."""
+"""Incremental decoding, and generation of tokens."""

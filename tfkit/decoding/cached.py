@@ -1,9 +1,10 @@
-"""Incremental decoding: a model that processes each token once, and caches what attention needs of it later.
+"""Incremental decoding: the model processes each token once, and caches the tensors that later tokens need.
 
-Caches are arguments: each attention declares what it caches of a token (`AttentionConfig.cached`), each block what it
-needs for decoding (`BlockConfig.pieces`). `CachedModel` splits the graph into nodes that run once, such as an encoder,
-and nodes that run at every step, and calls the model's modules for both: there is no second implementation that could
-differ. Modules hold no state, so the stepping module compiles, scripts and exports like the model.
+Caches are arguments of modules. Each attention declares the tensors that it caches (`AttentionConfig.cached`), and each
+block the arguments that it takes for decoding (`BlockConfig.pieces`). `CachedModel` splits the graph into nodes that
+run once, such as an encoder, and nodes that run at every step, and calls the model's modules for both, so there is no
+second implementation that could differ. Modules have no state, so the stepping module can be compiled, scripted and
+exported like the model.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class CachedModel:
         self._parts = split_for_decoding(graph)
         self._graph = graph
         self.model = model
-        self._reading = reading_module(model, graph, self._parts) if self._parts.once else None
+        self._reading = reading_module(model, graph, self._parts) if self._parts.initial_nodes else None
         self.stepping = stepping_module(model, graph, self._parts)
         self._takes = inputs_of(self.stepping)
         self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
@@ -102,7 +103,7 @@ class CachedModel:
         Raises:
             ValueError: an input is missing, unknown, or of another batch.
         """
-        names = self._parts.given_once
+        names = self._parts.initial_inputs
         _check_names(inputs, [name for name in names if not self._graph.inputs[name].optional], names)
         fixed = fixed_lengths(self._graph)
         for name, value in inputs.items():
@@ -112,7 +113,8 @@ class CachedModel:
             if value.size(0) != batch:
                 raise ValueError(f"`{name}` has {value.size(0)} rows, but the batch has {batch}")
             if value.dim() > 1 and value.shape[:2] != hidden:
-                raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and what it hides is {tuple(hidden)}")
+                shape = tuple(value.shape[:2])
+                raise ValueError(f"`{name}` is {shape}, but the input that it masks is {tuple(hidden)}")
             if name in fixed and value.dim() > 1:
                 of_length(value, fixed[name], f"`{name}`")
         values = dict(inputs)
@@ -123,7 +125,7 @@ class CachedModel:
                 outputs = called(self.model, partial(self._reading, **arguments))
             values |= {n: value for n, value in zip(made_once(self._parts), outputs, strict=True) if value is not None}
         self._batch, self.used, self._lengths = batch, 0, None
-        always = {name for name in values if name.endswith("_mask")}.union(self._parts.always)
+        always = {name for name in values if name.endswith("_mask")}.union(self._parts.repeated_sources)
         self._always = {n: x for n, x in values.items() if n in self._takes and n in always}
         self._first = {n: x for n, x in values.items() if n in self._takes and n not in self._always}
         self._make_caches(batch)
@@ -152,7 +154,7 @@ class CachedModel:
         if self._lengths is None and (mask is not None or self._compiled is not None):
             self._lengths = torch.full((tokens.size(0),), self.used, device=tokens.device)
         arguments = self._always | inputs | (self._first if self.used == 0 else {})
-        main = self._parts.given_again[0]
+        main = self._parts.step_inputs[0]
         arguments[main] = tokens
         if mask is not None and f"{main}_mask" in self._takes:
             arguments[f"{main}_mask"] = mask
@@ -165,7 +167,7 @@ class CachedModel:
 
     @contextmanager
     def _explained(self, inputs: Mapping[str, Any]) -> Iterator[None]:
-        """Explain a failure by the inputs if they are its cause, and otherwise by the place where it happens."""
+        """Replace an error that invalid inputs cause by a clear error; add the failing module to any other error."""
         try:
             yield
         except Exception as error:
@@ -184,7 +186,7 @@ class CachedModel:
             with decoding:
                 return called(self.model, step)
         past = Past(self.length - 1, self.length, self._lengths)
-        # Compiled code may return memory that it will use again.
+        # Compiled code may overwrite the returned memory in the next step.
         return map_nested(torch.clone, self._compiled(**arguments, past=past, cache=self._cache, keep=0))
 
     @checked
@@ -195,7 +197,7 @@ class CachedModel:
             ValueError: no sequence was begun.
         """
         if not self._batch:
-            raise ValueError("nothing was read yet that could be repeated: call it after a first piece")
+            raise ValueError("there is no sequence to repeat yet: call `repeat` after a first piece")
         self._batch *= n
         with torch.inference_mode(False):
             self._cache = map_nested(lambda tensor: tensor.repeat_interleave(n, dim=0), self._cache)
@@ -211,7 +213,7 @@ class CachedModel:
 
     def tensors(self) -> Iterator[tuple[str, Cached | State, Tensor]]:
         """Yield the tensors that the model keeps, each with the path of its layer and its declaration."""
-        for name, (node, pieces) in self._parts.again.items():
+        for name, (node, pieces) in self._parts.step_nodes.items():
             for key, layers in {name: pieces.caches, f"{name}.memory": pieces.memory_caches}.items():
                 runs = node.stack.runs if node.stack and layers else range(len(layers))
                 for number, entries, tensors in zip(runs, layers, self._cache.get(key, []), strict=True):
@@ -224,7 +226,7 @@ class CachedModel:
         return {tensor.dtype for tensor in leaves(self._cache)}
 
     def _make_caches(self, batch: int) -> None:
-        """Make the caches, or set those that fit to zero: a mask hides numbers, but not NaN."""
+        """Create the caches, or reset caches of the right shape to zero, because a mask does not hide NaN."""
         parameter = next(self.model.parameters(), torch.empty(0))
         device, dtype = parameter.device, sharded_dtype(self.model) or parameter.dtype
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
@@ -238,14 +240,14 @@ class CachedModel:
                 for tensor in leaves(old):
                     tensor.zero_()
             else:
-                with torch.inference_mode(False):  # they may be written outside of it
+                with torch.inference_mode(False):  # caches must stay writable outside of inference mode
                     self._cache[name] = [
                         [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in layer] for layer in layers
                     ]
         self._stay_where_they_are()
 
     def _stay_where_they_are(self) -> None:
-        """Tell the compiler that the caches do not move, so that a CUDA graph may write to them."""
+        """Mark the caches as tensors with a fixed address, so a CUDA graph can write to them."""
         for tensor in leaves(self._cache) if self._compiled is not None else ():
             compiler.stay_in_place(tensor)
 
@@ -254,12 +256,12 @@ class CachedModel:
         if shape[0] != self._batch:
             raise ValueError(f"{shape[0]} rows of tokens for {self._batch} sequences: call `start`")
         if t == 0:
-            raise ValueError("a step has at least one token")
+            raise ValueError("a step must have at least one token")
         if self.used + t > self.length:
-            raise ValueError(f"{t} more tokens do not fit: {self.used} of {self.length} places are taken")
+            raise ValueError(f"{t} more tokens do not fit: {self.used} of {self.length} positions are used")
         if mask is not None and mask.shape != shape:
-            raise ValueError(f"the mask is {tuple(mask.shape)}, and the tokens are {shape}")
-        names = self._parts.given_again[1:]
+            raise ValueError(f"the mask must have the shape of the tokens, {shape}; got {tuple(mask.shape)}")
+        names = self._parts.step_inputs[1:]
         _check_names(inputs, [name for name in names if not self._graph.inputs[name].optional], names)
         for name, value in inputs.items():
             if value.shape[:2] != shape:
@@ -268,9 +270,9 @@ class CachedModel:
             self._check_prefix(tokens, mask)
 
     def _check_prefix(self, tokens: Tensor, mask: Tensor | None) -> None:
-        """Raise ValueError if a prefix, which every query reads, is longer than the first piece."""
+        """Raise ValueError if a prefix is longer than the first piece, because every query attends to the prefix."""
         counts = [tokens.size(1)] * tokens.size(0) if mask is None else mask.sum(dim=1).tolist()
-        for name in self._parts.given_once:
+        for name in self._parts.initial_inputs:
             if self._graph.inputs[name].type != "lengths":
                 continue
             for prefix, count in zip(self._always[name].tolist(), counts, strict=True):
@@ -281,7 +283,7 @@ class CachedModel:
 
 
 def _checked_mode(compile: bool | str) -> str | None:
-    """Return the mode for `torch.compile`, if one is named."""
+    """Return the mode for `torch.compile`; None if `compile` is True or False."""
     if isinstance(compile, bool):
         return None
     modes = compiler.modes()
@@ -296,14 +298,14 @@ def _checked_length(length: int | None, graph: Graph) -> int:
     limit = max_len(graph)
     length = limit if length is None else length
     if length is None:
-        raise ValueError(f"`{graph.name}` has no max_len: say how long sequences may be, `length=...`")
+        raise ValueError(f"`{graph.name}` has no max_len: set the maximum length of sequences, `length=...`")
     if limit is not None and length > limit:
         raise ValueError(f"a length of {length} tokens is more than {beyond(limit)}")
     return length
 
 
 def _check_call(tokens: object, mask: object, keep: object) -> None:
-    """Raise TypeError or ValueError for what cannot be a piece; only a few tests of types, as it runs every token."""
+    """Raise TypeError or ValueError for arguments of the wrong type. The checks are few: every token runs them."""
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         description = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
         raise TypeError(
@@ -316,8 +318,8 @@ def _check_call(tokens: object, mask: object, keep: object) -> None:
 
 
 def _check_names(inputs: Mapping[str, Tensor], required: Collection[str], names: Collection[str]) -> None:
-    """Raise ValueError if an input is missing, or unknown; each known one may come with its mask."""
+    """Raise ValueError if an input is missing or unknown. Each input may come with its mask."""
     if missing := [name for name in required if name not in inputs]:
         raise ValueError(f"missing: {listing(missing)}")
     if unknown := [name for name in inputs if name.removesuffix("_mask") not in names]:
-        raise ValueError(f"unknown: {listing(unknown)}; what can be given here: {listing(names) or 'nothing'}")
+        raise ValueError(f"unknown inputs: {listing(unknown)}; possible inputs: {listing(names) or 'none'}")

@@ -1,4 +1,4 @@
-"""Generation: read the prompts once, then one token per step until every row has ended."""
+"""Generation: process the prompts once, then one token per step until every row has ended."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def generate(
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     if n_samples > 1 and temperature == 0:
-        raise ValueError(f"{n_samples} samples at temperature 0 are {n_samples} times the same: give a temperature")
+        raise ValueError("`n_samples` above 1 needs a temperature above 0: otherwise all samples are equal")
     built = model.model if isinstance(model, CachedModel) else unwrapped(model)
     check_values(built)
     graph = graph_of(built)
@@ -117,9 +117,9 @@ def generate(
             raise ValueError("a CachedModel must be created with the output: `CachedModel(model, output=...)`")
         output = model.output
     graph = returning(graph, output or graph.outputs[0])
-    main, *further = split_for_decoding(graph).given_again
+    main, *further = split_for_decoding(graph).step_inputs
     if missing := [name for name in further if not graph.inputs[name].optional]:
-        reason = "which generation cannot make: choose a different output"
+        reason = "which `generate` does not have: choose a different output"
         raise ValueError(f"the output `{graph.outputs[0]}` takes {listing(missing)} at every step, {reason}")
     _check_names(graph, main, inputs)
     if (signal := graph.node(graph.outputs[0]).output).type != "logits":
@@ -149,13 +149,13 @@ def generate(
 def _cached(
     model: fx.GraphModule | CachedModel, graph: Graph, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
-    """Return a `CachedModel` with room for all tokens; raise ValueError if the model holds fewer."""
+    """Return a `CachedModel` for prompt and answer; raise ValueError if they are too long for the model."""
     if not isinstance(model, CachedModel):
         limits = [limit for limit in (length, max_len(graph)) if limit is not None]
         _check_room(prompt, new, min(limits, default=prompt + new))
         return CachedModel(model, length=length or prompt + new, output=graph.outputs[0], compile=compile)
     if length is not None or compile:
-        raise ValueError("length and compile have no effect on a CachedModel: they are set when it is made")
+        raise ValueError("length and compile have no effect on a CachedModel: pass them to its constructor")
     _check_room(prompt, new, model.length)
     return model
 
@@ -169,11 +169,11 @@ def _steps(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, m
         if ends.after(tokens) or step == most - 1:
             break
         logits = cached(tokens[:, None], keep=1)[:, -1]
-    _check_numbers(logits)  # NaN stays in the caches, so that one test at the end suffices
+    _check_numbers(logits)  # NaN persists in the caches, so a single check at the end suffices
 
 
 class _Ends:
-    """Records when and why rows end. Nothing is read from the device if nothing can end them."""
+    """Records when and why rows end. Without a stop condition, tokens are not copied from the device."""
 
     def __init__(self, stops: Sequence[tuple[int, ...]], on_token: OnToken | None) -> None:
         self._stops = stops
@@ -184,7 +184,7 @@ class _Ends:
         self._steps = 0
 
     def after(self, tokens: Tensor) -> bool:
-        """Take in the tokens [b] of a step; return True if all rows have ended."""
+        """Process the tokens [b] of a step; return True if all rows have ended."""
         self._steps += 1
         if not self._stops and self._on_token is None:
             return False
@@ -204,7 +204,7 @@ class _Ends:
         return any(len(tail) >= len(stop) and tuple(tail[-len(stop) :]) == stop for stop in self._stops)
 
     def generated(self, tokens: Tensor, pad: int) -> Generated:
-        """Return the result from the tokens [b, t] of all steps."""
+        """Return the result for the tokens [b, t] of all steps."""
         rows = range(tokens.size(0))
         lengths = tuple(self._lengths.get(row, self._steps) for row in rows)
         ended: tuple[End, ...] = tuple("stop" if row in self._lengths else "length" for row in rows)
@@ -222,7 +222,7 @@ def _rows_to_end(returned: Iterable[int] | None, count: int) -> set[int]:
 
 
 def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> tuple[Tensor, Tensor | None]:
-    """Move all padding to the left, so that the last column has only tokens. Returns tokens and mask [b, t].
+    """Move all padding to the left, so the last column has only tokens. Return tokens and mask [b, t].
 
     The mask is None if there is no padding. Raises ValueError for values that are not sequences of tokens.
     """
@@ -240,8 +240,8 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
         raise ValueError(f"mask must have the shape of tokens, {list(tokens.shape)}; got {list(mask.shape)}")
     empty = [row for row, count in enumerate(mask.sum(dim=1).tolist()) if count == 0]
     if empty:
-        raise ValueError(f"prompt {empty[0] + 1} of {len(tokens)} has no tokens, and a model can only continue some")
-    order = mask.int().argsort(dim=1, stable=True)  # padding first, tokens as they were
+        raise ValueError(f"prompt {empty[0] + 1} of {len(tokens)} must have at least one token")
+    order = mask.int().argsort(dim=1, stable=True)  # stable: tokens keep their order
     tokens, mask = tokens.gather(1, order).masked_fill(~mask.gather(1, order), pad), mask.gather(1, order)
     first = int(mask.any(dim=0).int().argmax())
     tokens, mask = tokens[:, first:], mask[:, first:]
@@ -250,7 +250,7 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
 
 def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     if not rows:
-        raise ValueError("there is no prompt: one is [[1, 2, 3]]")
+        raise ValueError("there must be a prompt, for instance [[1, 2, 3]]")
     width = max(map(len, rows))
     tokens = [[pad] * (width - len(row)) + list(row) for row in rows]
     mask = [[False] * (width - len(row)) + [True] * len(row) for row in rows]
@@ -258,7 +258,7 @@ def _from_lists(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor
 
 
 def _padded_inputs(inputs: Mapping[str, Any], pad: int) -> dict[str, Tensor]:
-    """Return the further inputs of the model, with masks for inputs given as lists."""
+    """Return the remaining inputs of the model, with masks for inputs that are lists."""
     tensors: dict[str, Tensor] = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):
@@ -285,16 +285,15 @@ def _own_arguments() -> list[str]:
 
 def _check_room(prompt: int, new: int, length: int) -> None:
     if prompt >= length:
-        what = "longer than" if prompt > length else "as long as"
-        raise ValueError(f"the prompt has {prompt} tokens, {what} a sequence of this model can be ({length})")
+        raise ValueError(f"a prompt must be shorter than the maximum length of the model, {length}; got {prompt}")
     if prompt + new > length:
-        message = f"a prompt of {prompt} tokens with {new} new ones is longer than a sequence of this model can be"
-        raise ValueError(f"{message} ({length}): max_new_tokens can be {length - prompt} at most")
+        message = f"a prompt of {prompt} tokens with {new} new tokens exceeds the maximum length of the model, {length}"
+        raise ValueError(f"{message}: max_new_tokens must be at most {length - prompt}")
 
 
 def _check_numbers(logits: Tensor) -> None:
     if bool(logits.isnan().any()):
-        raise ValueError(f"the model's logits are NaN, in {logits.dtype}: its weights are broken, or too large for it")
+        raise ValueError(f"the logits are NaN in {logits.dtype}: the weights are corrupt, or too large for this type")
 
 
 def _stops(stop: Iterable[int | Sequence[int]]) -> list[tuple[int, ...]]:

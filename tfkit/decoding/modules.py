@@ -1,4 +1,4 @@
-"""The modules that run the two parts of a model: new calls of the model's own modules."""
+"""The modules for the two halves of a `DecodeSplit`. They call the modules of the model."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from tfkit.nn import Past, Program, Value
 
 
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
-    """Build the module that runs when a sequence begins: inputs given once, and masks -> a tuple of `made_once`."""
+    """Build the module that runs before decoding: initial inputs and masks -> a tuple of the values in `made_once`."""
     program = Program()
-    values = _inputs(program, graph, parts.given_once)
-    values |= _masks(program, graph, parts.given_once, parts.once)
-    for node in parts.once:
+    values = _inputs(program, graph, parts.initial_inputs)
+    values |= _masks(program, graph, parts.initial_inputs, parts.initial_nodes)
+    for node in parts.initial_nodes:
         _hold_tables(program, model, graph, node)
         values |= call(program, graph, node, model.get_submodule(node.name), values)
     names = made_once(parts)
-    returns = tuple(Tensor if name in parts.read_once else Tensor | None for name in names)
+    returns = tuple(Tensor if name in parts.static_sources else Tensor | None for name in names)
     return program.build_graph_module(tuple(values[name] for name in names), "Reading", returns=returns)
 
 
 def made_once(parts: DecodeSplit) -> list[str]:
-    """Return the values and masks that the first part hands to the second."""
-    read = [node for node in parts.once if node.name in parts.read_once]
+    """Return the names of the values and masks that the second half takes from the first."""
+    read = [node for node in parts.initial_nodes if node.name in parts.static_sources]
     return [name for node in read for name in (node.name, *[f"{node.name}_mask"] * node.makes_mask)]
 
 
 def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
-    """Return the module that runs for each piece.
+    """Build the module that runs at every step.
 
-    Its forward takes the inputs that are read incrementally; `past`, a `tfkit.nn.Past`; `cache`, with a list of tensors
-    by layer for each node; `keep`, the number of last positions to compute logits for, 0 for all; then padding masks,
-    and the values that are computed once.
+    Its forward takes the step inputs; `past`, a `tfkit.nn.Past`; `cache`, with lists of tensors by layer for each node;
+    `keep`, the number of last positions for which logits are computed, 0 for all; then padding masks, and the values
+    that the first half computes.
     """
-    program, nodes = Program(), [node for node, _ in parts.again.values()]
-    optional = [name for name in parts.given_again if graph.inputs[name].optional]
-    values = {name: program.input(name) for name in parts.given_again if name not in optional}
+    program, nodes = Program(), [node for node, _ in parts.step_nodes.values()]
+    optional = [name for name in parts.step_inputs if graph.inputs[name].optional]
+    values = {name: program.input(name) for name in parts.step_inputs if name not in optional}
     past, cache = program.input("past", Past), program.input("cache", dict[str, list[list[Tensor]]])
     keep = program.input("keep", int)
-    values |= {name: program.input(name, optional=True) for name in (*optional, *parts.read_once)}
-    values |= _masks(program, graph, (*parts.given_again, *parts.read_once), nodes)
-    for node, pieces in parts.again.values():
+    values |= {name: program.input(name, optional=True) for name in (*optional, *parts.static_sources)}
+    values |= _masks(program, graph, (*parts.step_inputs, *parts.static_sources), nodes)
+    for node, pieces in parts.step_nodes.values():
         _hold_tables(program, model, graph, node)
         seen = values
         if node.output.type == "logits" and node.signals["input"].type == "sequence":
@@ -65,9 +65,9 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
 def cache_sizes(
     parts: DecodeSplit, batch: int, length: int, memory_length: Callable[[Node], int], dtype: torch.dtype
 ) -> dict[str, list[list[tuple[tuple[int, ...], torch.dtype]]]]:
-    """Return shape and dtype of the tensors that each layer keeps, by node, and by `NODE.memory` for its memory.
+    """Return the shape and dtype of each layer's caches, by node; for the caches of a memory, by `NODE.memory`.
 
-    A wide state has at least float32. A tensor with slots of the node's tokens has one additional slot, for padding.
+    A wide state has at least float32. A cache of the node's tokens has an additional slot for padding.
     """
     wide = torch.promote_types(dtype, torch.float32)
 
@@ -78,7 +78,7 @@ def cache_sizes(
         return (batch, heads, rows + n_more, width), dtype
 
     sizes = {}
-    for name, (node, pieces) in parts.again.items():
+    for name, (node, pieces) in parts.step_nodes.items():
         if pieces.caches:
             sizes[name] = [[size(entry, length, 1) for entry in layer] for layer in pieces.caches]
         if pieces.memory_caches:
@@ -91,7 +91,7 @@ def cache_sizes(
 def empty_caches(
     parts: DecodeSplit, batch: int, length: int, memory_length: Callable[[Node], int], like: Tensor
 ) -> dict[str, list[list[Tensor]]]:
-    """Create the tensors that each layer keeps: zeros, see `cache_sizes`, with dtype and device of `like`."""
+    """Create the caches, filled with zeros, on the device of `like`; see `cache_sizes`."""
     sizes = cache_sizes(parts, batch, length, memory_length, like.dtype)
     return {
         name: [[like.new_zeros(shape, dtype=dtype) for shape, dtype in layer] for layer in layers]
@@ -100,7 +100,7 @@ def empty_caches(
 
 
 def _inputs(program: Program, graph: Graph, names: Iterable[str]) -> dict[str, Value]:
-    """Declare inputs as arguments, optional ones last."""
+    """Declare inputs as arguments, optional inputs last."""
     ordered = sorted(names, key=lambda name: graph.inputs[name].optional)
     return {name: program.input(name, optional=graph.inputs[name].optional) for name in ordered}
 
@@ -123,7 +123,7 @@ def _further(program: Program, node: Node, pieces: Pieces, past: Value, cache: V
 
 
 def _hold_tables(program: Program, model: fx.GraphModule, graph: Graph, node: Node) -> None:
-    """Add the owner of a table that the node uses: it may run in the other part."""
+    """Add the module with the table that the node uses, which may run in the other half."""
     if isinstance(tie := node.wires.get("tie"), str):
         owner = table_owner(graph, tie)
         program.hold(owner, model.get_submodule(owner))

@@ -1,4 +1,4 @@
-"""Weights in the memory layout that this machine reads fastest."""
+"""Choosing the memory layout of weights that is fastest on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Layout = Literal["rows", "columns"]
 """Values of a weight [d_out, d_in] that are contiguous: the row of an output, or the column of an input."""
 LAYOUTS: tuple[Layout, Layout] = ("rows", "columns")
 GAIN = 1.03
-"""Smallest ratio of speeds at which another layout is worth the change."""
+"""Minimum speedup that justifies a change of layout."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Prepared:
     """Number of weights of the model that have this shape."""
     layout: Layout
     kernel: Kernel
-    """Kernel that multiplies them: torch's own or oneDNN's."""
+    """Kernel that multiplies them: torch's or oneDNN's."""
     speeds: dict[Layout, dict[Kernel, float]]
     """Speed of each layout and kernel, in bytes of weights per second."""
 
@@ -59,7 +59,7 @@ def prepare_decoding(model: BuiltModel, batch: Positive = 1) -> list[Prepared]:
 
 
 def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:
-    """Race both layouts on the weights of one shape, and leave them all in the faster one."""
+    """Measure both layouts on the weights of a shape, and convert the weights to the faster layout."""
     samples = sample(weights)
     by_rows, by_columns = ask([[in_layout(weight, layout) for weight in samples] for layout in LAYOUTS], batch)
     layout: Layout = "columns" if max(by_columns.values()) > GAIN * max(by_rows.values()) else "rows"
@@ -72,5 +72,5 @@ def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:
 
 
 def in_layout(weight: Tensor, layout: Layout) -> Tensor:
-    """Return a weight in a memory layout; the tensor itself if it has this layout."""
+    """Return a weight in a memory layout, without a copy if it has this layout."""
     return weight.contiguous() if layout == "rows" else weight.t().contiguous().t()

@@ -17,9 +17,9 @@ from tfkit.arguments import Limit, Positive, checked
 from tfkit.building.initialize import generator_of
 
 GRID = 2**32
-"""Draws are multiples of 1 / GRID: fine enough for any vocabulary; times a sum, always less than it in float64."""
+"""Draws are multiples of 1 / GRID. This resolves any vocabulary, and a draw times a sum stays below the sum."""
 COLDEST = 1e-30
-"""A lower temperature would choose no other tokens, but divide to infinity."""
+"""Minimum temperature. A lower value chooses the same tokens, but overflows."""
 
 
 Temperature: TypeAlias = Annotated[float, Limit(least=0)]
@@ -49,16 +49,16 @@ class Sampling:
     repetition_penalty: Penalty = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "repetition_penalty"):  # torch cannot divide by whole numbers beyond 64 bits
+        for name in ("temperature", "repetition_penalty"):  # torch cannot divide by integers beyond 64 bits
             object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("top_k", "top_p") if self.temperature == 0 else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} has no effect at temperature 0, which takes the likeliest token")
 
     def scores(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Apply all changes to logits [b, V], with -inf for excluded tokens; in float32 at least.
+        """Apply penalty, temperature, top-k and top-p to logits [b, V] in at least float32; excluded tokens get -inf.
 
-        `seen` is bool [b, V], True for the tokens that the repetition penalty applies to.
+        `seen` is bool [b, V], True for the tokens to which the repetition penalty applies.
         """
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.repetition_penalty != 1 and seen is not None:
@@ -87,16 +87,16 @@ def top_p(scores: Tensor, p: float) -> Tensor:
     """Set the scores [b, V] of the least likely tokens to -inf, as many as have at most 1 - p in total."""
     ascending, order = scores.sort(dim=-1)
     out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
-    out[:, -1] = False  # rounding must not leave a row without a token
+    out[:, -1] = False  # rounding must not exclude all tokens of a row
     return scores.masked_fill(torch.zeros_like(out).scatter(1, order, out), -math.inf)
 
 
 class Sampler:
     """Chooses the next token of each row, for at most `steps` steps; samples of a prompt are adjacent rows.
 
-    Every row has its own random numbers, from the seed, the number of its prompt and the number of its sample: other
-    prompts, more samples or more steps do not change the draws of a row. They are drawn on the CPU, so that they are
-    equal on all devices, and before the first step, so that no step waits for them.
+    The random numbers of a row depend only on the seed and the indices of its prompt and its sample: additional
+    prompts, samples or steps do not change them. They are drawn on the CPU, so they are equal on all devices, and
+    before the first step, so no step waits for them.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Sampler:
         self._draws = None if greedy else torch.stack([_draws(seed, *row, steps) for row in rows], dim=1).to(device)
 
     def read(self, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
-        """Note tokens [b, t] for the repetition penalty where `mask`, bool [b, t], is True; all unless given."""
+        """Record tokens [b, t] for the repetition penalty where `mask`, bool [b, t], is True; by default all."""
         if self.sampling.repetition_penalty == 1:
             return
         if self._seen is None:  # with a place for padding
@@ -129,11 +129,11 @@ class Sampler:
 def drawn(scores: Tensor, draws: Tensor) -> Tensor:
     """Return the token of each row, [b], at which the cumulative probability of scores [b, V] first exceeds draws [b].
 
-    In float64, so that the many small probabilities of a large vocabulary do not get lost in the sum.
+    The sum is in float64, where the many small probabilities of a large vocabulary are not lost.
     """
     sums = scores.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     tokens = torch.searchsorted(sums, draws[:, None] * sums[:, -1:], right=True)
-    return tokens.squeeze(1).clamp(max=scores.size(-1) - 1)  # logits that are NaN point beyond the last token
+    return tokens.squeeze(1).clamp(max=scores.size(-1) - 1)  # NaN logits give an index beyond the last token
 
 
 def _draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Text to tokens and back, also while the tokens are still being generated."""
+"""Tokenizers, and decoding of text while its tokens are being generated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""Character that replaces bytes that are not one, such as the first half of one."""
+"""Replacement character for invalid bytes, such as the first half of a character."""
 CONTEXT = 32
-"""Number of earlier tokens that the text of a new one may depend on."""
+"""Number of earlier tokens on which the text of a new token may depend."""
 CHARACTERS = "characters"
 
 
@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
     """One more than the largest id."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with the special tokens that its kind of model expects around it."""
+        """Return the ids of a text, with the special tokens that the model expects around it."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; special tokens have no text."""
@@ -46,14 +46,14 @@ class CharacterTokenizer:
 
     def __init__(self, characters: str) -> None:
         if not characters or len(set(characters)) < len(characters):
-            raise ValueError("characters must be one or more, each of them once")
+            raise ValueError("characters must not be empty or repeat")
         self.characters = characters
         self.vocab_size = len(characters)
         self._ids = {character: index for index, character in enumerate(characters)}
 
     @classmethod
     def of_text(cls, text: str) -> CharacterTokenizer:
-        """Return the characters of a text, sorted."""
+        """Build the tokenizer of the sorted characters of a text."""
         return cls("".join(sorted(set(text))))
 
     def encode(self, text: str) -> list[int]:
@@ -65,7 +65,7 @@ class CharacterTokenizer:
         return [self._ids[character] for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; ids outside the vocabulary become the sign for unknown characters."""
+        """Return the text of ids. Ids outside the vocabulary become the replacement character."""
         return "".join(self.characters[index] if 0 <= index < self.vocab_size else UNKNOWN for index in ids)
 
     def special(self, text: str) -> int | None:
@@ -73,7 +73,7 @@ class CharacterTokenizer:
         return None
 
     def byte_counts(self) -> list[int]:
-        """Return the bytes of UTF-8 that each id stands for."""
+        """Return the number of UTF-8 bytes of each id."""
         return [len(character.encode()) for character in self.characters]
 
     def pieces(self) -> list[bytes]:
@@ -95,7 +95,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids to text. Ids beyond the vocabulary become the sign for unknown characters."""
+        """Return the text of ids. Ids outside the vocabulary become the replacement character."""
         return b"".join(bytes([i]) if i < self.vocab_size else UNKNOWN.encode() for i in ids).decode(errors="replace")
 
     def special(self, text: str) -> int | None:
@@ -111,7 +111,7 @@ class ByteTokenizer:
         return [bytes([index]) for index in range(self.vocab_size)]
 
     def save(self, path: Path) -> None:
-        """Write a `tokenizer.json` that gives the same ids."""
+        """Write an equivalent `tokenizer.json`."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
         tokenizer = Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
@@ -121,7 +121,7 @@ class ByteTokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return each byte by the printable character that stands for it in the format of `tokenizers`."""
+    """Map each printable character to the byte for which it stands in the format of `tokenizers`."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(rest)}
@@ -133,7 +133,7 @@ class FileTokenizer:
     file = "tokenizer.json"
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        tokenizer.no_truncation()  # all of a prompt is read, even if training cut texts off
+        tokenizer.no_truncation()  # a prompt must not be truncated, even if texts were in training
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._special = {
@@ -153,7 +153,7 @@ class FileTokenizer:
         return list(self._tokenizer.encode(text).ids)
 
     def encode_bare(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens around it."""
+        """Return the ids of a text without special tokens."""
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -163,10 +163,10 @@ class FileTokenizer:
         return self._special.get(text)
 
     def byte_counts(self) -> list[int]:
-        """Return the bytes that each id stands for, none for a special token.
+        """Return the number of bytes of each id, 0 for a special token.
 
-        Raises ValueError if the tokens are not bytes in the alphabet of `ByteLevel`: their text may not be that which
-        was encoded.
+        Raises ValueError if the tokens are not bytes in the alphabet of `ByteLevel`, because decoding might then not
+        restore the text.
         """
         if not self._has_bytes:
             raise ValueError("its tokens are not bytes: it is not a byte-level tokenizer")
@@ -203,7 +203,7 @@ class FileTokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`, or a file that `CharacterTokenizer.save` wrote.
 
-    A file with another name is a text; its characters are the tokens. Raises SpecError for a file that is none of them.
+    Any other name is a text file, whose characters become the tokens. Raises SpecError for a file of neither format.
     """
     try:
         text = contents(path).decode()
@@ -215,7 +215,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         cause = "it is not UTF-8"
     except json.JSONDecodeError as error:
         cause = f"not JSON: {error}"
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises plain `Exception`
         cause = " ".join(str(error).split())
     raise SpecError(Diagnostic(f"cannot read the tokenizer {quoted(str(path))}: {cause}"))
 
@@ -229,10 +229,10 @@ def _tokenizer(text: str, data: Any) -> Tokenizer:
 
 
 class TextStream:
-    """The text of tokens as they are generated, in whole characters, up to a `stop` text, which is not returned.
+    """Decodes tokens as they are generated, in complete characters, up to a `stop` text, which is not returned.
 
-    All text that was returned equals the tokenizer's text of all tokens at once. So the end of the text is held back
-    while it is half a character, or may be the beginning of a stop text.
+    The returned text in total equals the decoded text of all tokens. The end of the text is therefore held back while
+    it is an incomplete character or may be the beginning of a stop text.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -241,10 +241,10 @@ class TextStream:
         self._stop = stop
         self._ids: list[int] = []
         self._decoded = ""  # the part of the text of `_ids` that will not change
-        self._held = ""  # decoded, and perhaps the beginning of a stop text
+        self._held = ""  # decoded text that may be the beginning of a stop text
 
     def feed(self, token: int) -> str:
-        """Take in a token; return the text that is now certain."""
+        """Add a token; return the text that later tokens cannot change."""
         if self.stopped:
             return ""
         self._ids.append(token)
@@ -259,7 +259,7 @@ class TextStream:
         return self._until_stop(new)
 
     def finish(self) -> str:
-        """Return the text that was held back, after the last token."""
+        """Return the text that was held back. Call this after the last token."""
         if self.stopped:
             return ""
         rest = self._until_stop(self._tokenizer.decode(self._ids)[len(self._decoded) :]) + self._held
@@ -283,7 +283,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Texts:
-    """The texts of all rows while their tokens are generated; can be passed to `generate` as `on_token`.
+    """The texts of all rows while their tokens are generated. An instance is an `on_token` of `generate`.
 
     A row ends at one of the `stop` texts; `changed` is called after each step.
     """
@@ -301,7 +301,7 @@ class Texts:
         self._changed = changed
 
     def __call__(self, tokens: Sequence[int | None]) -> list[int]:
-        """Take in a token of each row, None for those that have ended; return the rows that end at a stop text."""
+        """Add a token to each row, None for a row that has ended; return the rows that end at a stop text."""
         for row, token in enumerate(tokens):
             if token is None:
                 self._complete(row)
@@ -312,7 +312,7 @@ class Texts:
         return [row for row, stream in enumerate(self._streams) if stream.stopped]
 
     def finish(self) -> list[str]:
-        """Return all texts, after the last token."""
+        """Return the texts of all rows. Call this after the last token."""
         for row in range(len(self.texts)):
             self._complete(row)
         self._changed(self)
@@ -325,7 +325,7 @@ class Texts:
 
 
 class NumberTokenizer:
-    """Token ids as they are, for models without a tokenizer: the text of 5 and 7 is `5, 7`."""
+    """Numbers as text, for models without a tokenizer: the text of 5 and 7 is `5, 7`."""
 
     vocab_size = 0
 
@@ -341,5 +341,5 @@ class NumberTokenizer:
 
     def _number(self, text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise ValueError(f"{quoted(text)} is not a token id: ids are whole numbers, as in `5,7`")
+            raise ValueError(f"{quoted(text)} is not a token id: ids are integers, as in `5,7`")
         return int(text)

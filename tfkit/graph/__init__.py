@@ -1,1 +1,1 @@
-"""From a resolved spec to a checked graph: its wires connected, and the signals on them checked."""
+"""From a resolved spec to a graph, with connected wires and checked signals."""

@@ -1,4 +1,4 @@
-"""A graph split for decoding: the nodes that run once for a sequence, and those that run at every step."""
+"""The split of a graph for decoding: nodes that run once per sequence, and nodes that run at every decoding step."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from tfkit.spec.messages import refused
 
 @dataclass(frozen=True)
 class DecodeSplit:
-    """The two halves of a model that reads a sequence step by step."""
+    """A model in two halves, for decoding step by step."""
 
-    once: tuple[Node, ...]
-    """The nodes that run when a sequence begins, such as an encoder."""
-    again: dict[str, tuple[Node, Pieces]]
-    """The nodes that run at every step, by name, with their requirements for it."""
-    given_once: tuple[str, ...]
-    """Inputs of the model that are given when a sequence begins."""
-    given_again: tuple[str, ...]
-    """Inputs that are given step by step; the first is the one whose tokens are predicted."""
-    read_once: tuple[str, ...]
-    """Inputs and nodes of the first half that the second one reads."""
-    always: tuple[str, ...]
-    """The lengths and vectors among `read_once`: every step reads them, and the first step alone a sequence."""
+    initial_nodes: tuple[Node, ...]
+    """Nodes that run once, before decoding begins, such as an encoder."""
+    step_nodes: dict[str, tuple[Node, Pieces]]
+    """Nodes that run at every step, by name, each with the arguments that it then takes."""
+    initial_inputs: tuple[str, ...]
+    """Inputs that are complete before decoding begins."""
+    step_inputs: tuple[str, ...]
+    """Inputs that grow with every step; the tokens of the first are predicted."""
+    static_sources: tuple[str, ...]
+    """Inputs and nodes of the first half whose values nodes of the second half take."""
+    repeated_sources: tuple[str, ...]
+    """The lengths and vectors among `static_sources`, which every step takes. Only the first step takes a sequence."""
 
     @property
     def cached(self) -> list[Cached | State]:
-        """The tensors that all nodes keep of their input."""
-        return [entry for _, pieces in self.again.values() for layer in pieces.caches for entry in layer]
+        """The caches and states of all nodes."""
+        return [entry for _, pieces in self.step_nodes.values() for layer in pieces.caches for entry in layer]
 
 
 def split_for_decoding(graph: Graph) -> DecodeSplit:
-    """Split a graph for decoding; raises SpecError if the model needs its sequence as a whole."""
+    """Split a graph for decoding; raise SpecError if the model needs full sequences."""
     nodes = {node.name: node for node in graph.nodes}
-    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, whole=False)
-    read_once = {
+    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, static=False)
+    static_sources = {
         source: None
         for name in flowing
         if name in nodes
@@ -45,8 +45,8 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
         if wire_of(nodes[name], field).whole
         for source in as_list(sources)
     }
-    fixed = _reached(list(read_once), nodes, whole=True)
-    for name in fixed:
+    initial = _reached(list(static_sources), nodes, static=True)
+    for name in initial:
         if name in flowing:
             path = f"{'graph' if name in nodes else 'inputs'}.{name}"
             raise SpecError(
@@ -61,25 +61,25 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
         if name in flowing and length is not None:
             message = f"`{name}` always has {length} positions, and cannot be read step by step"
             raise SpecError(Diagnostic(message, path=f"inputs.{name}", notes=(_note(graph),)))
-    again = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
-    read = {source for node, _ in again.values() for source in as_list(node.wires.get("input", []))}
-    given_again = [name for name in graph.inputs if name in flowing]
+    step_nodes = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
+    read = {source for node, _ in step_nodes.values() for source in as_list(node.wires.get("input", []))}
+    step_inputs = [name for name in graph.inputs if name in flowing]
     signals = {**graph.inputs, **{node.name: node.output for node in graph.nodes}}
     return DecodeSplit(
-        once=tuple(node for node in graph.nodes if node.name in fixed),
-        again=again,
-        given_once=tuple(name for name in graph.inputs if name in fixed),
-        given_again=tuple(sorted(given_again, key=lambda name: (graph.inputs[name].optional, name not in read))),
-        read_once=tuple(read_once),
-        always=tuple(name for name in read_once if signals[name].type in ("lengths", "vector")),
+        initial_nodes=tuple(node for node in graph.nodes if node.name in initial),
+        step_nodes=step_nodes,
+        initial_inputs=tuple(name for name in graph.inputs if name in initial),
+        step_inputs=tuple(sorted(step_inputs, key=lambda name: (graph.inputs[name].optional, name not in read))),
+        static_sources=tuple(static_sources),
+        repeated_sources=tuple(name for name in static_sources if signals[name].type in ("lengths", "vector")),
     )
 
 
 def returning(graph: Graph, output: str) -> Graph:
-    """Return the graph with a single output, and the inputs that it needs; raise ValueError for an unknown output."""
+    """Reduce a graph to one output and the inputs on which it depends; raise ValueError for an unknown output."""
     if output not in graph.outputs:
         raise ValueError(f"`{output}` is not an output of `{graph.name}`, which returns {listing(graph.outputs)}")
-    needed = _reached([output], {node.name: node for node in graph.nodes}, whole=True)
+    needed = _reached([output], {node.name: node for node in graph.nodes}, static=True)
     inputs = {name: signal for name, signal in graph.inputs.items() if name in needed}
     return replace(graph, inputs=inputs, outputs=(output,))
 
@@ -95,10 +95,10 @@ def split_if_decodable(graph: Graph) -> DecodeSplit | None:
         return None
 
 
-def read_whole(graph: Graph) -> tuple[str, ...]:
-    """Return the inputs that must be complete when decoding begins: an encoder's, a memory, prefix lengths."""
+def static_inputs(graph: Graph) -> tuple[str, ...]:
+    """Return the inputs that must be complete before decoding begins: an encoder's, a memory, prefix lengths."""
     nodes = {node.name: node for node in graph.nodes}
-    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, whole=False)
+    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, static=False)
     return tuple(name for name in graph.inputs if name not in flowing)
 
 
@@ -117,8 +117,8 @@ def computes_alone(node: Node) -> bool:
         return False
 
 
-def _reached(names: list[str], nodes: dict[str, Node], *, whole: bool) -> dict[str, None]:
-    """Return the named nodes and inputs and their dependencies; with `whole`, also through complete wires."""
+def _reached(names: list[str], nodes: dict[str, Node], *, static: bool) -> dict[str, None]:
+    """Return nodes and inputs with their dependencies; with `static`, also those through wires to static values."""
     seen: dict[str, None] = {}
     pending = list(names)
     while pending:
@@ -128,7 +128,7 @@ def _reached(names: list[str], nodes: dict[str, Node], *, whole: bool) -> dict[s
         seen[name] = None
         for field, sources in nodes[name].wires.items() if name in nodes else ():
             wire = wire_of(nodes[name], field)
-            if wire.value == "output" and (whole or not wire.whole):
+            if wire.value == "output" and (static or not wire.whole):
                 pending += as_list(sources)
     return seen
 

@@ -1,4 +1,4 @@
-"""From spec to graph: nodes in the order in which they run, every wire connected and checked."""
+"""From spec to graph: nodes in execution order, with connected and checked wires."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tfkit.spec.model_spec import InputConfig, ModelSpec
 C = TypeVar("C", bound=Config)
 
 AnySource: TypeAlias = Annotated[AnyPath | Mapping[Any, Any], "a path or a mapping"]
-"""A spec that is not loaded yet, as users pass it."""
+"""A spec as users pass it."""
 T = TypeVar("T")
 Wires: TypeAlias = Mapping[str, Mapping[str, str | list[str]]]
-"""The sources of each node, by its fields: a name of a node or input, or a list of them."""
+"""The sources of each node by field: the name of a node or input, or a list of names."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A block and its wires. `wires` has one source for each connected field; a list where the field is a list."""
+    """A block and its wires. `wires` holds the source of each connected field, or a list if the field is a list."""
 
     name: str
     config: Any
-    """The `BlockConfig` of the block. Its fields depend on the block, so type checkers take any attribute."""
+    """The `BlockConfig`. Its fields depend on the block, so type checkers accept any attribute."""
     wires: Mapping[str, str | list[str]]
     signals: Mapping[str, Any]
     output: Signal
@@ -56,7 +56,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
     weights: Path | None = None
-    """The folder that the spec was loaded from, if it contains weights: `build` fills the model from it."""
+    """The folder from which the spec was loaded, if it contains weights, which `build` then loads."""
 
     @property
     def name(self) -> str:
@@ -72,13 +72,13 @@ class Graph:
         return node
 
     def configs(self, cls: type[C]) -> Iterator[tuple[str, C]]:
-        """Yield the configs of a class with their paths in the spec, including the configs of layer variants."""
+        """Yield the configs of a class, including those in layer variants, with their paths in the spec."""
         for path, part in parts((), self.spec.model):
             if isinstance(part, cls):
                 yield ".".join(path), part
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return the graph itself: it is immutable, and the copies of a model share it."""
+        """Return the graph itself. It is immutable, so copies of a model share it."""
         return self
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ AnySpec: TypeAlias = Annotated[
 
 
 def as_graph(spec: AnySpec) -> Graph:
-    """Return a graph unchanged, or load it; raise SpecError as `load` does."""
+    """Return a graph unchanged, and load any other spec; raise SpecError as `load` does."""
     return spec if isinstance(spec, Graph) else load(spec)
 
 
@@ -132,21 +132,21 @@ def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> G
 
 
 def _warned(spec: Spec) -> Spec:
-    """Issue the notes of a spec as warnings, and return the spec."""
+    """Issue the warnings of a spec, and return the spec."""
     for note in spec.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=4)
     return spec
 
 
 def place_of(graph: Graph, node: str, component: Component) -> tuple[str, ...]:
-    """Return the path of a component inside a node of the spec, or the node's path if it is not in it."""
+    """Return the path of a component of a node, or the path of the node if it does not contain the component."""
     start = ("graph", node)
     paths = (path for path, part in parts(start, graph.node(node).config) if part is component)
     return next(paths, start)
 
 
 def expand(spec: Spec) -> Graph:
-    """Connect and check the nodes of a resolved spec; raises SpecError."""
+    """Connect and check the nodes of a resolved spec; raise SpecError."""
     return _Expansion(spec).graph()
 
 
@@ -184,21 +184,22 @@ class _Expansion:
 
     def _check_names(self) -> None:
         for part, names in (("inputs", self.model.inputs), ("graph", self.model.graph)):
-            what = "a node" if part == "graph" else "an input"
+            noun = "a node" if part == "graph" else "an input"
             for name in names:
                 if not is_identifier(name):
-                    self._error((part, name), f"{quoted(name)} cannot be the name of {what}", help=SPELLING)
-                elif (why := taken(name, of_input=part == "inputs")) is not None:
-                    self._error((part, name), f"`{name}` cannot be the name of {what}: {why}", help="choose another")
+                    self._error((part, name), f"{quoted(name)} cannot be the name of {noun}", help=SPELLING)
+                elif (reason := taken(name, of_input=part == "inputs")) is not None:
+                    message = f"`{name}` cannot be the name of {noun}: {reason}"
+                    self._error((part, name), message, help="choose a different name")
                 elif part == "graph" and name in self.model.inputs:
                     self._error(
                         (part, name),
-                        f"`{name}` is an input and a node",
-                        help="choose a different name for one of the two",
+                        f"`{name}` is the name of an input and of a node",
+                        help="choose a different name for the input or the node",
                     )
 
     def _wires(self) -> dict[str, dict[str, str | list[str]]]:
-        """Return the source of each wire of each node; a missing `input` means the node above."""
+        """Return the sources of all wires by node. Without `input`, a node takes the output of the node above it."""
         wires: dict[str, dict[str, str | list[str]]] = {}
         above: str | None = None
         for name, config in self.model.graph.items():
@@ -224,15 +225,13 @@ class _Expansion:
         if len(names) == 1:
             return names[0]
         message = f"`{node}` has no node above it, and the model has several inputs"
-        self._error(
-            ("graph", node), message, f"inputs: {listing(names)}", help="name the node that it reads: `input: NAME`"
-        )
+        self._error(("graph", node), message, f"inputs: {listing(names)}", help="name the source: `input: NAME`")
         return None
 
     def _check_source(self, path: tuple[str, ...], node: str, source: str) -> None:
         nodes, inputs = list(self.model.graph), list(self.model.inputs)
         if source == node:
-            self._error(path, f"`{node}` reads itself", help="name another node or an input")
+            self._error(path, f"`{node}` cannot be its own input", help="name a different node or an input")
         elif source not in nodes and source not in inputs:
             candidates = [name for name in (*nodes, *inputs) if name != node]
             help = similar("a node" if closest(source, candidates) in nodes else "an input", source, candidates)
@@ -250,14 +249,14 @@ class _Expansion:
             part = (
                 [] if isinstance(read, str) else [source if isinstance(configured, dict) else str(read.index(source))]
             )
-            way = [name, *reversed(cycle.names)]
-            shown = [*way[:12], "..."] if len(way) > 12 else way
-            self._error(("graph", name, field, *part), f"the graph has a cycle: {' -> '.join(shown)}")
+            names = [name, *reversed(cycle.names)]
+            names = [*names[:12], "..."] if len(names) > 12 else names
+            self._error(("graph", name, field, *part), f"the graph has a cycle: {' -> '.join(names)}")
             self._stop_on_errors()
             raise
 
     def _check_signals(self, order: list[str], wires: Wires) -> list[Node]:
-        """Let each block check its signals; what follows from an error is not checked."""
+        """Let each block check its signals, unless the check of one of its sources failed."""
         outputs: dict[str, Signal] = dict(self.inputs)
         nodes = []
         for name in order:
@@ -271,7 +270,7 @@ class _Expansion:
             except Invalid as invalid:
                 error = refused(invalid, path, self.spec.provenance)
                 if invalid.field == "input" and getattr(config, "input", None) is None:
-                    note = f"`{name}` reads `{wires[name]['input']}`, which is above it"
+                    note = f"`{name}` takes its input from `{wires[name]['input']}`, the node above it"
                     error = replace(error, notes=(*error.notes, note))
                 self.errors.append(error)
                 continue
@@ -283,7 +282,7 @@ class _Expansion:
             if output.mask == OWN_MASK:
                 output = replace(output, mask=f"{name}_mask", gaps=True)
             outputs[name] = output
-            nodes.append(Node(name, config, wires[name], signals, output, self._ask(name, "stack", config.stack)))
+            nodes.append(Node(name, config, wires[name], signals, output, self._call(name, "stack", config.stack)))
         return nodes
 
     def _signals(
@@ -318,18 +317,18 @@ class _Expansion:
 
     def _tables(self) -> dict[str, Signal]:
         """Return the token table of each node that has one."""
-        asked = {name: self._ask(name, "table", config.table) for name, config in self.model.graph.items()}
-        return {name: table for name, table in asked.items() if table is not None}
+        tables = {name: self._call(name, "table", config.table) for name, config in self.model.graph.items()}
+        return {name: table for name, table in tables.items() if table is not None}
 
-    def _ask(self, name: str, what: str, method: Callable[[], T]) -> T | None:
-        """Call a method of a block; after an error in a plugin's method, record it and return None."""
+    def _call(self, node: str, method: str, function: Callable[[], T]) -> T | None:
+        """Call a method of a block. If a plugin's method raises an exception, record an error and return None."""
         try:
-            return method()
+            return function()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            config, path = type(self.model.graph[name]), ("graph", name)
-            self.errors.append(crashed(config, f"`{what}`", error, path, self.spec.provenance))
+            config, path = type(self.model.graph[node]), ("graph", node)
+            self.errors.append(crashed(config, f"`{method}`", error, path, self.spec.provenance))
             return None
 
     def _outputs(self) -> tuple[str, ...]:
@@ -346,23 +345,24 @@ class _Expansion:
         return self.model.outputs
 
     def _check_effect(self, wires: Wires, outputs: tuple[str, ...]) -> None:
-        """Refuse nodes and inputs that nothing reads."""
+        """Report nodes and inputs that no node uses and that are not outputs."""
         read = {source for fields in wires.values() for source in sources(fields)}
         for name in self.model.graph:
             if name not in read and name not in outputs:
-                message = f"`{name}` has no effect: nothing reads it"
-                self._error(("graph", name), message, help="read it in another node, or add it to `outputs: [...]`")
+                message = f"`{name}` has no effect: no node uses its output"
+                help = "use it as the input of a node, or add it to `outputs: [...]`"
+                self._error(("graph", name), message, help=help)
         for name in self.model.inputs:
             if name not in read:
-                help = f"read it in a node, as in `input: {name}`, or remove it"
-                self._error(("inputs", name), f"input `{name}` has no effect: nothing reads it", help=help)
+                help = f"use it in a node, as in `input: {name}`, or remove it"
+                self._error(("inputs", name), f"input `{name}` has no effect: no node uses it", help=help)
 
 
 def _input_signal(name: str, config: InputConfig) -> Signal:
     if not config.is_sequence:
         return Signal(cast(Any, config.type), config.width, rows=config.height, channels=config.channels)
     kind = "sequence" if config.type == "features" else "tokens"
-    mask = f"{name}_mask" if config.length is None else None  # a fixed length leaves no room for padding
+    mask = f"{name}_mask" if config.length is None else None  # sequences of fixed length have no padding
     return Signal(cast(Any, kind), config.width, config.length, mask=mask, optional=config.optional)
 
 
@@ -370,7 +370,7 @@ def _input_signal(name: str, config: InputConfig) -> Signal:
 
 
 class CycleError(Exception):
-    """Nodes that wait for each other: each of `names` reads the next one, and the last the first."""
+    """A cycle of nodes: each of `names` takes the output of the next, and the last takes the output of the first."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__(names)
@@ -388,7 +388,7 @@ def sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
 
 
 def in_order(wires: Wires) -> list[str]:
-    """Return the nodes in their given order, but each after its sources; raise CycleError."""
+    """Return the nodes in the order of the spec, except that each follows its sources; raise CycleError."""
     done: dict[str, None] = {}
     for start in wires:
         trail = {} if start in done else {start: sources(wires[start])}
@@ -399,14 +399,14 @@ def in_order(wires: Wires) -> list[str]:
                 done[name] = None
                 del trail[name]
             elif source in trail:
-                raise CycleError(_first_in_front(list(trail), source, list(wires)))
+                raise CycleError(_cycle(list(trail), source, list(wires)))
             else:
                 trail[source] = sources(wires[source])
     return list(done)
 
 
-def _first_in_front(trail: list[str], source: str, order: list[str]) -> list[str]:
-    """Return the part of a trail from `source` back to it, starting at the node that comes first in `order`."""
+def _cycle(trail: list[str], source: str, order: list[str]) -> list[str]:
+    """Return the cycle from `source` to the end of `trail`, rotated to begin with its first node in `order`."""
     names = trail[trail.index(source) :]
-    first = min(range(len(names)), key=lambda index: order.index(names[index]))
-    return names[first:] + names[:first]
+    start = min(range(len(names)), key=lambda index: order.index(names[index]))
+    return names[start:] + names[:start]

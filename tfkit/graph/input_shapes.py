@@ -1,4 +1,4 @@
-"""Shapes of a model's inputs, and limits: the length of its sequences, and the ids in them."""
+"""Shapes of a model's inputs, and their limits: the length of sequences, and the range of ids."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 
 from tfkit.component import Config, parts
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.decode_split import read_whole
+from tfkit.graph.decode_split import static_inputs
 from tfkit.graph.expand import Graph, as_list
 
 
 def max_len(graph: Graph) -> int | None:
-    """Return the smallest `max_len` in a model; None if it has none."""
+    """Return the smallest `max_len` in a model; None if there is none."""
     return min(_limits(graph), default=None)
 
 
 def beyond(limit: int) -> str:
-    """Describe a limit that was exceeded, for every error that names it, including errors of a model's forward."""
+    """Return the words for an exceeded `max_len` that all errors use, including errors in a model's forward."""
     return f"max_len ({limit}), which can be set when building"
 
 
@@ -28,12 +28,12 @@ def _limits(graph: Graph) -> Iterator[int]:
 
 
 def rows_of(graph: Graph, name: str) -> int | None:
-    """Return the rows of the smallest table that looks up an input; None if there is none."""
+    """Return the number of rows of the smallest table that embeds an input; None if there is none."""
     return min(_rows(graph, name), default=None)
 
 
 def _rows(graph: Graph, name: str) -> Iterator[int]:
-    """Yield the sizes of the tables that look up an input."""
+    """Yield the numbers of rows of the tables that embed an input."""
     for node in graph.nodes:
         for field, source in node.wires.items():
             if name not in as_list(source):
@@ -51,13 +51,13 @@ def input_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of each input of a model: tokens [b, t], image [b, channels, height, width], and so on.
 
-    Inputs that are read once and as a whole, such as an encoder's, have `memory_length` positions if it is given;
-    inputs of fixed length have that length.
+    Inputs that are complete before decoding begins, such as an encoder's, have `memory_length` positions if it is set.
+    Inputs of fixed length have that length.
     """
-    once = () if memory_length is None else read_whole(graph)
+    static = () if memory_length is None else static_inputs(graph)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, config in graph.spec.model.inputs.items():
-        t = config.length or (memory_length if name in once and memory_length is not None else length)
+        t = config.length or (memory_length if name in static and memory_length is not None else length)
         positions = (t,) if config.is_sequence else ()
         sizes = tuple(size for size in (config.channels, config.height, config.width) if size is not None)
         shapes[name] = (batch, *positions, *sizes)
@@ -65,14 +65,14 @@ def input_shapes(
 
 
 def fixed_lengths(graph: Graph) -> dict[str, int]:
-    """Return the lengths of the inputs whose length the spec fixes."""
+    """Return the lengths of the inputs that have a fixed length."""
     return {name: config.length for name, config in graph.spec.model.inputs.items() if config.length is not None}
 
 
 def fixed_length(graph: Graph) -> int | None:
-    """Return the length of the longest input if all lengths are fixed; None if any is free.
+    """Return the length of the longest input if all lengths are fixed, else None.
 
-    If no input has positions, return the length of the longest sequence inside, such as the patches of an image.
+    If no input has positions, return the length of the longest sequence in the graph, such as the patches of an image.
     """
     lengths = [config.length for config in graph.spec.model.inputs.values() if config.is_sequence]
     lengths = lengths or [node.output.length for node in graph.nodes if node.output.length is not None]
@@ -80,9 +80,9 @@ def fixed_length(graph: Graph) -> int | None:
 
 
 def length_of(graph: Graph, length: int | None) -> int | None:
-    """Return the fixed length of sequences if there is one, else `length`.
+    """Return the fixed length of the input sequences if they have one, else `length`.
 
-    Raises SpecError if a length other than the fixed one is requested.
+    Raises SpecError if `length` differs from a fixed length.
     """
     fixed = fixed_length(graph)
     if fixed is not None and length not in (None, fixed):

@@ -1,4 +1,4 @@
-"""Names that nodes and inputs may have: they become attributes and arguments of the built module."""
+"""Valid names of nodes and inputs, which become attributes and arguments of the built module."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ RESERVED = frozenset(
     set_extra_state set_submodule shape_env share_memory spec state_dict T_destination to to_empty to_folder
     train training type xpu zero_grad""".split()  # noqa: SIM905
 )
-"""Names that a node cannot have, in addition to names that start with `register_`: attributes of the built module, or
-arguments of the module that decodes step by step."""
+"""Names that nodes cannot have, in addition to names that start with `register_`: attributes of the built module, and
+arguments of the module for decoding steps."""
 WRITTEN = frozenset(
     """Config F NamedTuple NoneType OrderedDict Tensor add_caches batch config dataclass device empty_state first_value
     fx_pytree getattr inf keep_value kept_value length like made math min move_on nan nn operator past_of piece pytree
     read result start state step torch""".split()  # noqa: SIM905
 )
-"""Names with another meaning in code written for a model: by torch.fx, by `torch.export`, for the methods of a
-TorchScript file, and in an ejected file."""
+"""Names that generated code uses for other purposes: code of torch.fx and `torch.export`, the methods of a TorchScript
+file, and ejected files."""
 SPELLING = (
     "it becomes a name in Python and in TorchScript: a letter from a to z or A to Z, then such letters, digits and `_`"
 )
 
 
 def is_identifier(name: str) -> bool:
-    """Return True if it can be a public name in Python and in TorchScript.
+    """Return True if `name` can be a public name in Python and in TorchScript.
 
-    TorchScript reads only ASCII. Python reads more, and treats some letters as others (`ﬁ` as `fi`, by NFKC).
+    TorchScript accepts only ASCII. Python accepts more letters, but replaces some by others (`ﬁ` by `fi`, by NFKC).
     """
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
 
 
 def taken(name: str, *, of_input: bool) -> str | None:
-    """Return the owner of a name that is already in use, or None."""
+    """Return why a name is not available; None if it is."""
     if name.endswith("_mask"):
         return "it names a padding mask"
     if name in RESERVED or name.startswith("register_"):
@@ -46,5 +46,5 @@ def taken(name: str, *, of_input: bool) -> str | None:
     if of_input and not name.islower():
         return "torch writes arguments in lower case into an ONNX file"
     if of_input and hasattr(builtins, name):
-        return "as an argument it would hide what Python has under this name"
+        return "as an argument it would hide a built-in name of Python"
     return None

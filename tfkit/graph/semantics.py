@@ -1,11 +1,11 @@
-"""Semantic values of trained weights: each value of a model that decides what they compute, by its path.
+"""Semantic values of trained weights: the values of a spec that determine what the weights compute, by path.
 
-Two models whose tensors have the same names and shapes may compute different things: a different epsilon, other
-positions, a different mask. tfkit therefore stores these values in the metadata of every safetensors file, and a reader
-can report which of them differ. Names of nodes and inputs, dropout and limits are not among them.
+Two models whose tensors have the same names and shapes may compute different functions, because they differ in an
+epsilon, a mask, or the type of positions. tfkit therefore stores these values in the metadata of every safetensors
+file, and a reader can report the differences. Names of nodes and inputs, dropout and limits are not included.
 
-All fields of a spec count, also fields of plugins, except those marked `Immaterial`. A value that is missing from a
-file stands for the default of its field, so a new field with a default does not invalidate older files.
+All fields of a spec are included, also fields of plugins, except fields marked `Immaterial`. A value that is missing
+from a file stands for the default of its field, so a new field with a default does not invalidate older files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfkit.spec.annotations import extra
 Value: TypeAlias = "str | int | float | bool | list[Any] | None"
 Values: TypeAlias = dict[str, Value]
 READS = "reads."
-"""The prefix of the paths of wires, whose values are names of nodes and inputs."""
+"""Prefix of the paths of wires, whose values are names of nodes and inputs."""
 MOST_LAYERS = 2**16
 MOST_TEXT = 60
 _LAYERS = re.compile(r"(?<![^.])\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*(?![^.])")
@@ -37,10 +37,10 @@ _LAYERS = re.compile(r"(?<![^.])\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*(?![^.])")
 
 @dataclass(frozen=True)
 class Meaning:
-    """The values of a model's inputs and nodes, each by its path inside them, in the order of the graph.
+    """The semantic values of a model's inputs and nodes, by path inside each, in the order of the graph.
 
-    `usual` are the paths, with the node's name, of values and components that are the defaults of their fields: a file
-    that was written before such a field existed means them.
+    `usual` holds the paths, with the node's name, of values and components that equal the defaults of their fields. A
+    file that was written before such a field existed implies these values.
     """
 
     inputs: Mapping[str, Values]
@@ -49,19 +49,19 @@ class Meaning:
 
     @property
     def text(self) -> str:
-        """All of it as JSON; `parsed` reads it."""
+        """The values as JSON, which `parsed` reads."""
         return json.dumps({"inputs": self.inputs, "graph": self.nodes}, separators=(",", ":"))
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits that are equal where all values are, regardless of the names of nodes and inputs."""
+        """A digest of all values, 32 hexadecimal digits. It does not depend on the names of nodes and inputs."""
         names = {name: str(index) for index, name in enumerate((*self.inputs, *self.nodes))}
         named = self.renamed(names)
         text = json.dumps([named.inputs, named.nodes], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def renamed(self, names: Mapping[str, str]) -> Meaning:
-        """Return the meaning under different names of nodes and inputs."""
+        """Rename nodes and inputs."""
 
         def value_of(path: str, value: Value) -> Value:
             reads = path.startswith(READS) and isinstance(value, list)
@@ -76,14 +76,14 @@ class Meaning:
 
     @property
     def flat(self) -> Values:
-        """Each value by its path; a value of a layer is repeated for every layer that has it."""
+        """All values by path. The values of a range of layers are repeated for each layer."""
         parts = (*self.inputs.items(), *self.nodes.items())
         values = {f"{name}.{path.removeprefix(READS)}": value for name, part in parts for path, value in part.items()}
         return {expanded: value for path, value in values.items() for expanded in _by_layer(path)}
 
 
 class ValueChange(NamedTuple):
-    """A value that differs, as texts: in the file, and in the model."""
+    """A different value: its path, and the texts of the value in the file and in the model."""
 
     path: str
     there: str
@@ -94,7 +94,7 @@ class ValueChange(NamedTuple):
 
 
 def meaning_of(graph: Graph) -> Meaning:
-    """Return the meaning of a model's weights."""
+    """Return the semantic values of a model."""
     usual: set[str] = set()
     inputs = {name: _values(config, name, usual) for name, config in graph.spec.model.inputs.items()}
     nodes: dict[str, Values] = {}
@@ -117,12 +117,12 @@ def parsed(data: Mapping[str, Any]) -> Meaning:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ValueError(f"`{path[:80]}` is not a list of names")
     meaning = Meaning(inputs, nodes)
-    _ = meaning.flat  # raises ValueError for absurd layers
+    _ = meaning.flat  # raises ValueError for malformed ranges of layers
     return meaning
 
 
 def changes(there: Meaning, here: Meaning) -> list[ValueChange]:
-    """Return the differences between the meaning of a file's weights and of a model's."""
+    """Return the differences between the semantic values of a file, `there`, and of a model, `here`."""
     names = {**_matched(there.inputs, here.inputs), **_matched(there.nodes, here.nodes)}
     old, new = _ValueTree(there.renamed(names).flat), _ValueTree(here.flat)
     pairs: dict[str, tuple[str, str]] = {}
@@ -136,19 +136,19 @@ def changes(there: Meaning, here: Meaning) -> list[ValueChange]:
 
 
 class _ValueTree:
-    """Values by their paths, and the paths of the components that hold them."""
+    """Values by path, and the paths of the components that contain them."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
         self.parts = {part for path in values for part in above(path)}
 
     def kind(self, path: str) -> str | None:
-        """Return the kind of the component at a path: `a part` for a config without a kind, None for an empty slot."""
+        """Return the kind of the component at a path; `a part` for a config without a kind, None for an empty slot."""
         named = [str(self.values[key]) for key in (f"{path}.kind", f"{path}.block") if key in self.values]
         return named[0] if named else "a part" if path in self.parts else None
 
     def text(self, path: str) -> str:
-        """Return the value at a path, in few words."""
+        """Return a short description of the value at a path."""
         if path in self.values:
             value = self.values[path]
             return _short(value if isinstance(value, str) else json.dumps(value))
@@ -161,12 +161,12 @@ class _ValueTree:
 
 
 def above(path: str) -> Iterator[str]:
-    """Yield the components that a path leads through, the outermost first."""
+    """Yield the paths of the components around a value, outermost first."""
     yield from accumulate(path.split(".")[:-1], lambda start, key: f"{start}.{key}")
 
 
 def _is_meant(path: str, old: _ValueTree, usual: Set[str]) -> bool:
-    """Return True if a value missing from a file stands for a default: of its field, or of the component around it."""
+    """Return True if a file implies a missing value: it is the default of its field, or inside a default component."""
     while path in usual:
         path = path.rpartition(".")[0]
         if path in old.parts:
@@ -185,7 +185,7 @@ def _values(config: Config, name: str, usual: set[str]) -> Values:
 
 
 def _leaves(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value]]:
-    """Yield path and value of every leaf."""
+    """Yield the path and the value of every leaf."""
     if isinstance(value, Config):
         fields = type(value).model_fields
         for name, inside in value.material().items():
@@ -244,12 +244,12 @@ def _same(a: Value, b: Value) -> bool:
         return a == b and isinstance(a, bool) == isinstance(b, bool)
     try:
         return math.isclose(a, b, rel_tol=1e-9)
-    except OverflowError:  # a whole number too large for a float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[ValueChange]:
-    """Merge equal changes of several layers. Layers are named unless all of them changed."""
+    """Merge equal changes of several layers. The layers are listed unless all layers of the stack changed."""
     groups: dict[tuple[str, str, str, str], list[int]] = {}
     for path, (old, new) in pairs.items():
         match = re.search(r"(?<=\.layers\.)\d+(?![^.])", path)
@@ -258,9 +258,11 @@ def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Val
     changes = []
     for (start, end, old, new), numbers in groups.items():
         layers = {path[len(start) :].partition(".")[0] for path in values if numbers and path.startswith(start)}
-        whole = len(layers) == len(numbers)
-        place = (
-            start.removesuffix("layers.").rstrip(".") if whole else f"{start}{ranges(sorted(numbers)).replace(' ', '')}"
-        )
-        changes.append(ValueChange((place if numbers else start) + end, old, new))
+        if not numbers:
+            path = start
+        elif len(layers) == len(numbers):
+            path = start.removesuffix("layers.").rstrip(".")
+        else:
+            path = f"{start}{ranges(sorted(numbers)).replace(' ', '')}"
+        changes.append(ValueChange(path + end, old, new))
     return changes

@@ -1,7 +1,7 @@
-"""Facts about the wires of a graph: the masks that its nodes use, and the token tables that nodes share.
+"""The masks that the nodes of a graph use, and the token tables that nodes share.
 
-A pairwise mask contains, for each token, the tokens that it may attend to. With it, documents in one row do not affect
-each other, provided that every node supports it: the node uses the mask, or computes each position independently.
+A pairwise mask states for each token which tokens it may attend to. It separates the documents in a row if every node
+uses the mask or computes each position independently.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from tfkit.graph.expand import Graph, Node
 
 
 def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
-    """Return the masks that any of the nodes reads."""
+    """Return the masks that at least one of the nodes uses."""
     return {mask for node in nodes for _, mask in _masks(node)}
 
 
-def masks_of_pairs(nodes: Iterable[Node]) -> set[str | None]:
-    """Return the masks that may be pairwise: every node that uses them supports pairwise masks."""
+def pairwise_masks(nodes: Iterable[Node]) -> set[str | None]:
+    """Return the masks that may be pairwise, because every node that uses them supports pairwise masks."""
     nodes = list(nodes)
     refused = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not _takes_pairs(node)}
     return masks_in_use(nodes) - refused
 
 
-def deaf_to_pairs(graph: Graph) -> str | None:
-    """Return the first node that mixes tokens despite a pairwise mask, or does not take one; None if there is none."""
-    return next((node.name for node in graph.nodes if not _obeys(node)), None)
+def node_ignoring_pairs(graph: Graph) -> str | None:
+    """Return the first node that mixes the tokens of different documents despite a pairwise mask, or None."""
+    return next((node.name for node in graph.nodes if not _keeps_documents_apart(node)), None)
 
 
-def _obeys(node: Node) -> bool:
-    whole = any(wire_of(node, field).whole for field in node.wires)
-    return not whole and (_takes_pairs(node) or (computes_alone(node) and not any(_masks(node))))
+def _keeps_documents_apart(node: Node) -> bool:
+    static = any(wire_of(node, field).whole for field in node.wires)
+    return not static and (_takes_pairs(node) or (computes_alone(node) and not any(_masks(node))))
 
 
 def _takes_pairs(node: Node) -> bool:
-    """Return True if a node uses a pairwise mask, and its states restart where a document begins."""
+    """Return True if a node supports a pairwise mask, and its states restart at the beginning of a document."""
     return node.config.pairs and not crosses_documents(node)
 
 
 def crosses_documents(node: Node) -> bool:
-    """Return True if a sublayer of the node carries a state from a document of a row to the next one."""
+    """Return True if a sublayer of the node carries a state from one document of a row to the next."""
     return node.stack is not None and node.stack.crosses_documents
 
 
 def _masks(node: Node) -> Iterator[tuple[str, str | None]]:
-    """Yield the masks that a node reads, each with the field of its wire."""
+    """Yield the masks that a node uses, each with the field of its wire."""
     for field, signal in node.signals.items():
         if wire_of(node, field).mask:
             yield from ((field, part.mask) for part in (signal if isinstance(signal, list) else [signal]))
@@ -55,7 +55,7 @@ def _masks(node: Node) -> Iterator[tuple[str, str | None]]:
 
 
 def table_owner(graph: Graph, node: str) -> str:
-    """Return the node whose module holds the table that `node` uses: the node itself, or the node it is tied to."""
+    """Return the node that contains the table of `node`: the node to which it is tied, or `node` itself."""
     seen = {node}
     while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
         node = tie
@@ -66,7 +66,7 @@ def table_owner(graph: Graph, node: str) -> str:
 
 
 def heads_of_tables(graph: Graph) -> dict[str, list[str]]:
-    """Return the nodes whose table is the output matrix of heads, with these heads."""
+    """Return the nodes whose table is also the output matrix of heads, with the names of these heads."""
     heads: dict[str, list[str]] = {}
     for node in graph.nodes:
         tie = node.wires.get("tie")

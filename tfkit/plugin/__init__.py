@@ -12,8 +12,7 @@ A folder of plugins may hold single files, packages (which import their own modu
 scan`), and projects with a `pyproject.toml`, or be one of these. Names that begin with `_`, `.` or `test_`,
 `conftest.py`, `setup.py` and `tests` are ignored. A project in a plugin folder replaces the same distribution if it is
 installed, so that you can work on it. Loading a plugin runs its code, so only plugins that you installed or named are
-loaded. A spec is data: one that requires a plugin is refused, with the place where the plugin was found, until you
-allow it.
+loaded. A spec is data: a spec that requires a plugin that is not loaded is an error, which names the plugin's location.
 
 To test the loading itself, call `tfkit.load_plugins` with `plugin_dirs=[...]` and `entry_points=False`.
 """

@@ -1,7 +1,7 @@
 """The sources of plugins: installed distributions, and the folders of `--plugin-dir` and TFKIT_PLUGIN_DIR.
 
-No plugin code runs during the search. Each plugin becomes a `Candidate`, whose `load` imports it later; an error in one
-plugin (a broken pyproject.toml, too) shows then, and affects only that plugin.
+No plugin code runs during the search. Each plugin becomes a `Candidate`, whose `load` imports it later. An error in a
+plugin, such as an invalid pyproject.toml, is raised only then, and affects only that plugin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.import_code import load_file, load_points
 
 GROUP, SPECS, COMMANDS = "tfkit", "tfkit.specs", "tfkit.commands"
-"""The groups of entry points: modules with hooks, folders of specs, and modules that are commands."""
+"""Groups of entry points: modules with hooks, folders of specs, and modules with commands."""
 GROUPS = (GROUP, SPECS, COMMANDS)
 PLUGIN_DIR = "TFKIT_PLUGIN_DIR"
 DISABLE = "TFKIT_DISABLE"
@@ -33,7 +33,7 @@ LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
 
 
 def own_version() -> str:
-    """Return the version of tfkit; empty if it runs without being installed."""
+    """Return the version of tfkit; empty if it is not installed."""
     try:
         return version("tfkit")
     except PackageNotFoundError:
@@ -42,14 +42,14 @@ def own_version() -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plugin that was found: `load` imports it and returns the objects, usually modules, that have hooks."""
+    """A plugin before it is loaded. `load` imports it and returns the objects with hooks, usually modules."""
 
     name: str
     version: str
     origin: str
     load: Callable[[], Sequence[object]]
     label: str
-    """Its name in messages: `tfkit-additive 0.1.0`, or the path of a plugin that is not a distribution."""
+    """The name in messages: `tfkit-additive 0.1.0`, or the path of a plugin that is not a distribution."""
     points: tuple[EntryPoint, ...] = ()
     folders: tuple[str, ...] | None = None
     """The folders of its modules; None if Python's path applies."""
@@ -60,9 +60,9 @@ class Candidate:
 
 
 def wanted(plugin_dirs: Iterable[Path], ambient: bool) -> tuple[list[Candidate], tuple[str, ...]]:
-    """Find the plugins that are not switched off, see `find_plugins`; also return the names of those that are.
+    """Return the plugins that are enabled, see `find_plugins`, and the names of the disabled plugins.
 
-    Raises SpecError for two of one name: nobody could switch off one of them.
+    Raises SpecError for two plugins with the same name, which could not be disabled separately.
     """
     candidates = find_plugins(plugin_dirs, ambient)
     off = switched_off()
@@ -73,7 +73,7 @@ def wanted(plugin_dirs: Iterable[Path], ambient: bool) -> tuple[list[Candidate],
 
 
 def switched_off() -> set[str]:
-    """Return the canonical names of the plugins to leave out; they need not exist."""
+    """Return the canonical names of disabled plugins, which need not exist."""
     return {canonical(name) for name in os.environ.get(DISABLE, "").split(",")}
 
 
@@ -122,7 +122,7 @@ def _replaced(candidates: Sequence[Candidate], later: Iterable[Candidate]) -> li
 
 
 def _from_environment() -> list[Candidate]:
-    """Find the plugins in the folders of TFKIT_PLUGIN_DIR, which must be absolute: no other code may run."""
+    """Find the plugins in the folders of TFKIT_PLUGIN_DIR, which must be absolute paths."""
     folders = [
         Path(folder).expanduser() for folder in os.environ.get(PLUGIN_DIR, "").split(os.pathsep) if folder.strip()
     ]
@@ -136,7 +136,7 @@ def _from_environment() -> list[Candidate]:
 
 
 def lying_in(folders: Iterable[Path]) -> dict[str, Path]:
-    """Return the paths of the readable plugins in these folders, by canonical name. No plugin code runs."""
+    """Return the paths of readable plugins in these folders, by canonical name, without running their code."""
     paths: dict[str, Path] = {}
     for folder in folders:
         with suppress(OSError):
@@ -146,14 +146,14 @@ def lying_in(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def canonical(name: str) -> str:
-    """Return the name as package indexes compare it: in lower case, with `-` for any run of `-`, `_` and `.`."""
+    """Normalize a name as package indexes do: lower case, with `-` for any run of `-`, `_` and `.`."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def _installed() -> list[Candidate]:
-    """Return the installed plugins. They are searched again only if a distribution may have changed since."""
+    """Return the installed plugins. The search is repeated only if a distribution may have changed."""
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
-        return _search_installed()  # the finder of an application may find other distributions at any time
+        return _search_installed()  # an application's finder may return different distributions at any time
     return _installed_in(tuple(map(_state_of, sys.path)))
 
 
@@ -177,7 +177,7 @@ def _state_of(folder: str) -> tuple[object, ...]:
 
 
 def _version_of(path: str) -> tuple[int, int, int] | None:
-    """Return the inode, size and time of change of a file; None if there is none."""
+    """Return the inode, size and modification time of a file; None if it does not exist."""
     try:
         state = os.stat(path)
     except OSError:
@@ -213,7 +213,7 @@ def _distribution(
 
 
 def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> list[Candidate]:
-    """Return each plugin once, however many folders lead to it; raise `SpecError` for folders without a plugin."""
+    """Return the plugins in folders, without duplicates; raise `SpecError` for folders without a plugin."""
     candidates: dict[Path, Candidate] = {}
     problems = []
     for folder in map(Path, plugin_dirs):
@@ -224,9 +224,9 @@ def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> lis
             continue
         candidates |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in candidates}
         if not paths:
-            what = "holds no plugin" if os.path.exists(folder) else "does not exist"
+            problem = "contains no plugin" if os.path.exists(folder) else "does not exist"
             problems.append(
-                Diagnostic(f"plugin folder `{folder}` {what}", notes=notes, help=f"use a folder that holds {LAYOUTS}")
+                Diagnostic(f"plugin folder `{folder}` {problem}", notes=notes, help=f"use a folder with {LAYOUTS}")
             )
     if problems:
         raise SpecError(*problems)
@@ -249,7 +249,7 @@ def _is_plugin(path: Path) -> bool:
 
 
 def _names_modules(file: Path) -> bool:
-    """Return True if the project is a plugin, or cannot be read: loading it then shows the reason."""
+    """Return True if a project is a plugin, or cannot be read, in which case loading it raises the error."""
     try:
         return file.is_file() and bool(_project(file)[1])
     except (OSError, ValueError, AttributeError):
@@ -257,7 +257,7 @@ def _names_modules(file: Path) -> bool:
 
 
 def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
-    """Read the project in a pyproject.toml, and its entry points in our groups."""
+    """Read the project in a pyproject.toml, and its entry points in tfkit's groups."""
     project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
     groups = project.get("entry-points", {})
     points = [(key, value, group) for group in GROUPS for key, value in groups.get(group, {}).items()]

@@ -1,4 +1,4 @@
-"""Calls of hooks, one plugin at a time: a failure is one plugin's own, and every call is on record."""
+"""Calls of hooks, plugin by plugin. A failure affects only its plugin, and every call is recorded."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tfkit.plugin.hookspecs import CONTRACT
 T = TypeVar("T")
 MACHINERY = (__file__, pluggy.__file__, importlib.__file__, pydantic.__file__)
 _REDIRECTION = threading.RLock()
-"""Held while `sys.stdout` is replaced: two threads that restore it in the wrong order would leave it replaced."""
+"""Lock for replacing `sys.stdout`: two threads that restore it in the wrong order would leave it replaced."""
 HOOKS = [name for name in vars(hookspecs) if name.startswith("tfkit_")]
 
 
 class HookError(Exception):
-    """A hook failed: its text is the cause, in one line, `where` the file and line."""
+    """Raised if a hook fails. The message is the cause on one line, `where` the file and line."""
 
     def __init__(self, hook: str, cause: str, where: str) -> None:
         super().__init__(f"`{hook}` {cause}")
@@ -39,7 +39,7 @@ class HookError(Exception):
 
 
 class PluginError(Exception):
-    """A module cannot be a plugin: it implements no hook, or was written for a different contract."""
+    """Raised if an object cannot be a plugin: it implements no hook, or requires a different contract version."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class HookCall:
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """The values that plugins returned for a hook, each with its plugin's label; a warning for each that failed."""
+    """The values that plugins returned for a hook, each with the plugin's label, and a warning for each failed hook."""
 
     values: tuple[tuple[str, T], ...]
     faults: tuple[Diagnostic, ...]
@@ -69,10 +69,10 @@ class Hooks:
         self._manager.add_hookspecs(hookspecs)
 
     def add(self, part: object, candidate: Candidate, expected: str = "tfkit_register(register)") -> list[Diagnostic]:
-        """Add an object with hooks, usually a module; returns an error for each hook that is misspelt.
+        """Add an object with hooks, usually a module; return an error for each misspelt hook.
 
-        Raises PluginError for an object without hooks, naming the `expected` one, and for an object with a different
-        contract version.
+        Raises PluginError for an object without hooks, with the `expected` hook in the message, and for an object with
+        a different contract version.
         """
         _check_contract(part)
         self._manager.register(part, name=f"{candidate.origin} {candidate.name} {len(self._parts)}")
@@ -89,7 +89,7 @@ class Hooks:
         ]
 
     def remove(self, candidate: Candidate) -> None:
-        """Take a plugin out: its hooks are not called any more."""
+        """Remove the hooks of a plugin."""
         for part, _ in [pair for pair in self._parts if pair[1] is candidate]:
             self._manager.unregister(part)
         self._parts = [pair for pair in self._parts if pair[1] is not candidate]
@@ -100,7 +100,7 @@ class Hooks:
         return [(caller.name, label) for part, label in parts for caller in self._manager.get_hookcallers(part) or ()]
 
     def call(self, hook: str, read: Callable[[Any], T], **arguments: Any) -> Answers[T]:
-        """Call a hook of every plugin; `read` makes what is used of a returned value, or raises TypeError."""
+        """Call a hook of every plugin. `read` converts a returned value, or raises TypeError."""
         values, faults = [], []
         for candidate in dict.fromkeys(owner for _, owner in self._parts):
             try:
@@ -110,7 +110,7 @@ class Hooks:
         return Answers(tuple(values), tuple(faults))
 
     def call_one(self, candidate: Candidate, hook: str, read: Callable[[Any], T], **arguments: Any) -> list[T]:
-        """Return the values that the parts of one plugin return for a hook; raise HookError if the hook fails."""
+        """Return the values that the objects of a plugin return for a hook; raise HookError if the hook fails."""
         values = []
         for part in [part for part, owner in self._parts if owner is candidate]:
             for impl in self._implementations(part, hook):
@@ -147,13 +147,13 @@ class Hooks:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirect what a plugin prints to standard error, so that results stay as they are."""
+    """Redirect the output of plugins to standard error, so it does not mix with results."""
     with _REDIRECTION, redirect_stdout(sys.stderr):
         yield
 
 
 def in_words(error: BaseException) -> str:
-    """Format the error in one line: `KeyError: 'x'`. Of pydantic's advice, keep the first sentence."""
+    """Format an error on one line: `KeyError: 'x'`. Of pydantic's advice, only the first sentence is kept."""
     text = " ".join(str(error).split())
     if isinstance(error, PydanticUserError):
         text = text.partition(". ")[0]
@@ -161,7 +161,7 @@ def in_words(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """Return the innermost line outside tfkit's plugin machinery and libraries; empty if there is none."""
+    """Return the innermost traceback line outside of tfkit's plugin loader and libraries; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     machinery = [f"{Path(file).parent}{os.sep}" for file in MACHINERY]

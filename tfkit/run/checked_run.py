@@ -17,7 +17,7 @@ from tfkit.component import AttentionConfig, Component, parts
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar
 from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
-from tfkit.graph.wiring import crosses_documents, deaf_to_pairs
+from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Array, Batch, Data
 from tfkit.run.guarded_data import guarded
@@ -188,7 +188,7 @@ def inputs_for(graph: Graph, names: Iterable[str], ahead: Collection[str] = ()) 
 
 def mask_of(graph: Graph, names: Iterable[str]) -> str:
     """Return the pairwise mask that separates the documents in a row. Raise `Invalid` without such a mask."""
-    deaf, (name, *more) = deaf_to_pairs(graph), names
+    deaf, (name, *more) = node_ignoring_pairs(graph), names
     mask = graph.inputs[name].mask
     if more or mask is None:
         raise Invalid("", "the documents of a row can be separated only for a model with a single input, of any length")

@@ -290,7 +290,7 @@ class GroupConfig(Config):
     """Their weight decay."""
 
     def check(self) -> None:
-        """Refuse a rule that changes nothing."""
+        """Raise `Invalid` for a rule without effect."""
         super().check()
         if self.lr is None and self.weight_decay is None:
             raise Invalid("match", "the group has no effect: it sets no option", help="add an `lr` or a `weight_decay`")

@@ -1,1 +1,1 @@
-"""A spec: from YAML text to checked configs, every value with its place in the text."""
+"""A spec: from YAML text to checked configs, in which every value has a location in the text."""

@@ -1,4 +1,4 @@
-"""The values that the annotation of a config's field allows: configs, numbers, words."""
+"""The values that the annotation of a field allows: configs, numbers, words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfkit.component import Config, WireMarker
 
 @dataclass(frozen=True)
 class ConfigShape:
-    """The configs that a field's annotation allows, and how they are arranged in it."""
+    """The class of the configs that a field holds, and the container around them."""
 
     config: type[Config]
     container: Literal["one", "list", "dict"]
@@ -45,7 +45,7 @@ def options(annotation: Any) -> list[Any]:
 
 
 def numeric(annotation: Any) -> tuple[set[type], set[object]]:
-    """Return the number types of a field, and the words that it also takes."""
+    """Return the number types of a field, and the words that it accepts in addition."""
     numbers: set[type] = set()
     words: set[object] = set()
     for option in options(annotation):
@@ -59,17 +59,17 @@ def numeric(annotation: Any) -> tuple[set[type], set[object]]:
 
 
 def extra(info: FieldInfo, key: str) -> str | None:
-    """Return a field's setting by `tfkit.slot` or `tfkit.optional_slot`: its `default_kind` or `implied_kind`."""
+    """Return the `default_kind` or the `implied_kind` that `tfkit.slot` or `tfkit.optional_slot` set for a field."""
     settings = info.json_schema_extra
     return str(settings[key]) if isinstance(settings, dict) and key in settings else None
 
 
 def allowed(info: FieldInfo, *, nested: int) -> list[str]:
-    """Describe the values that a field takes, an entry per way to fill it; with `nested`, the values of its items."""
+    """Describe each type of value that a field accepts; with `nested`, the values of its items at that depth."""
     annotation = info.annotation if nested else Annotated[info.annotation, info]
     for _ in range(nested):
-        inner = [get_args(option) for option in options(annotation) if get_origin(option) in (dict, tuple, list)]
-        annotation = inner[0][-1 if len(inner[0]) == 2 and inner[0][-1] is not Ellipsis else 0] if inner else Any
+        items = [get_args(option) for option in options(annotation) if get_origin(option) in (dict, tuple, list)]
+        annotation = items[0][-1 if len(items[0]) == 2 and items[0][-1] is not Ellipsis else 0] if items else Any
     return list(dict.fromkeys(_words(annotation, {})))
 
 
@@ -94,7 +94,7 @@ def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
 
 
 def _bounds(metadata: Any) -> dict[str, float]:
-    """Return the limits of an annotation by pydantic's names, and `wire` for a wire."""
+    """Return the limits of an annotation under pydantic's names, with the additional key `wire` for a wire."""
     bounds: dict[str, float] = {}
     for part in metadata:
         if isinstance(part, FieldInfo):

@@ -41,7 +41,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.USub: operato
 class ExpressionError(Invalid):
     """An error in an expression.
 
-    `columns` is the range of its text at fault; `circle` holds the names that are computed from each other.
+    `columns` is the invalid range of its text; `circle` holds the names that are computed from each other.
     """
 
     def __init__(self, message: str, *, notes: tuple[str, ...] = (), help: str | None = None) -> None:
@@ -60,7 +60,7 @@ def parsed(text: str) -> ast.expr:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters; this one has {len(text)}")
     try:
-        with warnings.catch_warnings(action="ignore"):  # of `4or 2`, which is refused below
+        with warnings.catch_warnings(action="ignore"):  # a SyntaxWarning for `4or 2`, which is rejected below
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ExpressionError(f"{quoted(text)} is neither a number nor arithmetic", help=GRAMMAR) from None
@@ -68,7 +68,7 @@ def parsed(text: str) -> ast.expr:
 
 
 def _value(node: ast.expr, lookup: Lookup) -> Number:
-    """Evaluate an operand or operator. An error in it carries its columns."""
+    """Evaluate a subexpression. Its errors contain its columns."""
     try:
         return _part(node, lookup)
     except ExpressionError as error:
@@ -86,8 +86,8 @@ def _part(node: ast.expr, lookup: Lookup) -> Number:
         return _UNARY[type(node.op)](_value(node.operand, lookup))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         return apply(node.op, _value(node.left, lookup), _value(node.right, lookup))
-    what = {ast.Call: "a call", ast.Attribute: "a dot", ast.Constant: "text"}.get(type(node), "this")
-    raise ExpressionError(f"{what} cannot be in an expression", help=GRAMMAR)
+    construct = {ast.Call: "a call", ast.Attribute: "a dot", ast.Constant: "text"}.get(type(node), "this")
+    raise ExpressionError(f"{construct} cannot be in an expression", help=GRAMMAR)
 
 
 def apply(op: ast.operator, left: Number, right: Number) -> Number:
@@ -113,20 +113,20 @@ def _bounded(value: Number) -> Number:
 
 # ---- expressions with an inverse ----
 #
-# A field of config.json is arithmetic over one value of a spec, `decoder.attention.mask.left + 1`, written once:
-# forward it is the field's value, and its inverse is the spec's. All other names in it are fields.
+# A field of config.json is arithmetic over a single value of a spec, such as `decoder.attention.mask.left + 1`. The
+# expression computes the field, and its inverse computes the spec's value. All other names in it are fields.
 
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression: the path of its value in the spec, and its syntax tree; None for a bare path."""
+    """An expression over one value of the spec: its path, and the syntax tree; None if the path is the expression."""
 
     path: str
     steps: ast.expr | None = None
 
     @classmethod
     def parse(cls, text: str, fields: Container[str]) -> Expression:
-        """Parse an expression in which `fields` are numbers; raise `Invalid` if it has no inverse."""
+        """Parse an expression; names in `fields` are numbers. Raise `Invalid` if it has no inverse."""
         if _PATH.fullmatch(text):
             return cls(text)
         tree = _tree(text)
@@ -141,11 +141,11 @@ class Expression:
 
     @property
     def is_path(self) -> bool:
-        """True if the spec and the field have the same value."""
+        """True if the field equals the spec's value."""
         return self.steps is None
 
     def forward(self, value: Number, number: Lookup) -> Number:
-        """Return the field's value for the spec's."""
+        """Return the field's value for a value of the spec."""
         assert self.steps is not None
         text = re.sub(rf"(?<![\w.]){re.escape(self.path)}(?![\w.])", UNKNOWN, ast.unparse(self.steps))
         return evaluate(text, lambda name: value if name == UNKNOWN else number(name))
@@ -181,9 +181,9 @@ def _solved(tree: ast.expr, path: str, number: Callable[[ast.expr], Number], val
         return _solved(tree.operand, path, number, -value)
     if isinstance(tree, ast.BinOp):
         left = path in _names(tree.left)
-        inner, other = (tree.left, tree.right) if left else (tree.right, tree.left)
+        unknown, operand = (tree.left, tree.right) if left else (tree.right, tree.left)
         if (inverse := _INVERSES.get((type(tree.op), left))) is not None:
-            return _solved(inner, path, number, inverse(value, number(other)))
+            return _solved(unknown, path, number, inverse(value, number(operand)))
     help = "use only + - * /, and // or ** with the path on the left"
     raise Invalid("", f"{quoted(ast.unparse(tree))} has no inverse", help=help)
 
@@ -204,4 +204,4 @@ _INVERSES: dict[tuple[type[ast.operator], bool], Callable[[Number, Number], Numb
     (ast.FloorDiv, True): lambda value, operand: apply(ast.FloorDiv(), apply(ast.Mult(), value, operand), 1),
     (ast.Pow, True): _power,
 }
-"""The inverse of an operator, by the side of the path; `//` rounds down in both directions."""
+"""The inverse of an operator; the key is True if the path is its left operand. `//` rounds down in both directions."""

@@ -1,7 +1,7 @@
-"""From a mapping given in Python to data in which every value has a path, as a value of a text has a line.
+"""From a mapping in Python to a tree in which every value has a path, as in a file every value has a line.
 
-Values are those that YAML has. Text is an unquoted word, so that it may be arithmetic; but text that YAML reads as
-another value, such as `12`, would have needed quotes there, and stays text.
+The mapping may contain the types of YAML. Text counts as an unquoted word, so it may be arithmetic. Text that YAML
+would parse as a number, a boolean or null, such as `"12"`, stays text, because a file would have to quote it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "<mapping>"
 
 
 def read_data(data: MappingABC[Any, Any]) -> Mapping:
-    """Build the tree of a mapping, which is copied; raise SpecError with every value that YAML cannot express."""
+    """Copy a mapping, and return its tree. Raise SpecError with every value that YAML cannot express."""
     copier = _Copier()
     plain = copier.copy(data, ())
     if copier.errors:
@@ -35,7 +35,7 @@ def read_data(data: MappingABC[Any, Any]) -> Mapping:
 
 
 class _Copier:
-    """Copies data as the types of YAML. Errors are collected; only errors of size end the copying."""
+    """Copies data as the types of YAML. Errors are collected; only data that is too large ends the copying."""
 
     def __init__(self) -> None:
         self.errors: list[Diagnostic] = []
@@ -62,8 +62,8 @@ class _Copier:
         self.open.add(id(value))
         copied: Plain
         if isinstance(value, MappingABC):
-            kept = {str.__str__(key): item for key, item in value.items() if self._is_key(key, path)}
-            copied = {key: self.copy(item, (*path, key)) for key, item in kept.items()}
+            entries = {str.__str__(key): entry for key, entry in value.items() if self._is_key(key, path)}
+            copied = {key: self.copy(entry, (*path, key)) for key, entry in entries.items()}
         else:
             copied = [self.copy(item, (*path, str(index))) for index, item in enumerate(value)]
         self.open.discard(id(value))
@@ -80,12 +80,12 @@ class _Copier:
 
     def _integer(self, value: int, path: Path) -> int:
         if abs(value) >= 10**MAX_DIGITS:
-            self._error("an absurd number", path, help=f"at most {MAX_DIGITS} digits")
+            self._error(f"an integer must have at most {MAX_DIGITS} digits", path)
         return value
 
     def _float(self, value: float, path: Path) -> float:
         if not math.isfinite(value):
-            self._error(f"`{value}` is not a number that a model can have", path, help="every number is finite")
+            self._error(f"a number must be finite; got `{value}`", path)
         return value
 
     def _count(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class _Copier:
 
 
 class _Tree:
-    """Data as a tree. Its source has one line for each value: the key, and the value in short."""
+    """Data as a tree. Its source has one line for each value: the key, and an abbreviation of the value."""
 
     def __init__(self, data: Plain) -> None:
         lines = list(_lines(data, (), ""))
@@ -120,9 +120,9 @@ class _Tree:
             items: dict[str, Node] = {}
             keys: dict[str, Span] = {}
             for key, item in value.items():
-                written = len(_word(key))
-                keys[key] = Span(self.source, self.line + 1, 1, max(1, written))
-                items[key] = self.node(item, written + len(": "))
+                width = len(_word(key))
+                keys[key] = Span(self.source, self.line + 1, 1, max(1, width))
+                items[key] = self.node(item, width + len(": "))
             return Mapping(items, keys, span)
         if isinstance(value, list):
             return Sequence(tuple(self.node(item, len("- ")) for item in value), span)
@@ -130,7 +130,7 @@ class _Tree:
 
 
 def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
-    """Yield path and line of each value, an enclosing value first."""
+    """Yield the path and the line of each value. A mapping or list precedes its contents."""
     yield path, f"{start}{_in_short(value, inside=True)}"
     if isinstance(value, dict):
         for key, item in value.items():
@@ -141,7 +141,7 @@ def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
 
 
 def _in_short(value: Plain, *, inside: bool) -> str:
-    """Format a value as YAML on one line, without anything nested deeper than one level."""
+    """Format a value as YAML on one line, with `...` for anything below the first level."""
     if isinstance(value, dict):
         items = [f"{_word(key)}: {_in_short(item, inside=False)}" for key, item in value.items()]
         return f"{{{', '.join(items) if inside or not items else '...'}}}"

@@ -1,6 +1,6 @@
-"""The top of every file in the spec language, how the types of documents are told apart, and their parts.
+"""The base class of every type of file in the spec language, and the check that a file is of the expected type.
 
-A type of document is a subclass of `Document`: the models of this package, and the documents of packages above it.
+A type of document is a subclass of `Document`: models in this package, runs and sweeps in `tfkit.run`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
 class Document(Config):
-    """A type of document: a file with the version of the language that it is written in."""
+    """A type of document. Every file states the version of its language."""
 
     sort: ClassVar[str]
     """The name of the type in errors, such as `model`."""
     command: ClassVar[str]
-    """The command that reads its documents."""
+    """The command that shows documents of this type."""
     typical: ClassVar[tuple[str, ...]]
-    """Keys that only documents of this type have together."""
+    """Keys that identify the type: only documents of this type have all of them."""
     further_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys that are not fields, since the document is resolved without them, such as the model inside a run."""
+    """Keys that are not fields, because they are removed before the document is resolved, such as `model` in a run."""
     merge_keys: ClassVar[MergeKeys] = MergeKeys({})
-    """The paths at which its mappings merge in a special way."""
+    """Exceptions from the way in which mappings merge."""
 
     tfkit: Literal[1]
     """Version of the spec language."""
@@ -46,13 +46,11 @@ class Document(Config):
 
 
 def check_sort(root: Tree, expected: type[Document]) -> None:
-    """Raise SpecError if a document is not of the expected type, but of a different type."""
+    """Raise SpecError if the keys of a document identify a different type than the expected one."""
     if any(key in root.items for key in expected.typical):
         return
     for document in Document.__subclasses__():
-        first = document.typical[0]
-        if all(key in root.items for key in document.typical):
+        key = document.typical[0]
+        if all(name in root.items for name in document.typical):
             message = f"{quoted(root.span.source.name)} must be a {expected.sort}; got a {document.sort}"
-            raise SpecError(
-                Diagnostic(message, root.keys[first], first, help=f"read it with `tfkit {document.command}`")
-            )
+            raise SpecError(Diagnostic(message, root.keys[key], key, help=f"read it with `tfkit {document.command}`"))

@@ -1,4 +1,4 @@
-"""Files by their names, and documents over the documents that they extend."""
+"""Finding the file of a name, and merging a document over the documents that it extends."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Language:
-    """The search and the merging of documents of a type.
+    """The functions that find, read and merge documents of one type.
 
     Attributes:
         document: type of the documents.
-        find: the file of a name, relative to a folder; the place of the name is for errors.
-        merge: a base, or None, changed by a document without `extends`, whose paths start at a folder.
-        read: the tree of one file.
+        find: returns the file of a name, relative to a folder; errors point to the given span.
+        merge: applies a document to its base, which may be None; paths in the document are relative to the folder.
+        read: returns the tree of one file.
     """
 
     document: type[Document]
@@ -41,13 +41,13 @@ class Language:
 
 
 def read_based(path: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
-    """Read a file and merge it over the file that it extends; `chain` lists the files that led to it."""
+    """Read a file and merge it over the file that it extends. `chain` lists the files that extend it."""
     root = language.read(path, name=str(shortest(path)))
     return based(root, path.parent, language, (*chain, _real(path)))
 
 
 def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
-    """Merge `root` over the document that it extends, if any."""
+    """Merge `root` over the document that it extends, if it extends any."""
     check_sort(root, language.document)
     word = root.items.get("extends")
     if word is None:
@@ -62,7 +62,7 @@ def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path]
 
 
 def read_named(word: Scalar, key: str, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
-    """Read the document that the value of a key names. A file that cannot be read is an error at that value."""
+    """Read the document that the value of a key names. If the file cannot be read, the error points to that value."""
     path = language.find(str(word.value), folder, word.span)
     if _real(path) in chain:
         names = [str(shortest(ancestor)) for ancestor in (*chain[chain.index(_real(path)) :], _real(path))]
@@ -76,19 +76,19 @@ def read_named(word: Scalar, key: str, folder: Path, language: Language, chain: 
 
 @contextmanager
 def named_at(span: Span, key: str) -> Iterator[None]:
-    """Give errors without a place, such as the error of a file that cannot be read, the place of the file's name."""
+    """Add the location of a file's name to errors without a location, such as the error of an unreadable file."""
     try:
         yield
     except SpecError as error:
-        placed = (
+        located = (
             diagnostic if diagnostic.span else replace(diagnostic, span=span, path=key)
             for diagnostic in error.diagnostics
         )
-        raise SpecError(*placed) from error
+        raise SpecError(*located) from error
 
 
 def shortest(path: Path) -> Path:
-    """Return a path as errors show it: relative if it is below the current folder."""
+    """Return a path relative to the current folder if it lies below that folder, else unchanged."""
     try:
         return _real(path).relative_to(Path.cwd())
     except ValueError:
@@ -96,7 +96,7 @@ def shortest(path: Path) -> Path:
 
 
 def _real(path: Path) -> Path:
-    """Return the target of a path. Unlike `Path.resolve`, this accepts loops of links and names that are too long."""
+    """Resolve the links in a path. Unlike `Path.resolve`, this accepts loops of links and names that are too long."""
     return Path(os.path.realpath(path))
 
 
@@ -104,7 +104,7 @@ def _real(path: Path) -> Path:
 
 
 def plugin_folders(folder: Path = Path()) -> list[Path]:
-    """Return the folders to search for a spec's plugin: its own, the current one, and a checkout of tfkit."""
+    """Return the folders to search for a spec's plugin: the spec's folder, the current folder, and a tfkit checkout."""
     return [folder, folder / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
 
 
@@ -113,8 +113,8 @@ def find_spec(
 ) -> Path:
     """Find the file of a spec by its path, by the folder of a model, or by a name.
 
-    Relative paths start from `folder`. A bare name that is known is not looked for there. Raises SpecError
-    if there is no such file.
+    Relative paths start from `folder`. The name of a known spec takes precedence over a path. Raises SpecError if there
+    is no such file.
     """
     text = os.fspath(name)
     path = (folder or Path()) / text
@@ -156,13 +156,13 @@ def _unknown_spec(name: str, specs: KnownSpecs, span: Span | None) -> Diagnostic
 
 
 def is_folder(name: str | os.PathLike[str], specs: KnownSpecs, *, folder: Path | None = None) -> bool:
-    """Return True if `name` refers to a folder, and not to a named spec."""
+    """Return True if `name` is the path of a folder and not the name of a known spec."""
     text = os.fspath(name)
     return bool(text) and text not in specs.files and os.path.isdir((folder or Path()) / text)
 
 
 def weights_beside(name: str | os.PathLike[str], specs: KnownSpecs) -> Path | None:
-    """Return the folder that a spec's name refers to, if it has weights; None for a file or a name."""
+    """Return the model folder at the path `name` if it contains weights; None for a file or the name of a spec."""
     return model_folder(Path(name)) if is_folder(name, specs) and has_weights(Path(name)) else None
 
 

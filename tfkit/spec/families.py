@@ -28,16 +28,16 @@ from tfkit.spec.source import plain
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
-"""The sections from which null removes an entry."""
+"""Sections in which a null entry removes the inherited entry."""
 ABOUT_FIELDS = ("defaults", "when")
-"""The sections that say more about fields."""
+"""Sections whose keys must be names of fields."""
 EXPANDED = ("extra", "fields", "defaults", "when")
-"""The sections whose names expand, together with their values."""
+"""Sections in which brackets in names and values expand together."""
 HEADS = "heads"
-"""The folder, among the specs, of the heads that many families share."""
+"""Folder, below the specs, of the heads that many families share."""
 _WORDS = re.compile(r"\[([^\[\]]*)\]")
 _END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
-"""The end of a class that says which head it has."""
+"""The suffix of a class name that identifies its head."""
 _ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
 
 
@@ -45,44 +45,44 @@ class FamilyConfig(Config):
     """The tensors and fields of the models of one type, as their published files have them."""
 
     model_type: str
-    """The type, as in config.json; by default, the name of the family's file."""
+    """The `model_type` of config.json; by default, the name of the family's file."""
     architecture: str
     """The class in transformers that implements the graph."""
     prefix: str = ""
-    """The prefix of names in the file, omitted if the file has the model without its head. Below, a name that begins
-    with a dot continues the prefix."""
+    """Prefix of the names in the file; files of the model without its head omit it. Below, a name that begins with a
+    dot continues the prefix."""
     tensors: dict[str, str | dict[str, str]]
-    """The model's tensors, or the modules that hold them, by path with `{i}` for numbers, and the name of each in the
-    file; or `{name: pattern}`, where the values lie in another order. Tensors that the model does not have are skipped;
-    of two entries for the same tensor, the one with more names applies if the model has all of them: `ffn.[gate up]`
-    before `ffn.up`."""
+    """Paths of the model's tensors, or of modules with tensors, and their names in the file; `{i}` stands for a
+    number. If the file stores the values in a different order, the entry is `{name: pattern}`. Tensors that the model
+    does not have are skipped. Of two entries for one tensor, the entry with more names applies if the model has all of
+    them: `ffn.[gate up]` before `ffn.up`."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Names of the file without a place in the model, `*` for anything. A text is the reason to leave it out; `= name`,
-    it repeats that tensor; `= 0`, it must be zero; `= 0 without logits.bias`, it must be zero unless the spec has
-    true there, which no field says; `= function(path)`, it must be what the model computes there; a
-    number, it is that number in every model, and written; `-> name`, it is what older files call that one."""
+    """Tensors of the file that the model does not have; `*` matches any text. The value is one of: the reason to
+    ignore the tensor; `= name`, a duplicate of that tensor; `= 0`, all zeros; `= 0 without logits.bias`, zeros
+    unless that value of the spec is true, which no field sets; `= function(path)`, the value that the model
+    computes there; a number, a constant, which is also written; `-> name`, an older name of that tensor."""
     fields: dict[str, FieldConfig] = Field(default_factory=dict)
-    """The meaning of each field of config.json: a kind of the slot `field`."""
+    """The rule for each field of config.json: a kind of the slot `field`."""
     defaults: dict[str, Any] = Field(default_factory=dict)
-    """The value of a field that config.json omits, as its class in transformers has it: without one, a field is
-    required. A list repeats."""
+    """Values of fields that config.json omits, as in the config class of transformers. A field without a default is
+    required. A list is repeated to the length that the field needs."""
     when: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Fields that have a meaning only with certain values of other fields."""
+    """Fields that have an effect only with certain values of other fields."""
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Changes of layer variants that the fields name and the family's first spec does not have."""
+    """Changes of the layer variants that fields name but the family's first spec does not have."""
     heads: dict[str, Any] = Field(default_factory=dict)
-    """Further classes for the same body, by the ends of their names, such as `ForTokenClassification`: changes of this
-    family, or the name of those that many families share, a file of `specs/heads`. By default, every
-    family has `Model`, the class without a head."""
+    """Additional classes with the same body, by the suffixes of their names, such as `ForTokenClassification`: changes
+    of this family, or the name of changes that many families share, a file of `specs/heads`. By default, every family
+    has `Model`, the class without a head."""
     head: str | None = None
     """The entry of `heads` that applies."""
     spec: dict[str, Any] = Field(default_factory=dict)
-    """Of a head: the changes of the family's first spec."""
+    """Changes of the family's first spec, for a head."""
     differences: tuple[str, ...] = ()
-    """Computations of the class in transformers that differ from the graph's, said by `tfkit import`."""
+    """Differences between the computations of the transformers class and of the graph, printed by `tfkit import`."""
 
     def check(self) -> None:
-        """Refuse entries of a form that nothing reads, and values without an inverse."""
+        """Raise `Invalid` for malformed entries, unknown fields, and expressions without an inverse."""
         super().check()
         self._check_tensors()
         for section, names in (("defaults", self.defaults), ("when", self.when)):
@@ -111,51 +111,51 @@ class FamilyConfig(Config):
                 )
 
     def in_file(self, name: str) -> str:
-        """Return a name of this family as it appears in the file."""
+        """Return a name as it appears in the file, with the prefix."""
         return self.prefix + name[1:] if name.startswith(".") else name
 
     @property
     def classes(self) -> dict[str, str | None]:
-        """The classes that the family serves, and the head of each; None for its own."""
+        """Classes that the family supports, and the head of each; None for `architecture`."""
         return {self.architecture: None} | {class_of(head, self.architecture): head for head in self.heads}
 
     def removes(self, path: str) -> bool:
-        """Return True if a path leads into a node of the family's first spec that its head removes."""
+        """Return True if the family's head removes the node that contains a path."""
         nodes = self.spec.get("graph")
         name = path.partition(".")[0]
         return isinstance(nodes, dict) and name in nodes and nodes[name] is None
 
     def listing(self, stack: str) -> str | None:
-        """Return the field that lists the types of a stack's layers, if the family has such a field."""
+        """Return the field that lists the type of each layer of a stack; None without such a field."""
         return next((name for name, rule in self.fields.items() if rule.lists == stack), None)
 
     def field_of(self, path: str) -> str | None:
-        """Return the field that gives the value at a path of the spec, if the family has such a field."""
+        """Return the field that sets the value at a path of the spec; None without such a field."""
         texts = [(name, text) for name, rule in self.fields.items() for text in rule.expressions]
         return next((name for name, text in texts if Expression.parse(text, self.fields).path == path), None)
 
     @property
     def copies(self) -> dict[str, str]:
-        """Tensors of the file that repeat another one, and the name of that one."""
+        """Tensors of the file that duplicate another tensor, and the name of the original."""
         computed = [*self.zeros, *self.computed]
         texts = {self.in_file(name): self.in_file(text) for name, text in self._marked("=").items()}
         return {name: text for name, text in texts.items() if name not in computed}
 
     @property
     def zeros(self) -> dict[str, str | None]:
-        """Tensors of the file that are zero; with a value of the spec that gives one a place, if it is true."""
+        """Tensors of the file that must be zero, each with the path of the boolean that adds it to the model."""
         texts = {self.in_file(name): _ZERO.fullmatch(text) for name, text in self._marked("=").items()}
-        places = {name: match["path"] for name, match in texts.items() if match is not None}
-        return {name: None if path is None or self.removes(path) else path for name, path in places.items()}
+        paths = {name: match["path"] for name, match in texts.items() if match is not None}
+        return {name: None if path is None or self.removes(path) else path for name, path in paths.items()}
 
     @property
     def computed(self) -> dict[str, str]:
-        """Tensors of the file that the model computes, and the function for each."""
+        """Tensors of the file that the model computes, each with its function."""
         return {self.in_file(name): text for name, text in self._marked("=").items() if text.endswith(")")}
 
     @property
     def older(self) -> dict[str, str]:
-        """Endings of names in older files, and the current ones."""
+        """Suffixes of names in older files, each with the current suffix."""
         return {name.lstrip("*"): text.lstrip("*") for name, text in self._marked("->").items()}
 
     @property
@@ -165,18 +165,18 @@ class FamilyConfig(Config):
 
     @property
     def ignored(self) -> dict[str, str]:
-        """Tensors of the file that the model leaves out, with the reason."""
+        """Tensors of the file that the model does not use, each with the reason."""
         texts = {name: text for name, text in self.extra.items() if isinstance(text, str)}
         return {self.in_file(name): text for name, text in texts.items() if not text.startswith(("=", "->"))}
 
     def _marked(self, mark: str) -> dict[str, str]:
-        """Return the entries of `extra` that begin with a mark, without the mark."""
+        """Return the entries of `extra` whose text begins with `mark`, with the mark removed."""
         texts = {name: text for name, text in self.extra.items() if isinstance(text, str) and text.startswith(mark)}
         return {name: text.removeprefix(mark).strip() for name, text in texts.items()}
 
 
 def class_of(head: str, architecture: str) -> str:
-    """Return the class of an entry of `heads`: it has the same beginning as `architecture`."""
+    """Return the class name for an entry of `heads`: the stem of `architecture` with the entry as its suffix."""
     return _END.sub("", architecture) + head
 
 
@@ -184,7 +184,7 @@ def class_of(head: str, architecture: str) -> str:
 
 
 def in_place(root: Mapping, specs: KnownSpecs) -> Mapping:
-    """Replace the path of a family in a spec by the family's text. The names of known families stay."""
+    """Replace the path of a family in a spec by the contents of that file. Names of known families stay."""
     node = root.items.get("checkpoint")
     word = node.items.get("extends") if isinstance(node, Mapping) else node
     if node is None or word is None or is_null(word) or (isinstance(word, Scalar) and word.value in specs.families):
@@ -193,12 +193,12 @@ def in_place(root: Mapping, specs: KnownSpecs) -> Mapping:
 
 
 def full_family(node: Node, specs: KnownSpecs, registry: Registry) -> Mapping:
-    """Write out the family of a spec, given by name or inline: everything that it extends, its head, its kinds."""
+    """Expand the family of a spec, given by name or inline: merge what it extends, apply its head, add its kinds."""
     return _with_kinds(_with_head(family_of(node, specs)), registry)
 
 
 def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mapping:
-    """Read a family, given by name or inline, and everything that it extends; `read` reads a file.
+    """Read a family, given by name or inline, and merge it with the families that it extends. `read` reads a file.
 
     Raises SpecError if there is no such family.
     """
@@ -217,7 +217,7 @@ def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mappin
             raise SpecError(Diagnostic(message, word.span, "checkpoint.extends"))
         chain.append(path)
         texts.append(_with_type(read(path, name=str(shortest(path))), path.stem))
-    # Almost all types have a class without a head; null in `heads` removes it.
+    # Almost all families have a class without a head; null in `heads` removes it.
     body = Mapping({"Model": Scalar("body", node.span)}, {"Model": node.span}, node.span)
     base = Mapping({"heads": body}, {"heads": node.span}, node.span)
     return _without_nulls(reduce(_merged, (without(text, {"extends"}) for text in reversed(texts)), base))
@@ -246,7 +246,7 @@ def _with_head(root: Mapping) -> Mapping:
 
 
 def _head_texts(name: str, available: Mapping, span: Span, chain: tuple[str, ...] = ()) -> list[Mapping]:
-    """Return the changes that define a head, after the changes of the heads that it extends."""
+    """Return the changes that define a head, preceded by the changes of the heads that it extends."""
     shared = {file.stem: file for file in sorted((own_specs() / HEADS).glob("*.yaml"))}
     if name in chain:
         raise SpecError(Diagnostic(f"a head cannot extend itself: {quoted(name)}", span, "checkpoint.heads"))
@@ -261,7 +261,7 @@ def _head_texts(name: str, available: Mapping, span: Span, chain: tuple[str, ...
 
 
 def _merged(base: Mapping, patch: Mapping) -> Mapping:
-    """Merge a family with the text of a family that extends it. Nulls stay, for `_without_nulls`."""
+    """Apply to a family the changes of a family that extends it. Nulls stay until `_without_nulls` removes them."""
     patch = _with_names_expanded(patch)
     items, keys = dict(base.items), {**base.keys, **patch.keys}
     gone = _nulls(patch.items.get("fields"))
@@ -279,7 +279,7 @@ def _merged(base: Mapping, patch: Mapping) -> Mapping:
 
 
 def _with_type(root: Mapping, name: str) -> Mapping:
-    """Add the model type, the name of the file, unless the text states it."""
+    """Set `model_type` to the name of the file, unless the family sets it."""
     if "model_type" in root.items:
         return root
     type = Scalar(name, root.span, quoted=True)
@@ -294,7 +294,7 @@ def _without_nulls(root: Mapping) -> Mapping:
 
 
 def _with_kinds(root: Mapping, registry: Registry) -> Mapping:
-    """Name the kind in each rule for a field."""
+    """Add the kind to the rule of each field."""
     fields = root.items.get("fields")
     if not isinstance(fields, Mapping):
         return root
@@ -309,7 +309,7 @@ def _nulls(node: Node | None) -> set[str]:
 
 
 def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
-    """Write a rule as the mapping of its kind: `unused`, the path of a value, or the kind that its keys name."""
+    """Write a rule as a mapping with a kind: `unused`, `value` for a path, or the kind that one of its keys names."""
     if isinstance(node, Scalar) and node.value == "unused":
         return _rule("unused", {}, {}, node.span)
     if not isinstance(node, Mapping):
@@ -333,7 +333,7 @@ def _rule(kind: str, items: dict[str, Node], keys: dict[str, Span], span: Span) 
 
 
 def expanded(name: str) -> list[str]:
-    """Return the names that `[q k v]` in a name stands for, in order; raise `Invalid` for unclosed brackets."""
+    """Expand brackets such as `[q k v]` in a name, in order; raise `Invalid` for unmatched brackets."""
     segments = _WORDS.split(name)
     if any(bracket in segment for segment in segments[::2] for bracket in "[]") or any(
         not w.split() for w in segments[1::2]
@@ -344,7 +344,7 @@ def expanded(name: str) -> list[str]:
 
 
 def _with_names_expanded(root: Mapping) -> Mapping:
-    """Replace each name such as `[encoder decoder]` in a family's text by the names that it stands for."""
+    """Expand the brackets in the names of a family, such as `[encoder decoder]`."""
     items = dict(root.items)
     for section in EXPANDED:
         node = items.get(section)
@@ -365,13 +365,16 @@ def _expanded_entry(node: Mapping, key: str, section: str) -> Mapping:
 
 
 def _of(node: Mapping, index: int, n: int) -> Mapping:
-    """Return a mapping for name `index` of `n`, with its words in brackets; for a single name, with all words."""
+    """Return the mapping for name `index` of `n`: brackets in its values are reduced to the word of that name.
+
+    With a single name, all words stay.
+    """
     items: dict[str, Node] = {}
     keys: dict[str, Span] = {}
     for key, value in node.items.items():
         names = expanded(key) if n == 1 else [_word(key, index, n)]
-        for place, name in enumerate(names):
-            items[name] = _value_of(value, place, len(names)) if n == 1 else _value_of(value, index, n)
+        for position, name in enumerate(names):
+            items[name] = _value_of(value, position, len(names)) if n == 1 else _value_of(value, index, n)
             keys[name] = node.keys[key]
     return Mapping(items, keys, node.span)
 

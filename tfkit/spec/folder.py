@@ -1,6 +1,6 @@
-"""The folder of a model, as `tfkit build -o` and `tfkit save` write it: its spec, its weights, and its tokenizer.
+"""A model folder, as `tfkit build -o` and `tfkit save` write it: a spec, weights, and a tokenizer.
 
-The folder of a run holds several of them, its checkpoints, and stands for the latest.
+A run folder contains several model folders, its checkpoints. As a model, it stands for the latest checkpoint.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 TOKENIZERS = ("tokenizer.json", "chars.json")
-"""The files of a tokenizer that tfkit reads, in this order."""
+"""Names of tokenizer files, in order of preference."""
 SPEC_KEY = "tfkit_spec"
-"""The key of a config.json that has the text of the spec, in a folder with the code of the model."""
+"""The key of config.json that holds the text of the spec, in a folder with the model's code."""
 OPTIMIZER = "optimizer.safetensors"
 RUN = "run.yaml"
 LATEST = "latest"
-"""In the folder of a run: the text is the name of the checkpoint to continue from."""
+"""The file in a run folder that contains the name of the checkpoint to continue from."""
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
-"""The name of a checkpoint in the folder of a run."""
+"""Pattern of the names of checkpoints in a run folder."""
 MAX_NAME = 256
-"""Bytes of `latest` that are read."""
+"""Number of bytes of `latest` that are read."""
 MAX_CONFIG = 2**24
-"""Bytes of a config.json that are read."""
+"""Number of bytes of a config.json that are read."""
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the latest checkpoint in the folder of a run; any other folder unchanged."""
+    """Return the latest checkpoint if `folder` is a run folder, else `folder`."""
     return (latest_checkpoint(folder) or folder) if os.path.isfile(folder / RUN) else folder
 
 
 def holds_code(folder: Path) -> bool:
-    """Return True for a folder that tfkit wrote with the code of the model, which only transformers runs."""
+    """Return True if tfkit wrote the folder with the model's code, which only transformers runs."""
     with suppress(OSError, Malformed, SpecError), open_regular(folder / CONFIG) as file:
         return SPEC_KEY in parse_object(file.read(MAX_CONFIG))
     return False
@@ -48,8 +48,9 @@ def holds_code(folder: Path) -> bool:
 def latest_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint that the file `latest` of a run names; None if the run has no checkpoint yet.
 
-    Without the file, it is the newest checkpoint: a process can be killed between its first checkpoint and `latest`.
-    Raises SpecError if the file cannot be read, or does not name a checkpoint in its folder.
+    Without that file, return the newest checkpoint: a process can be killed after it wrote its first checkpoint and
+    before it wrote `latest`.
+    Raises SpecError if the file cannot be read, or does not name a checkpoint of the folder.
     """
     path, checkpoints = folder / LATEST, checkpoints_in(folder)
     if not os.path.lexists(path):
@@ -68,7 +69,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in the folder of a run, the newest last; raise SpecError if it cannot be read."""
+    """Return the checkpoints in a run folder, oldest first; raise SpecError if the folder cannot be read."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -78,7 +79,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint in the folder of a run."""
+    """Return the training step of a checkpoint."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
@@ -98,17 +99,17 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
         raise SpecError(Diagnostic(message, span, "extends" if span else ""))
     help = f"name the file: {listing(str(folder / name) for name in specs)}" if specs else None
     if CONFIG in names:
-        help = f"make one of its {CONFIG}: tfkit import {folder} -o {folder / SPEC}"
+        help = f"derive a spec from its {CONFIG}: tfkit import {folder} -o {folder / SPEC}"
     note = f"it has {listing(map(quoted, names))}" if names else "it is empty"
     message = f"the folder {quoted(str(folder))} has no {SPEC}"
     raise SpecError(Diagnostic(message, span, "extends" if span else "", (note,), help))
 
 
 def has_weights(folder: Path) -> bool:
-    """Return True if the folder of the spec has weights."""
+    """Return True if a model folder contains weights."""
     return any(os.path.exists(model_folder(folder) / name) for name in (WEIGHTS, INDEX))
 
 
 def tokenizer_in(folder: Path) -> Path | None:
-    """Return the file of the tokenizer in a folder; None if there is none that tfkit reads."""
+    """Return the tokenizer file in a folder; None if there is none that tfkit can read."""
     return next((folder / name for name in TOKENIZERS if os.path.isfile(folder / name)), None)

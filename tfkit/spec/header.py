@@ -1,7 +1,8 @@
-"""The header of a safetensors file, read without trust: files that could harm their reader are refused here.
+"""The header of a safetensors file, read without trust: files that could harm their reader are rejected here.
 
-A file is eight bytes with the length of the header, the header, and the data. The header is a JSON object: from each
-name to `dtype`, `shape` and `data_offsets`, and `__metadata__` with texts. The tensors fill the data without gaps.
+A file consists of eight bytes with the length of the header, the header, and the data. The header is a JSON object that
+maps each name to `dtype`, `shape` and `data_offsets`, and `__metadata__` to strings. The tensors fill the data without
+gaps.
 https://github.com/huggingface/safetensors#format
 """
 
@@ -35,22 +36,22 @@ ITEM_SIZES = {
     "BOOL": 1,
     "C64": 8,
 }
-"""Bytes of one value of each data type."""
+"""Size of one element of each dtype, in bytes."""
 MAX_HEADER = 100_000_000
-"""The format's own limit, in bytes; it holds for indices too."""
+"""Limit of the format, in bytes; tfkit also applies it to index files."""
 MAX_PARTS = 1_000_000
-"""The most values in a JSON text, since each takes some memory: enough for 100,000 tensors in a file."""
+"""Maximum number of values in a JSON text, which bounds memory use: enough for 100,000 tensors in a file."""
 MAX_DIMS = 16
 MAX_BYTES = 2**63 - 1
 AGAIN = "the file is damaged or was made to look like a checkpoint: fetch it again from its source"
 
 
-class Malformed(ValueError):  # noqa: N818 - it says what the file is
-    """An error in a text or a tensor, worded to follow the name of the file."""
+class Malformed(ValueError):  # noqa: N818 - the name describes the file
+    """An error in a file or a tensor. Its message continues a sentence that begins with the name of the file."""
 
 
 class Entry(NamedTuple):
-    """A tensor as a header describes it: its type, its shape, and the range of its bytes in the file."""
+    """Dtype and shape of a tensor, and the range of its bytes in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,7 +60,7 @@ class Entry(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """The identity of a file: device, inode, size in bytes, and the time of its last change, in ns."""
+    """Identity of a file: device, inode, size in bytes, and modification time in ns."""
 
     device: int
     inode: int
@@ -68,7 +69,7 @@ class Stamp(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """The contents of a file by its header: tensors in the order of their data, and texts; with the file's stamp."""
+    """A parsed header: tensors in the order of their data, metadata, and the stamp of the file."""
 
     tensors: dict[str, Entry]
     metadata: dict[str, str]
@@ -87,15 +88,15 @@ def unreadable(path: Path, error: Exception) -> SpecError:
 
 
 def stamp(path: Path) -> Stamp:
-    """Return the current stamp of a file. Raise OSError if the file does not exist."""
+    """Return the stamp of a file. Raise OSError if the file does not exist."""
     return _stamp(os.stat(path))
 
 
 def read_header(path: Path) -> FileHeader:
-    """Read and check the header of a safetensors file; its data are not touched.
+    """Read and check the header of a safetensors file, without reading its data.
 
     Raises:
-        SpecError: the file cannot be read, is of another kind, or its header does not describe its data exactly.
+        SpecError: the file cannot be read, has a different format, or its header does not describe its data exactly.
     """
     with open_regular(path) as file:
         stamp_read = _stamp(os.fstat(file.fileno()))
@@ -117,10 +118,10 @@ def read_header(path: Path) -> FileHeader:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, unless it is a folder, a pipe or a device: those could hang or never end.
+    """Open a regular file for reading. Folders, pipes and devices are rejected: reading them could block or never end.
 
     Raises:
-        SpecError: there is no such file, it may not be read, or it is not a regular file.
+        SpecError: the file does not exist, cannot be read, or is not a regular file.
     """
     try:  # without O_NONBLOCK, opening a pipe waits for a writer
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -133,10 +134,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
-    """Parse the JSON object in a text, in memory bounded by its limits unless `max_values` is None.
+    """Parse a JSON object. `max_values` bounds the memory that this takes; None: no bound.
 
     Raises:
-        Malformed: the text is no JSON object, or has a key twice, too many values, or too many levels.
+        Malformed: the text is not a JSON object, or has a duplicate key, too many values, or too many levels.
     """
     if max_values is not None and sum(raw.count(mark) for mark in (b",", b"[", b"{")) > max_values:
         raise Malformed(f"its JSON has more than {max_values:,} values")
@@ -150,7 +151,7 @@ def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str,
         raise Malformed("its JSON is nested too deeply") from None
     except Malformed:
         raise
-    except ValueError:  # Python reads only numbers of up to some thousand digits
+    except ValueError:  # Python limits the number of digits of an integer
         raise Malformed("its JSON has a number that is too long") from None
     if not isinstance(value, dict):
         raise Malformed("its JSON is not an object")
@@ -181,7 +182,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _metadata(header: dict[str, Any]) -> dict[str, str]:
-    """Remove the texts of a header and return them."""
+    """Remove `__metadata__` from a header and return it."""
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise Malformed("its `__metadata__` is not an object of texts")
@@ -189,7 +190,7 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
 
 
 def _entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
-    """Return the tensors in the order of their data, which begins at byte `begin` and has `size` bytes."""
+    """Return the tensors in the order of their data. The data begins at byte `begin` and has `size` bytes."""
     entries: dict[str, Entry] = {}
     for name, fields in header.items():
         try:
@@ -205,9 +206,9 @@ def _entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
             raise Malformed(f"tensors {quoted(name)} and {quoted(following)} overlap")
         if gap > 0:
             raise Malformed(f"{gap:,} bytes after tensor {quoted(name)} belong to no tensor")
-    rest = begin + size - (entries[ordered[-1]].end if ordered else begin)
-    if rest:
-        raise Malformed(f"the last {rest:,} bytes of its data belong to no tensor")
+    trailing = begin + size - (entries[ordered[-1]].end if ordered else begin)
+    if trailing:
+        raise Malformed(f"the last {trailing:,} bytes of its data belong to no tensor")
     return {name: entries[name] for name in ordered}
 
 
@@ -228,9 +229,9 @@ def _entry(fields: Any, begin: int, size: int) -> Entry:
     start, end = offsets
     if end > size:
         raise Malformed(f"ends at byte {end:,} of the data, which has {size:,}: the file is truncated")
-    needed = math.prod(shape) * ITEM_SIZES[dtype]
-    if end - start != needed:
-        raise Malformed(f"has {end - start:,} bytes, but {shape} of {dtype} takes {needed:,}")
+    expected = math.prod(shape) * ITEM_SIZES[dtype]
+    if end - start != expected:
+        raise Malformed(f"has {end - start:,} bytes, but {shape} of {dtype} takes {expected:,}")
     return Entry(dtype, tuple(shape), begin + start, begin + end)
 
 
@@ -260,7 +261,7 @@ _PAGE = ("is a web page", "the download failed: fetch the file again")
 _JSON = ("is a JSON text", "give the weights themselves, their folder, or their index (`*.index.json`)")
 
 _STARTS = {
-    b"PK\x03\x04": _PICKLE,  # torch.save writes a zip archive with a pickle in it
+    b"PK\x03\x04": _PICKLE,  # torch.save writes a zip archive that contains a pickle
     b"\x80\x02": _PICKLE,
     b"\x80\x03": _PICKLE,
     b"\x80\x04": _PICKLE,
@@ -280,11 +281,11 @@ _STARTS = {
 
 
 def _reject_foreign(path: Path, start: bytes) -> None:
-    """Raise SpecError if a file is known to be of another format than safetensors.
+    """Raise SpecError if a file is recognized as a format other than safetensors.
 
     Args:
-        path: its path; the name of a pickle is rejected whatever the file begins with.
-        start: its first eight bytes, if they cannot be the length of a header: 640 begins as a pickle does.
+        path: its path. A name that only pickles have is rejected, whatever the contents.
+        start: its first eight bytes, unless they can be the length of a header: 640 begins with the bytes of a pickle.
     """
     match = next((kind for prefix, kind in _STARTS.items() if start.startswith(prefix)), None)
     suffix = path.suffix.lower()

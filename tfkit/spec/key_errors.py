@@ -1,4 +1,4 @@
-"""Errors in the keys of a spec: unknown ones and missing ones."""
+"""Errors for unknown and missing keys of a spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfkit.spec.provenance import Path, Provenance
 
 @dataclass(frozen=True)
 class Unknown:
-    """A key that a config does not have; `meant` is the missing key that was probably meant."""
+    """A key that a config does not have. `meant` is the missing key that the author probably meant."""
 
     key: str
     cls: type[Config]
@@ -38,7 +38,7 @@ class Missing:
 
     @property
     def shared(self) -> bool:
-        """True if an enclosing config could provide it."""
+        """True if the key may also be set in an enclosing config."""
         return marker(self.cls.model_fields[self.name], SharedMarker) is not None
 
 
@@ -47,7 +47,7 @@ def of_keys(
 ) -> Iterator[Diagnostic]:
     """Yield an error for each unknown or missing key.
 
-    A key that is both, misspelt or misplaced, gets a single error.
+    A misspelt or misplaced key is unknown in one place and missing in another: it gets a single error.
     """
     shared: dict[str, list[Missing]] = defaultdict(list)
     alone = []
@@ -65,7 +65,7 @@ def of_keys(
 
 
 def _explains(unknown: Unknown, missing: Missing) -> bool:
-    """Return True if a key is missing because it, or one of similar name, is in an enclosing config."""
+    """Return True if a key is missing because it was written, or misspelt, in an enclosing config."""
     around = missing.path[: len(unknown.path)] == unknown.path
     if unknown.path == missing.path:
         return not unknown.path and closest(unknown.key, ["extends"]) is not None
@@ -104,7 +104,7 @@ def _unknown_key(unknown: Unknown, missing: Iterable[Missing], plugins: Plugins)
 
 
 def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
-    """Name the owner of a key, if there is one: another kind of the same slot, or another slot."""
+    """Return a note on the kinds or slots that have a key; None if none has it."""
     slots = {
         slot: [
             kind for kind, registered in plugins.registry.kinds(slot).items() if key in registered.config.model_fields
@@ -124,7 +124,7 @@ def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
 
 
 def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic:
-    """Return the error for a key that one or several configs need."""
+    """Return one error for a key that one or several configs need."""
     first = group[0]
     span = provenance.span(first.path)
     path = ".".join((*first.path, first.name))

@@ -1,7 +1,7 @@
-"""From a file's name to a checked spec: find it, read it, apply `extends` and `--set`, resolve it.
+"""From the name of a file to a checked spec: find the file, read it, apply `extends` and `--set`, resolve it.
 
-A key at the top that no part of the model takes is an error in the file or `--set` that has it. If a different file or
-`--set` replaced the last component that took it, it is a warning.
+A key at the top that no component uses is an error of the file or `--set` that contains it. If a different file or
+`--set` replaced the last component that used it, tfkit issues a warning instead.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tfkit.spec.tree import Sequence as ListNode
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec that has been read: the resolved model and its family, and the origin of each of their values."""
+    """A resolved spec: the model and its family, and the origin of each of their values."""
 
     model: ModelSpec
     provenance: Provenance
     file: str
     notes: tuple[Diagnostic, ...] = ()
-    """Warnings: findings that are not errors."""
+    """Warnings."""
     built_with: MappingABC[str, str] = field(default_factory=dict)
-    """The versions of the plugins, not of tfkit, whose components the model has, by their names."""
+    """Versions of the plugins, except tfkit, whose components the model uses, by name."""
     family: FamilyConfig | None = None
     """The names of tensors and fields in published checkpoints of the model."""
 
@@ -51,18 +51,18 @@ class Spec:
 
 
 def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
-    """Read and resolve the spec of that path or bare name, changed by `sets` (`path=value`).
+    """Read and resolve the spec at a path or with a name, changed by `sets` (`path=value`).
 
-    Raises SpecError with every error in it.
+    Raises SpecError with every error in the spec.
     """
     file = str(shortest(find_spec(name, plugins.specs)))
     return resolve_spec(read_tree(name, plugins.specs), plugins, sets=sets, file=file)
 
 
 def read_tree(name: str | os.PathLike[str], specs: KnownSpecs, *, read: Read = source.read) -> Mapping:
-    """Read the tree of a spec, with `extends` applied and nothing resolved; raise SpecError.
+    """Read the tree of a spec and apply `extends`, without resolving it; raise SpecError.
 
-    `read` reads one file: a caller that reads many specs can pass one that caches.
+    `read` reads one file. A caller that reads many specs can pass a function that caches.
     """
     return read_based(find_spec(name, specs), models(specs, read))
 
@@ -74,13 +74,13 @@ def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: s
 
 
 def take_spec(data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
-    """Resolve a spec given as a mapping, as `read_spec` does a file."""
+    """Resolve a spec from a mapping, as `read_spec` resolves a file."""
     root = read_data(data)
     return resolve_spec(based(root, Path(), models(plugins.specs)), plugins, sets=sets, file=root.span.source.name)
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
-    """Remove the values at the top that have no effect because no part of the model takes them."""
+    """Remove the values at the top that have no effect because no component uses them."""
     text = _written_out(root, plugins)
     resolved = _resolved(text, plugins)
     return root if resolved.errors else without(root, {*resolved.idle, *text.nulls})
@@ -89,16 +89,16 @@ def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
     """Resolve a tree whose `extends` has been applied, in three passes."""
     _check_required(root, plugins)
-    # 1. Change. Takes the tree of a text and the `--set` arguments; returns the tree of the changed text.
+    # 1. Change. Takes the tree of a spec and the `--set` arguments; returns the changed tree.
     changed, errors = _changed(root, list(sets), plugins)
-    # 2. Write out. Takes the tree of a text; returns the tree of a `ModelSpec` without short forms, apart from the
-    #    values at the top that its components inherit.
+    # 2. Expand. Takes the changed tree; returns the tree of a `ModelSpec` without short forms, and the values at the
+    #    top that components inherit.
     text = _written_out(changed, plugins)
-    # 3. Resolve. Takes these two; returns the config, the origin of each value, and the errors.
+    # 3. Resolve. Takes both; returns the config, the origin of each value, and the errors.
     resolved = _resolved(text, plugins)
     errors += [_nothing_to_take(name, node) for name, node in text.nulls.items()]
     errors += [error for error in resolved.errors if error.span not in [node.span for node in text.nulls.values()]]
-    # The family of a sound model takes passes 2 and 3 after it.
+    # If the model has no errors, passes 2 and 3 follow for its family.
     family = None
     if not resolved.errors:
         family, family_errors = _family(changed, plugins, resolved.provenance)
@@ -125,7 +125,7 @@ def models(specs: KnownSpecs, read: Read = source.read) -> Language:
 
 
 def _check_required(root: Mapping, plugins: Plugins) -> None:
-    """Raise SpecError for plugins that a spec names and that are not loaded: what they provide would be unknown."""
+    """Raise SpecError for required plugins that are not loaded. Their kinds would otherwise be reported as unknown."""
     requires = root.items.get("requires")
     items = requires.items if isinstance(requires, ListNode) else ()
     texts = [item for item in items if isinstance(item, Scalar) and isinstance(item.value, str)]
@@ -135,8 +135,8 @@ def _check_required(root: Mapping, plugins: Plugins) -> None:
 
 
 def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
-    """Return the error of a plugin that a spec needs: it is not loaded, or has another version."""
-    from tfkit.plugin import required  # packaging takes a while to import, and most specs need no plugin
+    """Return the error for a required plugin that is not loaded or has an unsuitable version, else None."""
+    from tfkit.plugin import required  # importing packaging is slow, and most specs require no plugin
 
     try:
         requirement = required.parsed(text)
@@ -160,7 +160,7 @@ def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
 
 
 def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> tuple[Mapping, list[Diagnostic]]:
-    """Apply all valid `--set` arguments to `root`, and return it with the errors of the remaining ones."""
+    """Apply the valid `--set` arguments to `root`; return the result and the errors of the invalid arguments."""
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     errors: list[Diagnostic] = []
     root = without(root, {"parameters"} if sets else ())
@@ -182,7 +182,7 @@ class _ModelText:
     Attributes:
         model: the tree of a `ModelSpec`.
         shared: the values at the top that components inherit.
-        nulls: the shared values that are null: there is nothing that they could remove.
+        nulls: the values at the top that are null although no base has a value that they could remove.
         errors: the errors in short forms.
     """
 
@@ -193,7 +193,7 @@ class _ModelText:
 
 
 def _written_out(root: Mapping, plugins: Plugins) -> _ModelText:
-    """Write out the short forms of a model: a list of inputs, and a family that is named by a path."""
+    """Expand the short forms of a model: a list of inputs, and a family that is named by a path."""
     root, names = in_place(root, plugins.specs), plugins.registry.shared_names()
     model, errors = _inputs_as_mapping(without(root, names))
     shared = without(root, root.items.keys() - names)
@@ -202,7 +202,7 @@ def _written_out(root: Mapping, plugins: Plugins) -> _ModelText:
 
 
 def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
-    """Expand `inputs: [source, target]` to two inputs of tokens."""
+    """Expand `inputs: [source, target]` to a mapping of two inputs of tokens."""
     inputs = root.items.get("inputs")
     if not isinstance(inputs, ListNode):
         return root, []
@@ -226,7 +226,7 @@ def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
 
 @dataclass(frozen=True)
 class _Resolved:
-    """The result of resolving a tree. `idle` are the keys at its top that nothing takes; empty if there are errors."""
+    """The result of pass 3. `idle` lists the keys at the top that no component uses; empty if there are errors."""
 
     model: Any
     provenance: Provenance
@@ -246,7 +246,7 @@ def _resolved(text: _ModelText, plugins: Plugins) -> _Resolved:
 
 
 def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[FamilyConfig | None, list[Diagnostic]]:
-    """Resolve the family of a model, add its locations to `provenance`, and return it with its errors."""
+    """Resolve the family of a model, add its locations to `provenance`, and return the family and its errors."""
     node = root.items.get("checkpoint")
     if node is None or is_null(node):
         return None, []
@@ -267,13 +267,12 @@ def _built_with(model: ModelSpec, plugins: Plugins) -> dict[str, str]:
 def _idle_keys(
     root: Mapping, changed: Mapping, idle: Iterable[str], plugins: Plugins
 ) -> tuple[list[Diagnostic], list[Diagnostic]]:
-    """Return the errors and the warnings of keys at the top without an effect.
+    """Return the errors and the warnings for keys at the top without an effect.
 
-    Such a key is an error of the text, or of the `--set`, that has it; and a warning if something else removed the last
-    component that took it.
+    The module's docstring says which keys are errors.
     """
     errors, notes = [], []
-    # The family does not matter here, and a `--set` may have replaced a family that cannot be found.
+    # Unused keys do not depend on the family, and a `--set` may have replaced a family that does not exist.
     before = _resolved(_written_out(without(root, {"checkpoint"}), plugins), plugins).idle if idle else []
     for name in idle:
         key = changed.keys[name]
@@ -290,14 +289,14 @@ def _idle(name: str, key: Span) -> Diagnostic:
 
 
 def _idle_now(name: str, key: Span, *, by_set: bool) -> Diagnostic:
-    """Return the warning for a shared key that became unused by a change in another file or a `--set`."""
+    """Return the warning for a key at the top whose last user was removed by a different file or a `--set`."""
     message = f"`{name}` no longer has an effect: nothing in the changed model takes it"
     help = f"remove it with `--set {name}=null`" if by_set else f"write `{name}: null` to remove it"
     return Diagnostic(message, key, name, help=help)
 
 
 def _nothing_to_take(name: str, node: Node) -> Diagnostic:
-    """Return the error for a null at the top without a shared key to remove."""
+    """Return the error for a null at the top that removes nothing."""
     if left_out(node):
         help = f"remove a key at the top of the spec with `--set {name}=null`"
         return Diagnostic(f"`{name}` must have a value", node.span, name, help=help)

@@ -1,8 +1,8 @@
-"""One mapping changed by another: for `extends`, for variants of layers, and for `--set` and its values in Python.
+"""Changes of a mapping by a second mapping: `extends`, layer variants, `--set`, and `sets=` in Python.
 
-Mappings merge key by key, everything else is replaced. A mapping that names another kind replaces too: another
-component starts from its own defaults. So does a pattern of layers, whose ranges make sense together, and so do the
-entries of a family. Null removes keys at the top of a spec, and the entries that the spec names itself (nodes, inputs).
+Mappings merge key by key; any other value is replaced. Three kinds of mappings are also replaced: a mapping with a
+different kind, because a new component starts from its defaults; a layer pattern, whose ranges belong together; and an
+entry of a family. Null removes a key at the top of a spec, and an entry that the spec names (a node, an input).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 ANY = "*"
-"""Stands for any key in the paths of `MergeKeys`."""
+"""Wildcard for a key in the paths of `MergeKeys`."""
 
 
 @dataclass(frozen=True)
 class MergeKeys:
-    """The paths of a type of document at which mappings merge in a special way.
+    """Exceptions from the way in which the mappings of a type of document merge.
 
     Attributes:
-        words: the key that a bare word stands for, where it is not `kind`.
-        values: keys among `words` that name no kind: a change of their value keeps the other keys of the mapping.
-        named: the mappings whose entries the document names. Null removes an entry.
+        words: the key that a word in place of a mapping stands for, by path. Elsewhere it is `kind`.
+        values: keys among `words` that do not name a kind. A change of such a key keeps the remaining keys.
+        named: the paths of mappings whose keys are names. Null removes an entry.
     """
 
     words: MappingABC[tuple[str, ...], str]
@@ -38,7 +38,7 @@ class MergeKeys:
     named: frozenset[tuple[str, ...]] = frozenset()
 
     def word_key(self, path: tuple[str, ...]) -> str:
-        """Return the key that a bare word stands for at a path."""
+        """Return the key that a word in place of a mapping stands for at a path."""
         return self.words.get(path) or self.words.get((*path[:-1], ANY), "kind")
 
 
@@ -46,7 +46,7 @@ MODEL_KEYS = MergeKeys(
     words={("graph", ANY): "block", ("inputs", ANY): "type", ("checkpoint",): "extends"},
     named=frozenset({("graph",), ("inputs",)}),
 )
-"""The special paths of a model."""
+"""The exceptions of a model."""
 
 
 def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = (), keys: MergeKeys = MODEL_KEYS) -> Mapping:
@@ -63,27 +63,27 @@ def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = (), keys: Merge
 
 
 def extended(base: Mapping, patch: Mapping, keys: MergeKeys = MODEL_KEYS) -> Mapping:
-    """Merge a document over the document that it extends. Keys that are null at its top are removed."""
+    """Merge a document over the document that it extends. Null removes keys at the top."""
     gone = {name for name, value in patch.items.items() if name in base.items and is_null(value)}
     return merge(without(base, gone), without(patch, gone), keys=keys)
 
 
 def nested(keys: Iterable[str], value: Node) -> Mapping:
-    """Return the patch that changes the value at the end of `keys`."""
-    first, *rest = keys
-    inner = nested(rest, value) if rest else value
-    return Mapping({first: inner}, {first: value.span}, value.span)
+    """Return the patch that sets the value at the path `keys`."""
+    key, *below = keys
+    node = nested(below, value) if below else value
+    return Mapping({key: node}, {key: value.span}, value.span)
 
 
 def without(root: Mapping, names: Collection[str]) -> Mapping:
-    """Return a mapping without some of its keys."""
+    """Return a mapping without the keys `names`."""
     items = {name: node for name, node in root.items.items() if name not in names}
     return Mapping(items, {name: root.keys[name] for name in items}, root.span)
 
 
 def _merged(old: Node, new: Node, path: tuple[str, ...], keys: MergeKeys) -> Node:
-    whole = path[-2:] == ("layers", "pattern") or (path[0] == "checkpoint" and len(path) > 2)
-    if not isinstance(new, Mapping) or whole:
+    replaced = path[-2:] == ("layers", "pattern") or (path[0] == "checkpoint" and len(path) > 2)
+    if not isinstance(new, Mapping) or replaced:
         return new
     key = keys.word_key(path)
     if isinstance(old, Scalar) and isinstance(old.value, str):
@@ -97,12 +97,12 @@ def _merged(old: Node, new: Node, path: tuple[str, ...], keys: MergeKeys) -> Nod
 
 
 def is_null(value: Node) -> bool:
-    """Return True if it is null, written out or left empty."""
+    """Return True for a null, which may be written as nothing."""
     return isinstance(value, Scalar) and value.value is None
 
 
 def left_out(value: Node) -> bool:
-    """Return True if nothing follows the `=` of `--set bias=`, as with an empty shell variable."""
+    """Return True for the empty value of `--set bias=`, as an empty shell variable leaves it."""
     span = value.span
     return span.source.name == SET and not span.source.line(span.line)[span.column - 1 :].strip()
 
@@ -113,13 +113,13 @@ def _word(node: Node | None) -> object:
 
 @dataclass(frozen=True)
 class Change:
-    """A value, and the keys that lead to its place, each with its own place in a text."""
+    """A value and the keys of its path, each with its location in the argument."""
 
     steps: tuple[tuple[str, Span], ...]
     value: Node
 
     def inside(self) -> Change:
-        """Return the change below the first key."""
+        """Return the change without the first key of its path."""
         return replace(self, steps=self.steps[1:])
 
 
@@ -149,8 +149,9 @@ def put(
 ) -> Mapping:
     """Assign a value in `root`.
 
-    The path may omit `graph` before a node's name. `fields` are the keys that a spec has at the top; errors call it
-    `what`. Raises SpecError if the path leads nowhere, or through a value that is not a mapping or a list.
+    The path may omit `graph` before the name of a node. `fields` are the keys that the document has at the top, and
+    `what` is the type of the document, for errors. Raises SpecError if the path does not exist, or passes through a
+    value that is neither a mapping nor a list.
     """
     graph = root.items.get("graph")
     nodes = list(graph.items) if isinstance(graph, Mapping) else []
@@ -199,17 +200,17 @@ def _assigned(
     if removable and not rest and head in node.items and is_null(value) and not left_out(value):
         return without(node, {head})
     child = _assigned(node.items.get(head), rest, value, (*path, head), keys)
-    place = node.keys.get(head, span) if rest else span  # the enclosing mappings keep their places
-    return Mapping({**node.items, head: child}, {**node.keys, head: place}, node.span)
+    location = node.keys.get(head, span) if rest else span  # enclosing mappings keep their locations
+    return Mapping({**node.items, head: child}, {**node.keys, head: location}, node.span)
 
 
 # ---- changes given in Python ----
 
 
 def as_changes(sets: Sets) -> list[str]:
-    """Return each change as `path=value`. Text among the values of a mapping is parsed as `--set` parses it.
+    """Return each change as `path=value`. Strings among the values of a mapping are parsed as `--set` parses them.
 
-    Raises TypeError for a value of a type that YAML does not have.
+    Raises TypeError for a value that YAML cannot express.
     """
     if isinstance(sets, str):
         return [sets]
@@ -230,7 +231,7 @@ def _as_yaml(path: str, value: object) -> str:
 
 
 def _plain(value: object) -> int | float:
-    """Convert a number of another library, such as numpy, to a Python number."""
+    """Convert a number of a library such as numpy to a Python number."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):

@@ -1,4 +1,4 @@
-"""The wording of errors in a spec's data: kinds, keys, values."""
+"""The wording of errors in the kinds and values of a spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_ALLOWED = frozenset(
     model_type model_attributes_type none_required finite_number greater_than greater_than_equal less_than
     less_than_equal literal_error""".split()  # noqa: SIM905
 )
-"""Pydantic's names for the errors reported as what the field takes and what was found."""
+"""Pydantic's error types that are reported as `must be ...; got ...`."""
 MOST = 50  # errors of one config
 SPECIAL = {
     "string_pattern_mismatch": "text of letters, digits, `_`, `-` and `.`",
@@ -38,7 +38,7 @@ SPECIAL = {
 
 
 def kind_of(base: type[Component]) -> str:
-    """Return `block`, or for instance `norm kind`."""
+    """Return the term for the kinds of a slot: `block`, or for instance `norm kind`."""
     return base.slot if base.word_key == base.slot else f"{base.slot.replace('_', ' ')} kind"
 
 
@@ -47,7 +47,7 @@ def _noun(base: type[Component]) -> str:
 
 
 def kinds_with_origin(kinds: dict[str, Registered]) -> str:
-    """List kinds: `gqa, mha, mla (from tfkit-mla 0.1)`."""
+    """List kinds, each with its plugin: `gqa, mha, mla (from tfkit-mla 0.1)`."""
     return listing([k if r.plugin == BUILT_IN else f"{k} (from {r.plugin})" for k, r in sorted(kinds.items())], 20)
 
 
@@ -75,7 +75,7 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
 def missing_kind(
     base: type[Component], node: Mapping, path: Path, plugins: Plugins, provenance: Provenance
 ) -> Diagnostic:
-    """Return the error for a mapping without its kind, perhaps because a name is misspelt."""
+    """Return the error for a mapping without a kind. A similar key or node becomes the help."""
     key = str(base.word_key)
     siblings = [
         sibling[-1]
@@ -89,8 +89,8 @@ def missing_kind(
         span = provenance.span(path) or node.span
     if help is None and base.word_key == base.slot and (near := closest(path[-1], siblings)):
         help = f"a node with a similar name exists: `{near}`"
-    which = base.slot if base.word_key == base.slot else f"kind of {base.slot.replace('_', ' ')}"
-    message = f"missing key `{key}`: which {which} is {label(path)}?"
+    noun = base.slot if base.word_key == base.slot else f"kind of {base.slot.replace('_', ' ')}"
+    message = f"missing key `{key}`: which {noun} is {label(path)}?"
     return Diagnostic(message, span, ".".join((*path, key)), (_known(base, plugins),), help)
 
 
@@ -107,17 +107,17 @@ def not_a_config(path: Path, cls: type[Config], shape: ConfigShape, node: Node, 
 
 
 def no_list(path: Path, node: Node) -> tuple[str, str]:
-    """Return message and help for a value that must be a list of configs."""
+    """Return the message and the help for a value that must be a list of configs."""
     return f"{label(path)} must be a list; got {found(node)}", f"write `{path[-1]}: [...]`, in the order of the list"
 
 
 def too_many(path: Path, number: int, limit: int) -> str:
-    """Return the message for more items than any model has."""
+    """Return the message for a list or mapping with more than `limit` items."""
     return f"{label(path)} must have at most {limit:,} items; got {number:,}"
 
 
 def no_names(path: Path, node: Node) -> tuple[str, str]:
-    """Return message and help for a value that must map names to configs."""
+    """Return the message and the help for a value that must map names to configs."""
     return f"{label(path)} must be a mapping of names; got {found(node)}", "write a line `name: {...}` for each name"
 
 
@@ -125,12 +125,12 @@ def no_names(path: Path, node: Node) -> tuple[str, str]:
 
 
 def label(path: Path) -> str:
-    """Return the key at the end of a path; for an item of a list, the key of the list."""
+    """Name the value at a path by its key; an item of a list by the key of the list."""
     return f"an item of `{path[-2]}`" if len(path) > 1 and path[-1].isdigit() else quoted(path[-1])
 
 
 def found(value: object) -> str:
-    """Describe a value of a spec, or its node, for an error message."""
+    """Describe a value of a spec, or a node of its tree, for an error message."""
     if isinstance(value, Scalar):
         value = value.value
     if value is None:
@@ -145,7 +145,7 @@ def found(value: object) -> str:
 
 
 def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
-    """Return a value that the field does not take, such as a word where a number belongs."""
+    """Return the error for a value that the field does not accept, such as a word instead of a number."""
     words = allowed(info, nested=nested)
     message = f"{label(path)} must be {either(words)}; got {found(node)}"
     return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words, at=node.span))
@@ -154,10 +154,10 @@ def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnost
 def from_pydantic(
     error: ValidationError, cls: type[Config], path: Path, provenance: Provenance, *, relations: bool
 ) -> Iterator[Diagnostic]:
-    """Turn pydantic's errors for one config into our words, one for each field.
+    """Yield an error in tfkit's wording for each field of a config that pydantic rejected.
 
-    Without `relations`, errors of the config's own checks, which relate its values, are left out. Missing keys are left
-    out too, because the resolver reports them; a missing item of a tuple is not a key.
+    Without `relations`, the errors of `Config.check`, which relates fields to each other, are omitted. Missing keys are
+    always omitted, because the resolver reports them.
     """
     by_field: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
@@ -191,17 +191,17 @@ def from_pydantic(
 
 
 def _not_allowed(details: Sequence[ErrorDetails], words: list[str], path: Path, span: Span | None) -> Diagnostic:
-    """Return the error of a value that is none of those that the words describe."""
+    """Return the error for a value outside the types and words that `words` describes."""
     value = details[0]["input"]
-    whole = value if all(detail["type"].startswith("int_") for detail in details) else None
-    help = _hint(value, words, whole, at=span)
+    real = value if all(detail["type"].startswith("int_") for detail in details) else None
+    help = _hint(value, words, real, at=span)
     if help is None and isinstance(value, str) and any("number" in word for word in words):
         help = "write numbers and arithmetic without quotes"
     return Diagnostic(f"{label(path)} must be {either(words)}; got {found(value)}", span, ".".join(path), help=help)
 
 
 def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
-    """Return the number of items that a list must have, and its length; None for all other errors."""
+    """Describe the required and the actual length of a list; None for all other errors."""
     kind, limits = details[0]["type"], details[0].get("ctx", {})
     if kind == "missing" and isinstance(details[0]["loc"][-1], int):  # pydantic reports each missing item separately
         length = len(details[0]["input"])
@@ -214,14 +214,14 @@ def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
 
 
 def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
-    """Return the error of a config's own check, for one of its fields or for the config."""
+    """Return the error that `Config.check` raised, at a field or at the config."""
     if isinstance(reason, Invalid):
         return refused(reason, path, provenance)
     return Diagnostic(str(reason), provenance.span(path), ".".join(path))
 
 
 def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
-    """Return the error that the config or block at `path` raised as `Invalid`, with its location."""
+    """Convert the `Invalid` that the config or block at `path` raised to an error with a location."""
     place = (*path, *reason.field.split(".")) if reason.field else path
     here = ".".join(provenance.written(place))
     return Diagnostic(reason.message, provenance.span(place), here, reason.notes, reason.help)
@@ -230,7 +230,7 @@ def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
 def crashed(
     cls: type[Component] | type[Config], what: str, error: BaseException, path: Path, provenance: Provenance
 ) -> Diagnostic:
-    """Return the error for a component whose code failed: the fault lies in its plugin, not in the spec."""
+    """Return the error for a component whose code raised an exception: the plugin is at fault, not the spec."""
     cause = " ".join(str(error).split())
     notes = (f"{type(error).__name__}: {cause}".removesuffix(": "), *last_line(cls, error))
     name = f"{kind_of(cls)} `{cls.kind_name()}`" if issubclass(cls, Component) else f"`{cls.__name__}`"
@@ -238,7 +238,7 @@ def crashed(
 
 
 def fault_in(cls: type[Component], path: Path, provenance: Provenance) -> Callable[[str, BaseException], SpecError]:
-    """Return the function that makes the error for a method of a component and the exception that the method raised."""
+    """Return a function that converts an exception from a method of a component to a SpecError."""
 
     def fault(method: str, error: BaseException) -> SpecError:
         if isinstance(error, Invalid):
@@ -249,12 +249,12 @@ def fault_in(cls: type[Component], path: Path, provenance: Provenance) -> Callab
 
 
 def fault_of(cls: type[Config]) -> str:
-    """Return the party at fault when a component breaks its contract."""
+    """Return the help for a component that violates its contract: the file to correct."""
     return f"correct the component instead of the spec: it is written in {written_in(cls)}"
 
 
 def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
-    """Return the path of the invalid value, without pydantic's names for the members of a union."""
+    """Return the path of the invalid value, without the names that pydantic adds for the members of a union."""
     place = (*path, str(detail["loc"][0])) if detail["loc"] else path
     for part in detail["loc"][1:]:
         if (*place, str(part)) in provenance.spans:
@@ -262,14 +262,14 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
     return place
 
 
-def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at: Span | None = None) -> str | None:
-    """Suggest the value that was probably meant among `words`; `whole` asks for an integer."""
+def _hint(value: object, words: Sequence[str] = (), real: object = None, *, at: Span | None = None) -> str | None:
+    """Suggest the value that the author probably meant. `real` is a number where an integer belongs."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
         return f"write the number without quotes: {value}"
     if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
         return f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
-    if isinstance(whole, float) and whole.is_integer():
-        return f"write {int(whole)}"
+    if isinstance(real, float) and real.is_integer():
+        return f"write {int(real)}"
     if isinstance(value, str) and (near := closest(value, [word.strip("`") for word in words if word[0] == "`"])):
         return f"a similar word is allowed: `{near}`"
     if isinstance(value, int) and not isinstance(value, bool) and list(words[:2]) == ["true", "false"]:
@@ -278,7 +278,7 @@ def _hint(value: object, words: Sequence[str] = (), whole: object = None, *, at:
 
 
 def _nothing(at: Span) -> str | None:
-    """Return the addition to an error about a null: empty if the null was written as a word."""
+    """Return the help for a null that was written as nothing; None if it was written as a word."""
     line = at.source.line(at.line)
     if re.match(r"null\b|~", line[at.column - 1 :], re.IGNORECASE):
         return None
@@ -290,7 +290,7 @@ def _nothing(at: Span) -> str | None:
 
 
 def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
-    """Return the error for a name that is not in scope; `numbers` are the names in scope that have a number."""
+    """Return the error for a name that is not in scope. `numbers` are the names in scope whose values are numbers."""
     near = closest(name, numbers)
     help = f"a similar name exists: `{near}`" if near else None
     notes = (f"names: {listing(sorted(numbers))}",) if numbers else ()
@@ -298,7 +298,7 @@ def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
 
 
 def circle(names: Sequence[str]) -> ExpressionError:
-    """Return the error for a value that is computed from itself, directly or through other values."""
+    """Return the error for values that are computed from each other. `names` is the cycle."""
     way = f": {' -> '.join(names)}" if len(names) > 2 else ""
     error = ExpressionError(f"a value cannot be computed from itself{way}")
     error.circle = tuple(sorted(set(names)))
@@ -306,7 +306,7 @@ def circle(names: Sequence[str]) -> ExpressionError:
 
 
 def expression_span(span: Span, text: str, columns: tuple[int, int] | None) -> Span:
-    """Return the span of one operand, if the source contains the expression unchanged on one line."""
+    """Narrow the span of an expression to the columns of an operand, if the expression is on one line of the source."""
     line = span.source.line(span.line)
     if columns is None or line[span.column - 1 : span.column - 1 + len(text)] != text:
         return span

@@ -1,4 +1,4 @@
-"""The top level of a spec: the model's name, its inputs, its graph, its outputs."""
+"""The top level of a spec: the name, inputs, graph and outputs of a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InputConfig(Config):
     """True if the model may be called without it; only for the additional tables of an embedding."""
 
     def check(self) -> None:
-        """Refuse a type without its sizes, and the sizes of other types."""
+        """Raise `Invalid` unless the sizes are exactly the sizes that the type requires."""
         super().check()
         several = {"image": "images", "vector": "vectors"}.get(self.type, self.type)
         sizes = {"features": {"width": 768}, "image": IMAGE, "vector": {"width": 768}}.get(self.type, {})
@@ -56,12 +56,12 @@ class InputConfig(Config):
 
     @property
     def is_sequence(self) -> bool:
-        """True if it has positions."""
+        """True if the input has positions."""
         return self.type in ("tokens", "features")
 
     @property
     def is_real(self) -> bool:
-        """True if its values are real numbers, in the type of the model."""
+        """True if the values are real numbers, in the dtype of the model."""
         return self.type in ("features", "image", "vector")
 
 
@@ -93,7 +93,7 @@ class ModelSpec(Document):
     """The family with the names of its tensors and fields in published checkpoints: a name, a path, or one in place."""
 
     def check(self) -> None:
-        """Refuse a model without inputs or nodes."""
+        """Raise `Invalid` for a model without inputs or nodes."""
         super().check()
         if not self.inputs:
             raise Invalid("inputs", "a model needs an input", help="remove `inputs` for a single input of tokens")

@@ -1,7 +1,7 @@
-"""A resolved spec as YAML text that loads again to the same model.
+"""Writing a resolved spec as YAML that loads as the same model.
 
-Every inheritable value is written where it applies, so that no config depends on those around it; other values are left
-out where they equal their default. Layer variants are written as their changes.
+Every inheritable value is written where it applies, so no config depends on an enclosing config. Other values are
+omitted if they equal their default. Layer variants are written as changes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PLAIN = re.compile(r"[\w/(](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
 
 
 class Quoted(str):
-    """Text that a field would read as arithmetic if it were unquoted."""
+    """Text that would be arithmetic without quotes."""
 
 
 def render(model: ModelSpec) -> str:
-    """Write the YAML of a resolved spec; `parse_spec` reads an equal model from it.
+    """Return the YAML of a resolved spec. `parse_spec` returns an equal model for it.
 
-    Raises ValueError for models made by hand that no text can express: those with a key `<<`, or with a variant that
-    removes entries from a mapping of its stack's.
+    Raises ValueError for models that YAML cannot express, which only code can construct: models with a key `<<`, and
+    models with a variant that removes entries from a mapping of its stack.
     """
     data = document(model)
     lines = []
@@ -53,7 +53,7 @@ def render(model: ModelSpec) -> str:
 
 
 def render_tree(root: Tree) -> str:
-    """Return the YAML text of a spec that is not resolved: shared values are written once."""
+    """Return the YAML of an unresolved spec, in which shared values are written once."""
     data = {key: plain(node) for key, node in root.items.items()}
     lines = []
     for key, value in data.items():
@@ -63,7 +63,7 @@ def render_tree(root: Tree) -> str:
 
 
 def schema_line(folder: Path) -> str:
-    """Return the line that points editors to the schema in the folder of a new spec; empty without a schema."""
+    """Return the comment that points editors to the schema in `folder`; empty if there is no schema."""
     return f"# yaml-language-server: $schema={SCHEMA}\n" if os.path.isfile(folder / SCHEMA) else ""
 
 
@@ -76,7 +76,7 @@ def document(model: ModelSpec) -> dict[str, Data]:
 
 
 def data_of(config: Config, parent: Config | None = None) -> dict[str, Data]:
-    """Return the mapping of a config; `parent` is the config around it."""
+    """Return the mapping of a config; `parent` is the enclosing config."""
     data: dict[str, Data] = {}
     for name in _ordered(config):
         value, info = getattr(config, name), type(config).model_fields[name]
@@ -91,7 +91,7 @@ def data_of(config: Config, parent: Config | None = None) -> dict[str, Data]:
 
 
 def _ordered(config: Config) -> list[str]:
-    """Order the fields as a person would write them: kind, wires, short values, mappings."""
+    """Sort the fields for reading: kind, wires, short values, mappings."""
     fields = type(config).model_fields
 
     def rank(name: str) -> int:
@@ -107,7 +107,7 @@ def _nested(value: object) -> bool:
 
 
 def _written(config: Config, name: str) -> bool:
-    """Return True if a field must be in the text: unless it resolves to its default when missing."""
+    """Return True if a field must be written, because omitting it could change its value."""
     info = type(config).model_fields[name]
     if name == config.word_key or info.is_required() or marker(info, SharedMarker) is not None:
         return True
@@ -117,7 +117,7 @@ def _written(config: Config, name: str) -> bool:
 
 
 def _same(a: object, b: object) -> bool:
-    """Return True if equal and of one type: True is not 1."""
+    """Return True if two values are equal and have the same type: True is not 1."""
     return type(a) is type(b) and a == b
 
 
@@ -141,7 +141,7 @@ def _value(value: Any, config: Config, name: str) -> Data:
 
 
 def _word(data: Data, config: Config) -> Data:
-    """Shorten a mapping that holds only the value of a bare word to that word."""
+    """Return the word that can replace a mapping with a single key, if there is one; else the mapping."""
     if isinstance(data, dict) and list(data) == [config.word_key]:
         word = data[str(config.word_key)]
         return data if word == "none" else word  # `none` would leave the slot empty
@@ -149,7 +149,7 @@ def _word(data: Data, config: Config) -> Data:
 
 
 def _changes(base: Config, changed: Config) -> dict[str, Data]:
-    """Return the patch with which `tfkit.spec.merge` turns the text of `base` into the text of `changed`."""
+    """Return the patch that `tfkit.spec.merge` applies to `base` to obtain `changed`."""
     patch: dict[str, Data] = {}
     for name in _ordered(changed):
         old, new = getattr(base, name), getattr(changed, name)
@@ -166,7 +166,7 @@ def _changes(base: Config, changed: Config) -> dict[str, Data]:
 
 
 def _entries(old: Data, new: Data, name: str) -> Data:
-    """Return the patch from `old` to `new`: mappings of one kind are merged, everything else is replaced."""
+    """Return the patch from `old` to `new`: mappings with the same kind merge; any other value is replaced."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     if "kind" in new and new["kind"] != old.get("kind"):
@@ -182,7 +182,7 @@ def lines_of(data: Mapping[str, Data], depth: int) -> list[str]:
 
 
 def _entry(key: str, value: Data, depth: int) -> list[str]:
-    """Return the lines of `key: value`: one if it fits, else one for each entry of the value."""
+    """Return `key: value` on one line if it fits, else with each entry of the value on a line."""
     if key == MERGE:
         raise ValueError(f"`{MERGE}` cannot be a key: it merges")
     start = f"{INDENT * depth}{_text(key, flow=False)}:"
@@ -219,7 +219,7 @@ def _scalar(value: str | int | float | bool | None, *, flow: bool) -> str:
         return _text(value, flow=flow)
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    # The loader refuses numbers this long; only arithmetic can produce them.
+    # The loader rejects literals of this length, but accepts a result of arithmetic.
     return f"0 + {value}" if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS else repr(value)
 
 

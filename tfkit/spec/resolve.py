@@ -1,8 +1,8 @@
-"""Data to configs: every field from its mapping, from the enclosing configs, or from its default, with a known origin.
+"""From data to configs: each field gets its value from its mapping, from an enclosing config, or from its default.
 
-The tree of configs is the tree of the YAML. A field that holds a config is resolved first, with its kind looked up in
-the registry; then pydantic checks the types and the config checks its relations. All errors are collected, one for each
-mistake: consequences of a broken config for the configs around it are not checked.
+The tree of configs has the structure of the YAML. Fields that hold configs are resolved first, with kinds from the
+registry. Then pydantic checks the types, and the config checks relations between fields. All errors are collected. An
+invalid config does not cause errors in the configs around it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Resolver:
 
     @property
     def diagnostics(self) -> list[Diagnostic]:
-        """The errors of the spec, each mistake once."""
+        """Errors of the spec. A mistake that causes several errors is reported once."""
         missing = [key for (path, name), key in self._missing.items() if not self._missing_in_base(path, name)]
         errors = [*self._errors, *key_errors.of_keys(self._unknown, missing, self.plugins, self.provenance)]
         if self._count() >= MAX_ERRORS:
@@ -55,7 +55,7 @@ class Resolver:
         return errors
 
     def config(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> Any:
-        """Return the config of class `cls` described by the mapping, or INVALID with the reasons in `diagnostics`."""
+        """Construct a config of class `cls` from a mapping, or return INVALID and add the errors to `diagnostics`."""
         before = self._count()
         if before >= MAX_ERRORS:
             return INVALID
@@ -77,13 +77,13 @@ class Resolver:
         return len(self._errors) + len(self._unknown) + len(self._missing)
 
     def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Scoped], Scope]:
-        """Return the text values of a config's fields, written or inherited, and the scope of the configs inside it."""
+        """Return the unresolved values of a config's fields, and the scope of the configs inside it."""
         values: dict[str, Scoped] = {}
-        inner = dict(scope)
+        inside = dict(scope)
         for name, info in cls.model_fields.items():
             here = (*path, name)
             if name in node.items:
-                values[name] = Scoped(node.items[name], here, inner)
+                values[name] = Scoped(node.items[name], here, inside)
                 self.provenance.origins[here] = Origin("given", _value_span(node.items[name], node.keys[name]))
             elif name in scope and marker(info, SharedMarker) is not None:
                 values[name] = scope[name]
@@ -95,10 +95,10 @@ class Resolver:
                 self.provenance.origins[here] = Origin("default")
         for name, text in cls.derived.items():
             if name not in values:
-                inner[name] = Scoped(Scalar(text, node.span), (*path, name), inner)
-        if path:  # the top of a spec shares all keys beside its own fields
-            inner.update(values)
-        return values, inner
+                inside[name] = Scoped(Scalar(text, node.span), (*path, name), inside)
+        if path:  # the top of a spec shares all keys that are not its fields
+            inside.update(values)
+        return values, inside
 
     def _field(self, name: str, info: FieldInfo, value: Scoped | None, path: Path, scope: Scope) -> Any:
         here, default_kind = (*path, name), extra(info, "default_kind")
@@ -141,7 +141,7 @@ class Resolver:
             self.provenance.spans[(*path, name)] = span
 
     def _patches(self, shape: ConfigShape, node: Node, path: Path) -> Any:
-        """Resolve named changes, each as the enclosing config with the change merged in."""
+        """Resolve named changes: each becomes a copy of the enclosing config with the change applied."""
         if not isinstance(node, Mapping):
             return self._error(*messages.no_names(path, node), node.span, path)
         if len(node.items) > MAX_VARIANTS:
@@ -161,14 +161,14 @@ class Resolver:
         return INVALID if INVALID in variants.values() else variants
 
     def _missing_in_base(self, path: Path, name: str) -> bool:
-        """Return True if a key missing in a variant is missing in the layer that it changes too."""
+        """Return True if a key that is missing in a variant is also missing in the stack that the variant changes."""
         return any(
             path[i + 1] == "variants" and ((*path[:i], *path[i + 3 :]), name) in self._missing
             for i in range(len(path) - 2)
         )
 
     def _one(self, shape: ConfigShape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
-        """Resolve a config from a mapping or a bare word; or null or a boolean, where the field allows it."""
+        """Resolve a config from a mapping or a single word, or a null or boolean if the field allows it."""
         cls = shape.config
         if isinstance(node, Scalar):
             if isinstance(node.value, bool) and shape.boolean:
@@ -213,7 +213,7 @@ class Resolver:
         return INVALID
 
     def _plain(self, info: FieldInfo, node: Node, path: Path, scope: Scope, nested: int = 0) -> Any:
-        """Resolve a value without configs inside, with arithmetic evaluated; `nested` is its depth within the field."""
+        """Resolve a value without configs and evaluate its arithmetic; `nested` is its depth within the field."""
         if not isinstance(node, Scalar) and len(node.items) > MAX_ITEMS:
             return self._error(messages.too_many(path, len(node.items), MAX_ITEMS), None, node.span, path)
         if isinstance(node, Mapping):
@@ -245,7 +245,7 @@ class Resolver:
         return int(value) if float not in numbers and value == int(value) else value
 
     def _check_keys(self, cls: type[Config], node: Mapping, values: MappingABC[str, Scoped], path: Path) -> None:
-        """Note the unknown keys of a config, and the missing ones."""
+        """Record the unknown and the missing keys of a config."""
         missing = [
             name
             for name, info in cls.model_fields.items()
@@ -259,7 +259,7 @@ class Resolver:
             self._missing[path, name] = key_errors.Missing(name, cls, path)
 
     def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, *, sound: bool) -> Any:
-        """Construct the config from its values. Relations between them are checked only if the values are `sound`."""
+        """Construct a config from its values. Relations between fields are checked only if all values are `sound`."""
         try:
             config = cls.model_validate({name: value for name, value in values.items() if value is not INVALID})
         except ValidationError as error:
@@ -283,12 +283,12 @@ _ABSENT: Any = object()
 
 
 def _is_word(cls: type[Config], value: object) -> bool:
-    """Return True for a number in the place of a mapping that is no component: it stands for the value of its word."""
+    """Return True for a number that replaces a mapping without kinds: it is the value of the mapping's word key."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not issubclass(cls, Component)
 
 
 def _value_span(node: Node, key: Span) -> Span:
-    """Return the location of a value if it is on one line, else the location of its key."""
+    """Return the location of a value that is on one line, else of its key."""
     return node.span if isinstance(node, Scalar) or node.span.line == key.line else key
 
 
@@ -297,7 +297,7 @@ def _value_span(node: Node, key: Span) -> Span:
 
 @dataclass(frozen=True, eq=False)
 class Scoped:
-    """A value of the spec's text, the path under which it was written, and its scope there."""
+    """An unresolved value, the path at which it was written, and the scope at that path."""
 
     node: Node
     path: Path
@@ -308,15 +308,15 @@ Scope: TypeAlias = MappingABC[str, Scoped]
 
 
 def compute(text: str, scope: Scope, path: Path, used: set[Path]) -> Number:
-    """Evaluate the expression at `path`, and add the paths of all values that it uses to `used`.
+    """Evaluate the expression at `path`, and add to `used` the paths of all values on which it depends.
 
-    Every name has its meaning at the place of the expression. Raises ExpressionError.
+    Names are looked up in the scope in which the expression was written. Raises ExpressionError.
     """
     return _Computation(used).value(text, scope, (path,))
 
 
 class _Computation:
-    """Computes each value once, so that a chain of expressions costs no more than its length."""
+    """Evaluates expressions, each only once, so a chain of expressions takes linear time."""
 
     def __init__(self, used: set[Path]) -> None:
         self.used = used
@@ -347,7 +347,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_expression(value: Scoped) -> bool:
-    """Return True if it is arithmetic, and not just a word."""
+    """Return True for arithmetic, and False for a single word."""
     node = value.node
     if not isinstance(node, Scalar) or node.quoted or not isinstance(node.value, str):
         return False

@@ -1,6 +1,7 @@
-"""The meaning of an unquoted word by the YAML 1.2 core schema: https://yaml.org/spec/1.2.2/#103-core-schema.
+"""The value of an unquoted word by the YAML 1.2 core schema: https://yaml.org/spec/1.2.2/#103-core-schema.
 
-`yes`, `on` and `1_000` are text. Numbers that YAML versions read differently, or that no model has, are refused.
+`yes`, `on` and `1_000` are text. Numbers that mean different things in different YAML versions are rejected, as are
+numbers that no model can have.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def resolve(text: str) -> str | int | float | bool | None:
     if match := _FLOAT.fullmatch(text):
         return _float(text, match["mantissa"])
     if _NOT_FINITE.fullmatch(text):
-        raise Invalid("", f"{quoted(text)} is not a number that a model can have", help="write a finite number")
+        help = "write a finite number, or quote it if it is text"
+        raise Invalid("", f"a number must be finite; got {quoted(text)}", help=help)
     return text
 
 
@@ -51,7 +53,7 @@ def _integer(text: str, match: re.Match[str]) -> int:
 
 
 def _float(text: str, mantissa: str) -> float:
-    value = float(text) if len(text) <= 2 * MAX_DIGITS else math.inf  # nobody writes such a number
+    value = float(text) if len(text) <= 2 * MAX_DIGITS else math.inf  # a longer number is a mistake
     if math.isinf(value) or (value == 0 and mantissa.strip("0.")):
         help = "write a number within the range of float64, or quote it if it is text"
         raise Invalid("", f"a number must fit into a float64; got {quoted(text)}", help=help)

@@ -1,8 +1,8 @@
-"""The spec language as JSON Schema (draft 2020-12), with all installed plugins, for completion and checks in editors.
+"""JSON Schema (draft 2020-12) of the spec language and all installed plugins, for completion and checks in editors.
 
-It covers each field alone; the loader checks relations between fields. Every mapping is described twice: whole, and
-as a change (`changes.` before its name) in which nothing is required, for layer variants and for specs that extend
-another one.
+The schema checks fields independently; only the loader checks relations between fields. Every mapping has two
+definitions: the complete mapping, and its changes (with the prefix `changes.`), in which no key is required. Layer
+variants and specs with `extends` use the changes.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ CHANGES = "changes."
 NAME = r"^(?!.*_mask$)[A-Za-z][A-Za-z0-9_]*$"  # as the graph checks it: an identifier
 NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
 SHARED = "Inherited from the enclosing mappings of the spec if it is not given."
-LEAST_SHARED = 60  # characters below which a field is written out: a reference is no shorter
+LEAST_SHARED = 60  # length in characters below which a reference would not be shorter than the field
 ARITHMETIC = {"$ref": "#/$defs/arithmetic"}  # as `ref` writes it
 TEXTS = ("title", "description", "markdownDescription")
 
 
 def json_schema(plugins: Plugins) -> Schema:
-    """Return the schema of a spec: plain data, in the same order for the same plugins."""
+    """Return the schema of a spec as plain data. Its order depends only on the plugins."""
     language = SchemaWriter(plugins)
-    whole, changes = language.document(partial=False), language.document(partial=True)
-    return language.schema("spec", "A transformer as tfkit reads it", whole, changes, language.arithmetic())
+    complete, changes = language.document(partial=False), language.document(partial=True)
+    return language.schema("spec", "A transformer as tfkit reads it", complete, changes, language.arithmetic())
 
 
 class SchemaWriter:
-    """Writes one definition for each config and each slot that a spec can reach."""
+    """Writes a definition for each config and each slot that a spec can contain."""
 
     def __init__(self, plugins: Plugins) -> None:
         self.registry = plugins.registry
         self.defs: dict[str, Schema] = {}
         self.configs: dict[str, type[Config]] = {}
 
-    def schema(self, name: str, title: str, whole: Schema, changes: Schema, arithmetic: Schema) -> Schema:
+    def schema(self, name: str, title: str, complete: Schema, changes: Schema, arithmetic: Schema) -> Schema:
         """Return the schema of a complete document or, if it extends another, of its changes."""
-        definitions = {name: whole, f"{CHANGES}{name}": changes, "arithmetic": arithmetic, **self.defs}
+        definitions = {name: complete, f"{CHANGES}{name}": changes, "arithmetic": arithmetic, **self.defs}
         return {
             "$schema": DRAFT,
             "title": title,
@@ -66,8 +66,8 @@ class SchemaWriter:
 
     def document(self, *, partial: bool) -> Schema:
         """Return the schema of the top of a spec: its fields, and the shared fields."""
-        whole = self.mapping(ModelSpec, partial=partial)
-        properties = whole["properties"]
+        mapping = self.mapping(ModelSpec, partial=partial)
+        properties = mapping["properties"]
         for part in ("inputs", "graph"):
             properties[part]["propertyNames"] = {"pattern": NAME}
         names = {"type": "array", "items": {"type": "string", "pattern": NAME}, "uniqueItems": True}
@@ -80,7 +80,7 @@ class SchemaWriter:
         if partial:  # null removes what is inherited
             for name in properties.keys() - {"tfkit", "name", "extends"}:
                 properties[name] = {**about_of(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
-        return whole
+        return mapping
 
     def arithmetic(self, *further: str) -> Schema:
         """Return the schema of arithmetic: names of numbers, literals and operators."""
@@ -94,7 +94,7 @@ class SchemaWriter:
         }
 
     def _shared(self, name: str, *, partial: bool) -> Schema:
-        """Return the values that the fields with a name take, anywhere in a spec."""
+        """Return the schema of a shared key: the values that fields of this name accept, anywhere in a spec."""
         options: list[Schema] = []
         users: set[str] = set()
         for _, config in sorted(self.configs.items()):
@@ -114,7 +114,7 @@ class SchemaWriter:
             self.configs[name] = config
         key = f"{CHANGES}{name}" if partial else name
         if key not in self.defs:
-            self.defs[key] = {}  # its fields may lead back to it
+            self.defs[key] = {}  # ends the recursion: its fields may contain it
             self.defs[key] |= {"title": name, **self.mapping(config, partial=partial), **_documented(about)}
         return ref(key)
 
@@ -152,7 +152,7 @@ class SchemaWriter:
         return {**_documented(text), **({"default": default} if default else {}), **options}
 
     def _configs(self, shape: ConfigShape, *, implied: str | None, partial: bool) -> Schema:
-        # A list in a change replaces the old one: its items are whole.
+        # A list in a change replaces the previous list, so its items are complete.
         options = self._one(shape.config, implied, partial=partial and shape.container != "list")
         if shape.container == "list":
             options = [{"type": "array", "items": any_of(options)}]
@@ -164,7 +164,7 @@ class SchemaWriter:
         return any_of(options)
 
     def _one(self, config: type[Config], implied: str | None, *, partial: bool) -> list[Schema]:
-        """Return the forms of one config: a mapping, or a bare word."""
+        """Return the alternatives for one config: a mapping, or a single word."""
         if issubclass(config, Component):
             kinds = self.registry.kinds(config.slot, config)
             words = {
@@ -176,7 +176,7 @@ class SchemaWriter:
         return [self._word(config, config.word_key), *options] if config.word_key else options
 
     def _word(self, config: type[Config], key: str) -> Schema:
-        """Return the schema of a word that stands for a mapping: the value of its field `key`, or a kind."""
+        """Return the schema of a word that replaces a mapping: a kind, or the value of its field `key`."""
         info = config.model_fields[key]
         if shape_of(info.annotation) is None:
             return _plain(config, key)
@@ -185,12 +185,12 @@ class SchemaWriter:
     def _slot(self, base: type[Component], implied: str | None, *, partial: bool) -> Schema:
         """Return a reference to the definition of a slot's mapping, restricted to the kinds that `base` takes.
 
-        Its kind determines its keys. Without one it is of the `implied` kind; in a change, of the kind that it changes.
+        The kind determines the keys. A mapping without a kind has the `implied` kind; in a change, any kind.
         """
         name = base.slot if "slot" in vars(base) else f"{base.slot}.{base.__name__.removesuffix('Config')}"
         key = f"{CHANGES}{name}" if partial else f"{name}.or.{implied}" if implied else name
         if key not in self.defs:
-            self.defs[key] = {}  # its fields may lead back to it
+            self.defs[key] = {}  # ends the recursion: its fields may contain it
             self.defs[key] |= {"title": name, **_documented(inspect.cleandoc(base.__doc__ or ""))}
             self.defs[key] |= self._mapping_of(base, name, implied, partial=partial)
         return ref(key)
@@ -199,8 +199,8 @@ class SchemaWriter:
         kinds, word = self.registry.kinds(base.slot, base), str(base.word_key)
         named = {"required": [word]}
         if implied and not partial:
-            whole, alone = self._slot(base, None, partial=False), self._kind(kinds[implied], partial=False)
-            return {"type": "object", "if": named, "then": whole, "else": alone}
+            complete, alone = self._slot(base, None, partial=False), self._kind(kinds[implied], partial=False)
+            return {"type": "object", "if": named, "then": complete, "else": alone}
         cases = [
             {"if": {"properties": {word: {"const": kind}}, **named}, "then": self._kind(registered, partial=partial)}
             for kind, registered in kinds.items()
@@ -215,7 +215,7 @@ class SchemaWriter:
         }
 
     def _of_some_kind(self, kinds: Iterable[Registered], name: str) -> Schema:
-        """Return a reference to the definition of a change to a component of unknown kind, with all keys."""
+        """Return a reference to the definition of a change without a kind, which may have the keys of all kinds."""
         key = f"{CHANGES}{name}.any"
         self.defs[key] = {}
         fields: dict[str, list[Schema]] = {}
@@ -236,7 +236,7 @@ class SchemaWriter:
 
 
 def _with_null_entries(schema: Schema) -> Schema:
-    """Return a mapping of names to configs, where null removes an entry of the spec that is changed."""
+    """Allow null for the entries of a mapping of names to configs: it removes the entry that the base has."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [_with_null_entries(option) for option in schema["anyOf"]]}
     if not isinstance(schema.get("additionalProperties"), dict):
@@ -245,7 +245,7 @@ def _with_null_entries(schema: Schema) -> Schema:
 
 
 def _required(config: type[Config]) -> list[str]:
-    """Return the required fields of a mapping: without a default, and not inherited."""
+    """Return the required fields of a mapping: fields without a default that cannot be inherited."""
     return [
         name
         for name, info in config.model_fields.items()
@@ -254,7 +254,7 @@ def _required(config: type[Config]) -> list[str]:
 
 
 def _plain(config: type[Config], name: str) -> Schema:
-    """Return the values of a field without configs inside, numbers also as arithmetic."""
+    """Return the schema of a field without configs, which allows arithmetic for numbers."""
     schema = _bare(_properties(config).get(name, {}), "default")
     return _computed(schema) if numeric(config.model_fields[name].annotation)[0] else schema
 
@@ -264,7 +264,7 @@ def _properties(config: type[Config]) -> Schema:
     try:
         properties: Schema = config.model_json_schema().get("properties", {})
         return properties
-    except PydanticInvalidForJsonSchema:  # a plugin's field of a type of its own
+    except PydanticInvalidForJsonSchema:  # a field of a type that a plugin defines
         return {}
 
 
@@ -274,7 +274,7 @@ def _computed(schema: Schema) -> Schema:
         return {**default, **any_of([_bare(schema), ref("arithmetic")])}
     if "anyOf" in schema:
         options = [_computed(option) for option in schema["anyOf"]]
-        return {**schema, "anyOf": [inner for option in options for inner in option.get("anyOf", [option])]}
+        return {**schema, "anyOf": [alternative for option in options for alternative in option.get("anyOf", [option])]}
     if isinstance(schema.get("additionalProperties"), dict):
         return {**schema, "additionalProperties": _computed(schema["additionalProperties"])}
     return schema
@@ -284,7 +284,7 @@ ABOUT = ("title", "description", "markdownDescription", "default")
 
 
 def _bare(schema: Schema, *keep: str) -> Schema:
-    """Return a schema without its descriptions."""
+    """Return a schema without its descriptions, except the keys `keep`."""
     return {key: value for key, value in schema.items() if key not in ABOUT or key in keep}
 
 
@@ -299,31 +299,31 @@ def _about_kind(registered: Registered) -> str:
 
 
 def _documented(text: str) -> Schema:
-    """Return the description, repeated for editors that render Markdown."""
+    """Return the two keys of a description: plain text, and Markdown for editors that render it."""
     if not text:
         return {}
     return {"description": text, **({"markdownDescription": text} if "`" in text else {})}
 
 
-# ---- the form of a schema: alternatives that are told apart by type, and equal fields that are written once ----
+# ---- the form of a schema: alternatives that are distinguished by type, and equal fields that are written once ----
 #
-# A value that fits none of several alternatives is `not valid under any of the given schemas`, without a word about
-# the wrong key. Alternatives of different types need no guess: a mapping is meant as the mapping among them.
+# For a value that matches no alternative, an editor reports `not valid under any of the given schemas`, and not the
+# invalid key. If the alternatives have different types, the type of the value selects one of them.
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
-    """Return the schema of a value that fits any of these."""
+    """Return the schema of a value that matches any of `options`."""
     schemas = list(options)
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to the definition of that name."""
+    """Return a reference to the definition `name`."""
     return {"$ref": f"#/$defs/{name}"}
 
 
 def told_apart(schema: Any) -> Any:
-    """Return the schema with every `anyOf` in it decided by type, where that is possible."""
+    """Replace every `anyOf` in a schema by a choice by type, where possible."""
     if isinstance(schema, list):
         return [told_apart(part) for part in schema]
     if not isinstance(schema, dict):
@@ -382,7 +382,7 @@ def _alternatives(options: list[Schema]) -> Schema:
 
 
 def _by_type(option: Schema) -> list[tuple[str, Schema]]:
-    """Return an alternative by the type of its values, split in two if it lists values of several types."""
+    """Return an alternative with the type of its values, split in two if it lists values of several types."""
     if "enum" in option:
         words = [value for value in option["enum"] if isinstance(value, str)]
         rest = [value for value in option["enum"] if not isinstance(value, str)]
@@ -397,7 +397,7 @@ def _by_type(option: Schema) -> list[tuple[str, Schema]]:
 
 
 def _strings(options: list[Schema]) -> Schema:
-    """Merge words into one list with their descriptions, followed by any other strings."""
+    """Merge lists of words and their descriptions into one, followed by the remaining alternatives of type string."""
     words: dict[str, str] = {}
     for option in options:
         about = option.get("enumDescriptions") or [option.get("description", "")] * len(option.get("enum", []))
@@ -410,7 +410,7 @@ def _strings(options: list[Schema]) -> Schema:
 
 
 def _merged(options: list[Schema]) -> Schema:
-    """Merge alternatives of similar types, if at most the first of them restricts more than its type."""
+    """Merge alternatives of similar types if all except the first restrict only the type."""
     if {"type": "boolean"} in options:  # takes the false of "nothing"
         options = [{"type": "null"} if option == {"enum": [None, False]} else option for option in options]
     if len(options) == 1:
@@ -422,7 +422,7 @@ def _merged(options: list[Schema]) -> Schema:
 
 
 def _widened(schema: Schema, types: list[str]) -> Schema:
-    """Add types that a different alternative decides to a schema."""
+    """Let a schema also accept `types`, which a different alternative checks."""
     if "type" not in schema or "enum" in schema or not types:
         return schema
     present = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]

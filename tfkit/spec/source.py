@@ -1,6 +1,6 @@
-"""From the text of a spec to data in which every value knows its place.
+"""From the text of a spec to a tree in which every value has a location.
 
-A text comes from a file (`read`), from memory (`parse`), or from one `--set` argument (`parse_value`).
+The text is a file (`read`), a string (`parse`), or a `--set` argument (`parse_value`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "contents", "pa
 
 MAX_BYTES = 1 << 20
 
-# Characters that YAML forbids, line breaks that editors do not count as such, and byte order marks.
+# Characters that YAML forbids, line breaks that editors do not count as line breaks, and byte order marks.
 UNWELCOME = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
@@ -34,14 +34,14 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
     name = os.fspath(path) if name is None else name
     try:
         data = contents(path, MAX_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+    except (OSError, ValueError) as error:  # ValueError: the path contains a zero byte
         raise SpecError(_unreadable(path, name, error)) from None
     return parse(_decoded(data, name), name)
 
 
-@lru_cache(maxsize=256)  # bases and families are read again for each spec of a process
+@lru_cache(maxsize=256)  # many specs share their bases and families
 def parse(text: str, name: str) -> Mapping:
-    """Return the tree of a spec's text. Raises SpecError with every error in it."""
+    """Parse the text of a spec. Raises SpecError with every error in it."""
     source = Source(name, text.removeprefix("\ufeff"))
     node = _compose(source, 0)
     if isinstance(node, Mapping):
@@ -57,7 +57,7 @@ def parse(text: str, name: str) -> Mapping:
 def parse_value(source: Source, start: int) -> Node:
     """Parse the single value in `source.text[start:]`, which follows `=` in a `--set` argument.
 
-    Its places refer to the whole source. Empty text is null, as after a key in a file. Raises SpecError.
+    Locations refer to the full source. Empty text is null, as after a key in a file. Raises SpecError.
     """
     node = _compose(source, start)
     if node is None and source.text[start:].strip():
@@ -67,7 +67,7 @@ def parse_value(source: Source, start: int) -> Node:
 
 
 def plain(node: Node) -> Any:
-    """Return the tree as plain Python data: dict, list, str, int, float, bool, None."""
+    """Convert a tree to plain Python data: dict, list, str, int, float, bool, None."""
     if isinstance(node, Mapping):
         return {key: plain(value) for key, value in node.items.items()}
     if isinstance(node, Sequence):
@@ -93,11 +93,11 @@ def contents(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
     """Return the bytes of a file or a pipe. A pipe without a writer is empty.
 
     Raises:
-        OSError: the file cannot be read or is a folder; it has more than `limit` bytes; or it is a device, which may
-            never end, and there is no limit.
-        ValueError: the path has a zero byte.
+        OSError: the file cannot be read, or has more than `limit` bytes; or it is a device, which may be endless, and
+            there is no limit.
+        ValueError: the path contains a zero byte.
     """
-    # Without O_NONBLOCK, `open` waits until a pipe has a writer.
+    # Without O_NONBLOCK, opening a pipe blocks until it has a writer.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         info = os.fstat(number)
@@ -108,7 +108,7 @@ def contents(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
         if limit is not None and info.st_size > limit:
             raise _too_large(limit)
         if hasattr(os, "O_NONBLOCK"):
-            os.set_blocking(number, True)  # a read must wait for the text of a writer
+            os.set_blocking(number, True)  # reading must wait for the writer
         with open(number, "rb", closefd=False) as file:
             data = file.read() if limit is None else file.read(limit + 1)  # a pipe has no size to check in advance
     finally:

@@ -1,7 +1,7 @@
 """The YAML parser's errors in plain words.
 
-PyYAML speaks of block mappings and flow scalars, its C parser and its Python parser in different words.
-Here each of their errors becomes a `Diagnostic` at the place where a person would correct it.
+PyYAML uses terms such as block mapping and flow scalar, and its C and Python parsers word the same error differently.
+Here, each of their errors becomes a `Diagnostic` at the location that needs the correction.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def explain(problem: yaml.YAMLError, source: Source, start: int = 0) -> Diagnost
 
 @dataclass(frozen=True)
 class _Place:
-    """The place where the parser stopped (`at`), and the start of what it was reading (`opened`)."""
+    """The offset at which the parser stopped (`at`), and the start of the construct it was parsing (`opened`)."""
 
     source: Source
     at: int
@@ -148,7 +148,7 @@ def _misplaced(place: _Place) -> Diagnostic:
     return Diagnostic("the indentation of this line matches nothing above it", place.word(), help=INDENT)
 
 
-# The first pattern that is found in "context: problem" decides.
+# The first pattern that matches in "context: problem" applies.
 _RULES: tuple[tuple[str, Callable[[_Place], Diagnostic]], ...] = (
     (r"mapping values are not allowed", _second_colon),
     (r"could not find expected ':'", _no_colon),
@@ -158,7 +158,7 @@ _RULES: tuple[tuple[str, Callable[[_Place], Diagnostic]], ...] = (
     (r"block (mapping|collection)|document start", _misplaced),
 )
 
-# Pattern, True to point at the start of what was being read, message, help; {} is the character there.
+# Pattern; True to point to the start of the construct; message; help. {} is the character at the location.
 _PLAIN_RULES = (
     (r"quoted scalar: found unexpected", True, "this quote is never closed", "add the closing {}"),
     (r"cannot start any token", False, "text cannot start with {!r}", "quote it"),

@@ -1,8 +1,8 @@
-"""From YAML events to a tree of values that know their places.
+"""From YAML events to a tree of values with locations.
 
-The language is YAML 1.2 without features that do not belong in data: no tags, no duplicate keys, nothing that grows out
-of proportion when it is expanded, nothing that contains itself. Only the parser's events are used: no object is ever
-constructed from a tag, and a hostile text costs no more than a long one.
+The language is a subset of YAML 1.2 for data: no tags, no duplicate keys, no values that contain themselves, and a
+limit on the size after aliases are expanded. Only the parser's events are used, so no tag ever constructs an object,
+and a hostile file takes no more time than a long file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecErro
 from tfkit.spec import syntax
 from tfkit.spec.scalars import MAX_DIGITS, resolve
 
-MAX_NODES = 50_000  # expanded: an alias counts as much as its content
+MAX_NODES = 50_000  # an alias counts as many nodes as its content
 MAX_DEPTH = 40
 MERGE = "<<"
 
@@ -29,7 +29,7 @@ _TAG = re.compile(r"!(?:<[^>]*>|[^\s,\[\]{}]*)")
 
 @dataclass(frozen=True)
 class Scalar:
-    """One value. Quoted text is always a string."""
+    """A single value. Quoted text is always a string."""
 
     value: str | int | float | bool | None
     span: Span
@@ -46,9 +46,9 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Keys and values, merge keys resolved; `keys` has the place of each key.
+    """Keys and values, with merge keys resolved; `keys` has the location of each key.
 
-    Aliases share it: do not change it.
+    Do not modify a mapping: aliases share it.
     """
 
     items: dict[str, Node]
@@ -60,7 +60,7 @@ Node: TypeAlias = "Scalar | Sequence | Mapping"
 
 
 def node_of(data: Any, span: Span) -> Node:
-    """Convert plain data to a tree with a single location."""
+    """Convert plain data to a tree in which all values have the location `span`."""
     if isinstance(data, dict):
         items = {str(key): node_of(value, span) for key, value in data.items()}
         return Mapping(items, dict.fromkeys(items, span), span)
@@ -70,7 +70,7 @@ def node_of(data: Any, span: Span) -> Node:
 
 
 def compose(source: Source, start: int = 0) -> Node | None:
-    """Parse the document in `source.text[start:]`; None if it is empty.
+    """Parse the document in `source.text[start:]`. Return None if it is empty.
 
     Raises SpecError with every error in it.
     """
@@ -88,12 +88,12 @@ def compose(source: Source, start: int = 0) -> Node | None:
 @dataclass(frozen=True)
 class _Anchor:
     node: Node
-    size: int  # nodes, as expanded
-    height: int  # levels below its own
+    size: int  # number of nodes after aliases are expanded
+    height: int  # levels below the node
 
 
 class _Composer:
-    """One pass over the events. Errors are collected; only errors of size end the pass."""
+    """Builds the tree in one pass over the events. Errors are collected; only data that is too large ends the pass."""
 
     def __init__(self, source: Source, start: int) -> None:
         self.source = source
@@ -101,7 +101,7 @@ class _Composer:
         self.events: Iterator[Any] = yaml.parse(source.text[start:], Loader=_Loader)
         self.errors: list[Diagnostic] = []
         self.anchors: dict[str, _Anchor] = {}
-        self.open: set[str] = set()  # the anchors of what is being composed
+        self.open: set[str] = set()  # the anchors of the enclosing nodes
         self.nodes = 0
         self.deepest = 0
 
@@ -182,7 +182,7 @@ class _Composer:
         return self._merged(entries, self._span(start, event))
 
     def _merged(self, entries: dict[str, tuple[Span, Node]], span: Span) -> Mapping:
-        """Replace `<<` by the merged keys, except keys that are also written out."""
+        """Replace `<<` by the keys of the merged mappings. Keys that are written out take precedence."""
         merged: dict[str, tuple[Span, Node]] = {}
         for name, entry in entries.items():
             if name == MERGE:
@@ -243,7 +243,7 @@ class _Composer:
         raise SpecError(*self.errors, Diagnostic(message, span, notes=notes, help=help))
 
     def _span(self, event: Any, last: Any = None) -> Span:
-        """Return the span of an event, or from it to another event, without an anchor or tag before it."""
+        """Return the span from an event to `last`, by default the event, without an anchor or tag before it."""
         start, end = self.start + event.start_mark.index, self.start + (last or event).end_mark.index
         match = _PROPERTIES.match(self.source.text, start)
         if match and not isinstance(event, yaml.AliasEvent):

@@ -54,10 +54,10 @@ def read_headers(path: Path) -> dict[Path, FileHeader]:
 
 
 def content_of(path: Path) -> str:
-    """Return 64 hexadecimal digits that are equal for equal tensors, however they are split into files.
+    """Return a digest of the tensors, 64 hexadecimal digits. It does not depend on how they are split into files.
 
-    `path` is a file, an index, a model folder, or a run folder, which stands for its latest checkpoint.
-    Metadata does not count. Raises SpecError as `read_headers` does.
+    `path` is a file, an index, a model folder, or a run folder, whose latest checkpoint is used.
+    Metadata is ignored. Raises SpecError as `read_headers` does.
     """
     digest = hashlib.sha256()
     headers = read_headers(model_folder(path))
@@ -85,7 +85,7 @@ def _data(path: Path, entry: Entry) -> Iterator[bytes]:
 
 
 def _in_folder(folder: Path) -> Path:
-    """Return the file that holds, or lists, the weights of a folder."""
+    """Return the weights of a folder: a safetensors file, or an index."""
     for name in (WEIGHTS, INDEX):
         if os.path.lexists(folder / name):
             return folder / name
@@ -108,7 +108,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _shards(index: Path) -> dict[str, list[str]]:
-    """Return the files that an index names, with the tensors assigned to them."""
+    """Return the files that an index names, each with the names of its tensors."""
     with open_regular(index) as file:
         try:
             raw = file.read(MAX_HEADER + 1)
@@ -130,15 +130,15 @@ def _shards(index: Path) -> dict[str, list[str]]:
 
 
 def _inside(index: Path, shard: str) -> Path:
-    """Return the path of a shard. Raise an error if it is outside the index's folder, also through a link.
+    """Return the path of a shard. Raise an error if it lies outside the folder of the index, even through a link.
 
-    In a cache of the Hugging Face hub every file of a snapshot is a link to the blobs of the same repository.
+    Links to the blobs of the same repository are allowed: the cache of the Hugging Face hub consists of such links.
     """
     folder = index.parent
     allowed = [folder]
     if folder.absolute().parent.name == "snapshots":
         allowed.append(folder.absolute().parent.parent / "blobs")
-    if "\0" not in shard:  # no system allows such a name: opening the file fails
+    if "\0" not in shard:  # a name with a zero byte is valid nowhere: opening the file fails
         real = Path(os.path.realpath(folder / shard))
         if not any(real.is_relative_to(os.path.realpath(parent)) for parent in allowed):
             message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"

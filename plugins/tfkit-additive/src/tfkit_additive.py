@@ -25,7 +25,7 @@ class AdditiveConfig(tfkit.MultiHeadConfig):
     kind: Literal["additive"] = "additive"
 
     def check(self) -> None:
-        """Reject fields that require products of queries and keys."""
+        """Raise `Invalid` for fields that require products of queries and keys."""
         super().check()
         for name in ("scale", "softcap", "sinks"):
             if getattr(self, name):

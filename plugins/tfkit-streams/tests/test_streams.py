@@ -210,7 +210,7 @@ def test_a_conditioned_stack_begins_as_the_identity() -> None:
         ({"condition": "time"}, "`condition` has no effect: no component takes it"),
         (FIELDS["modulated"] | {"residual": {"kind": "modulated", "d_condition": 5}}, "width 5; got width 12"),
         (FIELDS["modulated"] | {"condition": "tokens"}, "`condition` must be a vector"),
-        ({"placement": "parallel", "residual": "depth"}, "residual `depth` cannot be combined with"),
+        ({"placement": "parallel", "residual": "depth"}, "residual `depth` requires that"),
         (
             {"residual": "depth", "layers": {"variants": {"plain": {"residual": "add"}}, "pattern": ["base", "plain"]}},
             "all sublayers of a stack must share its residual `depth`",

@@ -142,7 +142,7 @@ def test_components_are_checked_without_fields(kind: str | None, plugin: str | N
 
 def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None:
     text = run("check", "--kind", "linear", "--only", "forward", stderr=True)
-    assert "warning: block `linear` has no small model" in text
+    assert "warning: block `linear` cannot be checked alone" in text
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
         (
             1,
             "--kind encoder",
-            "block `encoder` has no small model\n   = help: check a spec that has it: `tfkit check albert_base`",
+            "block `encoder` cannot be checked alone\n   = help: check a spec that has it: `tfkit check albert_base`",
         ),
         (1, "--kind pooler", "check a spec that has it; `tfkit components block` shows its fields"),
         (1, "--kind characters", "it is part of a run, not of a model; `tfkit components tokenizer` shows its fields"),

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
-from tfkit.graph.decode_split import read_whole
+from tfkit.graph.decode_split import static_inputs
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.memory_needs import cache_size
 from tfkit.tools.cost import counter, model_step
@@ -49,7 +49,7 @@ def load(name: str) -> Graph:
 
 
 def memory_length(graph: Graph) -> int | None:
-    return S if read_whole(graph) else None
+    return S if static_inputs(graph) else None
 
 
 def counted(graph: Graph) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject.check import Alone, check
+from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 
@@ -332,7 +332,7 @@ def test_a_parameter_that_would_be_trained_is_found(tmp_path: Path, alone: Alone
             "return self.net(x)",
             "no public class of this name",
         ),
-        ("self.net = nn.TransformerDecoder(Own(d), 1, Own(d))", "return self.net.norm(x)", "not torch's own"),
+        ("self.net = nn.TransformerDecoder(Own(d), 1, Own(d))", "return self.net.norm(x)", "do not belong to torch"),
         (
             "self.net = nn.Sequential(nn.Linear(d, d), nn.Linear(d, d))\nself.net[1].weight = self.net[0].weight",
             "return self.net(x)",

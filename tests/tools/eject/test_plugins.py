@@ -13,7 +13,7 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
-from tfkit.tools.eject.check import Alone, check
+from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 
@@ -372,7 +372,7 @@ def test_a_type_has_a_name_in_the_file(alone: Alone, message: str, written: str,
             (("x: Tensor", "x: Nowhere"), "NameError: name 'Nowhere' is not defined"),
             (
                 ("import torch\n", "import torch\nimport tfkit\n"),
-                "it imports tfkit, and a file needs nothing but torch",
+                "it must import only torch; it imports tfkit",
             ),
             (
                 ("import torch\n", "import torch\nimport importlib\nimportlib.import_module('tfkit')\n"),

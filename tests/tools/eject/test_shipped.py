@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.eject.check import Alone, check
+from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.text import in_docs
 from tfkit.tools.eject.write import eject

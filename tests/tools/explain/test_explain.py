@@ -113,14 +113,14 @@ def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]
     gpt2 = said("gpt2")
     assert gpt2["embedding"] == "Token ids to vectors: the token table, plus positions."
     assert gpt2["logits"] == "Vectors to logits over the vocabulary: multiply by the output matrix."
-    assert gpt2["decoder"] == "Layers that read only what came before."
+    assert gpt2["decoder"] == "Layers with causal attention."
     llama = said("llama3_8b")
     assert llama["embedding"] == "Token ids to vectors: the token table."
     bert = said("bert_base")
-    assert bert["embedding"].endswith(": the token table, plus positions, plus further tables, normalized.")
+    assert bert["embedding"].endswith(": the token table, plus positions, plus additional tables, normalized.")
     assert bert["logits"] == "Vectors to logits over the vocabulary: transform, multiply by the output matrix."
     pair = said("vaswani_base")
-    assert "came before and, by cross-attention, `encoder`." in pair["decoder"]
+    assert "causal attention, and cross-attention to `encoder`." in pair["decoder"]
     assert pair["target_embedding"] == "Token ids to vectors: the token table, scaled, plus positions."
     olmo = said("olmo_1b")
     assert olmo["norm"] == "Subtract the mean, divide by the standard deviation."

@@ -73,4 +73,4 @@ def test_logits_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
     weights = {name: tensor * 1e36 for name, tensor in load_file("out/model.safetensors").items()}
     save_file(weights, tmp_path / "w.safetensors")
     err = run("small.yaml", "--weights", str(tmp_path / "w.safetensors"), "--tokens", "1", status=1)[1]
-    assert err == "error: the model's logits are NaN, in torch.float32: its weights are broken, or too large for it\n"
+    assert err == "error: the logits are NaN in torch.float32: the weights are corrupt, or too large for this type\n"

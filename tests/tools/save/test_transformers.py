@@ -297,10 +297,10 @@ AutoModelForCausalLM.from_pretrained({str(tmp_path / "out" / "checkpoint-4")!r},
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("self.lm_head(x)", "self.lm_head(-x)", "computes something else for inputs"),
-        ("cache.update(k, v, context.layer)", "cache.update(v, k, context.layer)", "that are read in pieces"),
+        ("self.lm_head(x)", "self.lm_head(-x)", "its results differ for inputs"),
+        ("cache.update(k, v, context.layer)", "cache.update(v, k, context.layer)", "in several cached steps"),
         ("visible = visible & tokens", "visible = visible | tokens", "padded inputs"),
-        ("self.decoder = ", "self.stack = self.decoder = ", "other tensors|missing keys"),
+        ("self.decoder = ", "self.stack = self.decoder = ", "tensors differ|missing keys"),
     ],
 )
 def test_a_bug_in_the_code_leaves_no_folder(

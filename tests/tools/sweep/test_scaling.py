@@ -32,7 +32,7 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_losses_without_noise_give_the_law_back() -> None:
-    """In any order of sizes; and the law of the others foretells the largest."""
+    """In any order of sizes; and the law of the others predicts the largest."""
     entries = losses(np.random.default_rng(0), SIZES, 3, 0.0)
     for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2]):
         law = law_of([SIZES[i] for i in order], [entries[i] for i in order])

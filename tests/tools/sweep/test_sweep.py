@@ -121,7 +121,7 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     for name in finished:
         shutil.rmtree(Path("out/runs", name))
     tuning, runs, *_ = planned(capsys)
-    assert (tuning["there"], runs["there"]) == (2, 0)
+    assert (tuning["done"], runs["done"]) == (2, 0)
     assert runs["seconds"] / runs["steps"] == pytest.approx(tuning["seconds"] / tuning["steps"])
     write(SWEEP + TUNE.replace("1e-2]", "1e-2, 10]"))
     assert not any("not tuned" in note for note in result(capsys)["notes"])
@@ -225,7 +225,7 @@ def test_a_search_asks_for_the_same_trials_again(capsys: pytest.CaptureFixture[s
     pytest.importorskip("optuna")
     write(SEARCH)
     assert sweep("--plan") == 0
-    assert "6 different runs, 6 to make" in capsys.readouterr().out
+    assert "6 different runs, 6 to train" in capsys.readouterr().out
     actual = result(capsys)
     (arm,) = actual["arms"]
     trials = new_folders[:5]

@@ -1,4 +1,4 @@
-"""Fields that say which layers of a stack differ: lists of types, and numbers of layers."""
+"""Fields that select the variants of a stack's layers: lists of types, and numbers of layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayerTypesConfig(FieldConfig):
         return self.at
 
     def check(self) -> None:
-        """Refuse a type with variants for some of its layers only."""
+        """Raise `Invalid` for a type with variants for only some of its layers."""
         super().check()
         for type, variant in self.layer_types.items():
             if not isinstance(variant, str) and REST not in variant:
@@ -74,18 +74,18 @@ class LayerTypesConfig(FieldConfig):
 
 
 class CountConfig(FieldConfig):
-    """Fields of the kinds that give layers by a number."""
+    """Base class of kinds whose field is a number of layers."""
 
     at: str
     """The path of the stack."""
 
     @property
     def refines(self) -> bool:
-        """True if the variant of a layer depends on the one that an earlier field gave it."""
+        """True if the variant of a layer depends on the variant that an earlier field set."""
         return False
 
     def names(self, number: int, before: Sequence[str]) -> list[str]:
-        """Return the variant of each layer if the field is `number`. Earlier fields gave the variants `before`."""
+        """Return the variant of each layer if the field is `number`. Earlier fields set the variants `before`."""
         raise NotImplementedError
 
     def before(self, names: Sequence[str]) -> list[str]:
@@ -93,7 +93,7 @@ class CountConfig(FieldConfig):
         return [BASE] * len(names)
 
     def count(self, names: Sequence[str]) -> int:
-        """Return the number that these layers suggest; `names` shows whether it fits."""
+        """Return the number that these layers suggest. `names` then shows if it reproduces them."""
         raise NotImplementedError
 
     def read(self, name: str, file: Reading) -> None:
@@ -204,7 +204,7 @@ class PerLayerConfig(FieldConfig):
         return {name: entry["0"] for name, entry in self.per_layer.items() if not isinstance(entry, str)}
 
     def check(self) -> None:
-        """Refuse a variant without a path."""
+        """Raise `Invalid` for a variant without a path."""
         super().check()
         for variant, entry in self.per_layer.items():
             if not isinstance(entry, str) and entry.keys() != {"0", REST}:
@@ -248,14 +248,14 @@ def _refined(before: Sequence[str], numbers: Container[int], table: Mapping[str,
 
 
 def _variant(variant: str | Mapping[str, str], layer: int, before: str) -> str:
-    """Return the variant of a layer type for a layer, which may depend on the variant that an earlier field gave it."""
+    """Return the variant of a layer of a type, which may depend on the variant that an earlier field set."""
     if isinstance(variant, str):
         return variant
     return next(variant[key] for key in (str(layer), before, REST) if key in variant)
 
 
 def spelt_out(value: Any) -> Any:
-    """Return a list in full: `[[[a, b], 12]]` is a, b, a, b ..., 24 items in total. Other values are unchanged."""
+    """Expand a list with counts: `[[[a, b], 12]]` is a, b, a, b ..., 24 items in total. Other values are unchanged."""
     listed = isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 for item in value)
     if not listed or not all(isinstance(cycle, list) for cycle, _ in value):
         return value

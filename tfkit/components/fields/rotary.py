@@ -50,7 +50,8 @@ SCALINGS: dict[str, dict[str, str]] = {
     },
     "proportional": {SHARE: "width"},
 }
-"""The fields of each scaling: theirs, ours. The width of `proportional` is a fraction of a head there."""
+"""Names in config.json and in specs of the fields of each scaling. In config.json, the width of `proportional` is a
+fraction of a head."""
 
 
 class RopeFieldConfig(FieldConfig):
@@ -66,7 +67,7 @@ class RopeFieldConfig(FieldConfig):
     """The types of layers that `rope_scaling` is for, in older files."""
 
     def check(self) -> None:
-        """Refuse an entry that no type of layer has."""
+        """Raise `Invalid` for an entry that no type of layer has."""
         super().check()
         allowed = [f"{kind}.{entry}".removeprefix(".") for kind in self.paths for entry in (THETA, SHARE)]
         if unknown := [entry for entry in self.beside.values() if entry not in allowed]:
@@ -74,12 +75,12 @@ class RopeFieldConfig(FieldConfig):
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
-        """The paths of each layer type; the name is empty if one is for all."""
+        """The paths of each layer type. The name is empty if there is one entry for all types."""
         types = {"": self.rope} if isinstance(self.rope, str) else self.rope
         return {kind: (paths,) if isinstance(paths, str) else paths for kind, paths in types.items()}
 
     def older(self, kind: str) -> dict[str, str]:
-        """Return the entries of a layer type that older files have outside of the mapping, and their fields."""
+        """Return the entries of a layer type that older files have outside of the mapping, each with its field."""
         if not kind:
             return {THETA: THETA, SHARE: SHARE} | {entry: field for field, entry in self.beside.items()}
         places = {field: entry.rpartition(".") for field, entry in self.beside.items()}
@@ -110,7 +111,7 @@ class RopeFieldConfig(FieldConfig):
                 _count_turned(parameters)
             patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, outside)}
             _extend_max_len(file, patch["scaling"])
-            partial = file.knows(f"{name}.{SHARE}")  # if only some dimensions of a head are rotated
+            partial = file.knows(f"{name}.{SHARE}")  # true if the family can rotate only a part of a head
             share = 1.0 if partial else parameters.pop(SHARE, 1.0)
             usual = default.get(kind, default)
             if share != 1 and (SHARE not in usual or usual.get("rope_type") == "proportional"):
@@ -121,7 +122,7 @@ class RopeFieldConfig(FieldConfig):
             if unknown := [word for word in parameters if not file.knows(f"{name}.{word}")]:
                 raise _unknown(unknown[0])
             for path in filter(file.reaches, paths):
-                file.put(path, {"scaling": None})  # nothing of the family's own model is to remain
+                file.put(path, {"scaling": None})  # removes the scaling of the family's first spec
                 file.put(path, patch)
 
     def _parameters(self, file: Reading, name: str, kind: str) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class RopeFieldConfig(FieldConfig):
         values, default, name = file.given(around), file.default(name) or {}, name.removeprefix(around)
         parameters = dict(default.get(kind, {}) if kind else default)
         inside = {quoted(field): _mapping(values, field) for field in self.mappings(name, kind)}
-        if any(inside.values()):  # of a default with a scaling, nothing stays without it
+        if any(inside.values()):  # without its scaling, a default has no effect
             kept = () if "rope_type" in parameters else (THETA, SHARE)
             parameters = {key: value for key, value in parameters.items() if key in kept}
         elif "rope_type" in parameters:
@@ -162,18 +163,18 @@ class RopeFieldConfig(FieldConfig):
         if written.get("rope_type") == "longrope":
             file.put(ORIGINAL, written[ORIGINAL])  # the place of it in these files
         for scaled in (entries for entries in (written, *types.values()) if entries.get("rope_type") == "dynamic"):
-            if ORIGINAL in scaled:  # their class takes the trained length from here alone
+            if ORIGINAL in scaled:  # the class takes the training length only from this field
                 file.put(LENGTH, scaled[ORIGINAL])
         file.put(name, written)
 
 
 def _around(name: str) -> str:
-    """Return the prefix of a field and its neighbours: a file may have them in a mapping."""
+    """Return the prefix that a field shares with its neighbours: a file may have them in a mapping."""
     return name[: name.rfind(".") + 1]
 
 
 def _check_one_form(file: Reading, name: str) -> None:
-    """Raise `Invalid` if a file has both the older and the newer form of a scaling, and they differ."""
+    """Raise `Invalid` if a file has the older and the newer form of a scaling, and they differ."""
     values, name = file.given(_around(name)), name.removeprefix(_around(name))
     older, newer = values.get("rope_scaling"), values.get(name)
     if older and newer and older != newer:
@@ -194,7 +195,7 @@ def _check_beside(
 
 
 def _check_width(file: Reading, name: str) -> None:
-    """Raise `Invalid` if a file gives the share of a head that is rotated, and another number of dimensions."""
+    """Raise `Invalid` if a file sets the fraction of a head to rotate and a contradicting number of dimensions."""
     values = file.given(_around(name))
     share = _mapping(values, name.removeprefix(_around(name))).get(SHARE, values.get(SHARE))
     width = file.given(WIDTH).get("") if file.knows(WIDTH) else None
@@ -206,7 +207,7 @@ def _check_width(file: Reading, name: str) -> None:
 
 
 def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
-    """Raise `Invalid` if a mapping with an entry for each layer type has something else, which nothing would read."""
+    """Raise `Invalid` if a mapping with an entry for each layer type has any other entry."""
     entries = _mapping(file.given(_around(name)), name.removeprefix(_around(name)))
     unknown = [] if "" in kinds else [key for key in entries if key not in kinds]
     if unknown:
@@ -214,7 +215,7 @@ def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
 
 
 def _check_numbers(parameters: Mapping[str, Any]) -> None:
-    """Raise `Invalid` if text stands for a number, which would be read as arithmetic, or true for 1."""
+    """Raise `Invalid` for text instead of a number, which would be read as arithmetic, and for true instead of 1."""
     for key, value in parameters.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, str) and key != "rope_type":
@@ -252,16 +253,16 @@ def _scaling(file: Reading, parameters: dict[str, Any], outside: bool) -> dict[s
     elif kind == "dynamic":
         parameters[ORIGINAL] = file.compute(LENGTH)
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
-        for field in ("mscale", "mscale_all_dim"):  # one without the other has no effect
+        for field in ("mscale", "mscale_all_dim"):  # either has an effect only with the other
             parameters.pop(field, None)
-    if kind == "ntk":  # the other fields of these files have no effect next to `alpha`
+    if kind == "ntk":  # with `alpha`, the other fields have no effect
         for field in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(field, None)
     return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
 
 
 def _head_width(file: Reading, path: str) -> int | None:
-    """Return the width of a head in the attention with that position, if earlier fields give it."""
+    """Return the width of a head in the attention with that position; None if earlier fields do not set it."""
     attention = path.rpartition(".")[0]
     d_head, d_model, n_heads = map(file.at, (f"{attention}.d_head", "d_model", f"{attention}.n_heads"))
     if type(d_head) is not int and type(d_model) is int and type(n_heads) is int and n_heads > 0:
@@ -270,7 +271,7 @@ def _head_width(file: Reading, path: str) -> int | None:
 
 
 def _count_turned(parameters: dict[str, Any]) -> None:
-    """Replace the fraction of a head that a proportional rotation turns by its number of channels, an even number."""
+    """Replace the fraction of a head that a proportional rotation rotates by an even number of channels."""
     share, factor = parameters.pop(SHARE, 1.0), parameters.pop("factor", 1.0)
     if factor != 1:
         raise Invalid("", f"the `factor` of a proportional rotation must be 1; got {quoted(str(factor))}")
@@ -278,7 +279,7 @@ def _count_turned(parameters: dict[str, Any]) -> None:
 
 
 def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dict[str, Any]:
-    """Return the width of a rotation of a fraction of a head, and the base where the width is odd.
+    """Return the width of a rotation of a fraction of a head, and the base if the width is odd.
 
     transformers rounds the width down, and rotates one channel more than an odd width, at the frequencies of the odd
     width: theta ** (-2 i / width) for i < (width + 1) / 2.
@@ -288,7 +289,7 @@ def _partial(share: Any, position: Mapping[str, Any], d_head: int | None) -> dic
         return {"width": text}
     if not 0 < share < 1 or d_head * share % 2 == 0:
         return {"width": text}
-    if d_head * share < 2:  # classes differ in the result
+    if d_head * share < 2:  # classes of transformers give different results
         raise Invalid("", f"`partial_rotary_factor` rotates no pair of channels of a head of width {d_head}")
     width, theta, scaling = int(d_head * share), position["theta"], position["scaling"]
     if width % 2 == 0 or isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
@@ -308,7 +309,7 @@ def _extend_max_len(file: Reading, scaling: Mapping[str, Any] | None) -> None:
 
 
 def _original(file: Reading, inside: Any, outside: bool) -> Any:
-    """Return the positions before a scaling. A field outside of the mapping, if the class has it, comes first."""
+    """Return the training length of a scaling. A field outside of the mapping takes precedence, if the class has it."""
     top = file.given(ORIGINAL).get("") if outside else None
     if top is not None and inside not in (None, top):
         message = f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, but {quoted(str(top))}"
@@ -319,7 +320,7 @@ def _original(file: Reading, inside: Any, outside: bool) -> Any:
 
 
 def _unknown(field: str) -> Invalid:
-    """Build the error of a field that the scaling does not have, or that needs a scaling."""
+    """Return the error for a field that the scaling does not have, or that needs a scaling."""
     kinds = [kind for kind, names in SCALINGS.items() if field in names]
     notes = [f"`rope_type` names the scaling; this is a field of {listing(kinds)}"] if kinds else []
     return Invalid("", f"unknown field of a rotary position: {quoted(field)}", notes=notes)
@@ -344,6 +345,6 @@ def _written(d_head: int, position: Any, default: Mapping[str, Any]) -> dict[str
 
 
 def _share(width: int, d_head: int) -> float:
-    """Return the fraction of a head that transformers, which rounds down, turns into this width."""
+    """Return a fraction of a head for which transformers, which rounds down, computes this width."""
     share = width / d_head
     return share if int(d_head * share) == width else math.nextafter(share, 1.0)

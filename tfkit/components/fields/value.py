@@ -12,7 +12,7 @@ from tfkit.errors import Invalid, quoted
 REST = "rest"
 EQUAL = "= "
 MORE = "a spec whose family extends this one may give it a meaning, see specs/README.md: --family FILE"
-"""The way out of a value that a family does not support."""
+"""Help for a value that a family does not support."""
 
 
 class ValueConfig(FieldConfig):
@@ -43,7 +43,7 @@ class ValueConfig(FieldConfig):
             return
         if word is not None:
             value = file.compute(cases[word]) if isinstance(cases[word], str) else cases[word]
-        if value is not None:  # these first: they may create the config that the value belongs to
+        if value is not None:  # these changes may create the config that contains the value
             for path, changed in cases.get(REST, {}).items():
                 if file.reaches(path):
                     file.put(path, changed)
@@ -67,7 +67,7 @@ class ValueConfig(FieldConfig):
 
 
 def _is(word: str, value: Any, file: Reading) -> bool:
-    """Return True if a field has the value of a case: a word, a number, or another field."""
+    """Return True if a field has the value of a case: a word, a number, or a different field."""
     if word == case_of(value) or isinstance(value, bool) or not isinstance(value, int | float):
         return word == case_of(value)
     try:
@@ -91,7 +91,7 @@ class OnlyConfig(FieldConfig):
 
     @property
     def _other(self) -> tuple[str, dict[str, Any]] | None:
-        """The field or the arithmetic that gives the value, and its words."""
+        """The field or arithmetic that determines the value, and its words."""
         text, words = next(iter(self.only.items())) if isinstance(self.only, dict) and self.only else (self.only, {})
         return (text.removeprefix(EQUAL), words) if isinstance(text, str) and text.startswith(EQUAL) else None
 

@@ -16,7 +16,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 }
 """Tables that many families share."""
 USUAL = 2
-"""The number of classes where a config.json says nothing of them."""
+"""Number of classes if a config.json does not set it."""
 EXACT, TANH = ({"kind": "gelu", "approximate": approximate} for approximate in ("none", "tanh"))
 ACTIVATIONS: Mapping[str, dict[str, Any]] = {
     **{kind: {"kind": kind} for kind in ("silu", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "xielu")},
@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[str, dict[str, Any]] = {
     **dict.fromkeys(("gelu", "gelu_python"), EXACT),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), TANH),
 }
-"""The activations of transformers by name; of several names of one activation, the first is written."""
+"""The activations of transformers by name. If an activation has several names, the first is written."""
 GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
 """The gated FFNs that have a separate name, by activation."""
 PLAIN = ("relu", "gelu", "silu", "relu2", "quick_gelu")
@@ -42,7 +42,7 @@ class WordsConfig(FieldConfig):
     """The path of the value, or of several that share it."""
 
     def check(self) -> None:
-        """Refuse the name of a table that there is not."""
+        """Raise `Invalid` for an unknown name of a table."""
         super().check()
         if isinstance(self.words, str) and self.words not in TABLES:
             message = f"there is no table {quoted(self.words)}"
@@ -100,7 +100,7 @@ class CasesConfig(FieldConfig):
 
 
 def known_word(name: str, value: Any, table: Collection[str], file: Reading) -> str:
-    """Return the word of a table that a field has."""
+    """Return the word of a table for the value of a field."""
     word = case_of(value)
     if word not in table:
         message = f"{quoted(name)} is {quoted(word)}, which {file.model_type} does not support here"
@@ -197,7 +197,7 @@ class ActivationNameConfig(FieldConfig):
 
 
 def _keeps_kind(ffn: Any) -> bool:
-    """Return True if the FFN of a variant changes only sizes: its kind and activation are the stack's."""
+    """Return True if the FFN of a variant changes only sizes, and has the kind and activation of the stack's."""
     return isinstance(ffn, Mapping) and "kind" not in ffn
 
 
@@ -209,7 +209,7 @@ def _in_variants(path: str, file: Writing) -> list[str]:
 
 
 def _apply(path: str, value: Any, activation: dict[str, Any], file: Reading) -> None:
-    """Give the component at a path, of which `value` is the text, an activation."""
+    """Set the activation of the component at a path; `value` is its mapping."""
     current = value if isinstance(value, Mapping) else {"kind": value}
     where, form = _placed(path, str(current.get("kind")), activation)
     if where != path or path.endswith(SLOT):

@@ -50,7 +50,7 @@ class CalculatorConfig(DataConfig):
     """The positions that count; for `answer`, the layout is `rows`."""
 
     def check(self) -> None:
-        """Refuse a share for `test`, and answers that cannot be found."""
+        """Raise `Invalid` for a fraction for `test`, and for `loss_on: answer` without rows."""
         super().check()
         if "test" in self.split:
             raise Invalid("split", "the split `test` is drawn separately", help="set its size with `test: 10_000`")

@@ -153,7 +153,7 @@ class StopAtConfig(CallbackConfig):
     """The goal of a number that should be large."""
 
     def check(self) -> None:
-        """Refuse no goal, and two."""
+        """Raise `Invalid` unless exactly one goal is set."""
         super().check()
         if (self.below is None) == (self.above is None):
             raise Invalid("", "`stop_at` must have exactly one of `below` and `above`")

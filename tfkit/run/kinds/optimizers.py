@@ -51,7 +51,7 @@ class SGDConfig(OptimizerConfig):
     """If true, the gradient is taken ahead of the momentum."""
 
     def check(self) -> None:
-        """Refuse Nesterov's rule without momentum."""
+        """Raise `Invalid` for Nesterov's rule without momentum."""
         super().check()
         if self.nesterov and not self.momentum:
             raise Invalid("nesterov", "`nesterov` has no effect without `momentum`")

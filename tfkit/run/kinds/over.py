@@ -31,7 +31,7 @@ class OverConfig(DataConfig):
     """The data; its order and its splits are those given here."""
 
     def check(self) -> None:
-        """Refuse an order and splits that would have no effect."""
+        """Raise `Invalid` for an order and splits without effect."""
         super().check()
         for name in ("order", "split"):
             if name in self.of.model_fields_set:

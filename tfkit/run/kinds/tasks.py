@@ -144,7 +144,7 @@ class MQARConfig(DataConfig):
     """The number of examples."""
 
     def check(self) -> None:
-        """Refuse pairs that there is no room or no symbol for."""
+        """Raise `Invalid` for more pairs than positions or symbols."""
         super().check()
         if 4 * self.pairs > self.positions:
             message = f"{self.pairs} pairs and as many questions need {4 * self.pairs} positions; got {self.positions}"

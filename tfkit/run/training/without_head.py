@@ -87,8 +87,8 @@ def _predicted(graph: Graph) -> str | None:
     except SpecError:
         return None
     # The tokens of a prefix are read by all of its positions.
-    prefix = any(graph.inputs[name].type == "lengths" for name in parts.given_once)
-    tokens = [name for name in parts.given_again if graph.inputs[name].type == "tokens"]
+    prefix = any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
+    tokens = [name for name in parts.step_inputs if graph.inputs[name].type == "tokens"]
     return None if prefix or len(tokens) != 1 else tokens[0]
 
 

@@ -1,1 +1,1 @@
-"""The properties that tfkit guarantees, measured: each holds for a model, fails at a component, or does not apply."""
+"""Measuring the properties that tfkit guarantees. Each holds for a model, fails at a component, or does not apply."""

@@ -1,4 +1,4 @@
-"""The check of a model: every property in turn."""
+"""Measuring all properties of a model, a component or a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tfkit.tools.check.run_under_test import RunUnderTest, reduced_run
 from tfkit.tools.check.small_run import RUN_SLOTS, runs_of
 
 ORDER = ("failed", "ok", "not run", "does not apply")
-"""Results of one property for several models: the first of these that any model has."""
+"""Priority of the results of a property over several models, the most important first."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Checked:
 
     Attributes:
         name: the name of the spec or the run.
-        words: a summary of the checked model or run, such as `2 of 12 layers`; empty for the spec at full size.
+        words: a summary of the reduced model or run, such as `2 of 12 layers`; empty for the spec at full size.
         level: `quick` or `full`.
         seed: of all random numbers.
-        outcomes: one for each property, in the order in which they were measured.
+        outcomes: the result of each property, in the order of measurement.
         of: `model` or `run`.
     """
 
@@ -58,12 +58,12 @@ class Checked:
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
-        """The outcomes of broken properties."""
+        """The results of broken properties."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "failed")
 
     @property
     def summary(self) -> str:
-        """`23 ok, 1 failed, 2 do not apply`."""
+        """The number of results of each type: `23 ok, 1 failed, 2 do not apply`."""
         counts = Counter(outcome.status for outcome in self.outcomes)
         texts = [f"{counts['ok']} ok"]
         texts += [f"{counts[status]} {status}" for status in ("failed", "not run") if counts[status]]
@@ -88,7 +88,7 @@ Subject: TypeAlias = ModelUnderTest | RunUnderTest
 
 
 class Work:
-    """The check of some models and runs: their properties, and how many of them there are to measure."""
+    """Selects the models, runs and properties of a check, and measures them."""
 
     def __init__(self, plugins: Plugins, *, level: Level = "quick", only: Sequence[str] = (), seed: int = 0) -> None:
         self.plugins, self.level, self.seed = plugins, level, seed
@@ -98,11 +98,11 @@ class Work:
         self._all = available.chosen(only)
 
     def properties(self, subject: Subject) -> tuple[Property, ...]:
-        """Return the properties to measure of a model or a run."""
+        """Return the properties to measure for a model or a run."""
         return tuple(prop for prop in self.chosen if prop.of == subject.of)
 
     def total(self, subjects: Sequence[tuple[Subject, str]]) -> int:
-        """Return the number of all measurements; raise SpecError if there is none."""
+        """Return the total number of measurements; raise SpecError if there are none."""
         total = sum(len(self.properties(subject)) for subject, _ in subjects)
         if not total:
             name, of = self.chosen[0].name, self.chosen[0].of
@@ -111,7 +111,7 @@ class Work:
         return total
 
     def left(self, of: Tested) -> int:
-        """Return the number of properties of models, or of runs, that the level leaves out."""
+        """Return the number of properties of models, or of runs, that the level excludes."""
         return sum(prop.of == of for prop in self._all) - sum(prop.of == of for prop in self.chosen)
 
     def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[Subject, str]]:
@@ -127,12 +127,12 @@ class Work:
         return [(subject, subject.words)]
 
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
-        """Return the models around each component of that kind, or of that plugin."""
+        """Return the models around each component of a kind or of a plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
         unsupported = [item for item in configs if item.slot not in (*SLOTS, *RUN_SLOTS)]
         if unsupported:
             names = listing(f"{kind_of(item)} `{item.kind_name()}`" for item in unsupported)
-            message = f"{names} {'has' if len(unsupported) == 1 else 'have'} no small model"
+            message = f"{names} cannot be checked alone"
             error = Diagnostic(message, help=instead_of(unsupported[0], self.plugins))
             if len(unsupported) == len(configs):
                 raise SpecError(error)
@@ -153,7 +153,7 @@ class Work:
     def check(self, described: tuple[Subject, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
         """Measure every property of a model or a run."""
         subject, words = described
-        with threads(1 if words else torch.get_num_threads()):  # more of them slow a small model down
+        with threads(1 if words else torch.get_num_threads()):  # several threads slow down a small model
             results = tuple(outcomes(subject, self.properties(subject), stage=stage))
         return Checked(subject.name, words, self.level, self.seed, results, subject.of)
 
@@ -187,9 +187,9 @@ def outcomes(
     *,
     stage: Callable[[str], Any] = lambda name: None,
 ) -> Iterator[Outcome]:
-    """Yield the result of each property, in order; of a model, only properties of models.
+    """Yield the result of each property in order, of models for a model and of runs for a run.
 
-    What follows from a broken property is not run, and all others are not if a basic one is broken.
+    A property that follows from a broken property is not run. If a basic property is broken, no further property is.
     """
     broken: dict[str, Property] = {}
     causes: dict[str, str] = {}

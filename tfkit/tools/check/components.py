@@ -1,4 +1,4 @@
-"""The models in which a component is checked: every layout, for every pair of its options."""
+"""The models in which a component is checked: every layout with every pair of option values."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ SLOTS = (
 """The slots of components that have a small model."""
 SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
 SMALL |= {"n_experts_per_token": 2, "lr": 1e-2, "every": 2}
-"""The values of required fields of these names."""
+"""Values of required fields, by name."""
 LISTS: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 }
 LISTS |= {"expression": {"where": "(q - k) % 3 != 1 or k < 2"}}
 LISTS |= {"muon": {"others": {"kind": "adamw", "lr": 3e-3}}, "samples": {"prompt": "1", "tokens": 4}}
 LISTS |= {"stop_at": {"below": 0.0}, "text": {"files": "tinyshakespeare"}, "masked": {"of": {"kind": "copy"}}}
-"""The further values of kinds that need lists, text, a choice or other kinds."""
+"""Values for kinds that require lists, text, a choice or other kinds."""
 NUMBER = 4
-"""The value of the remaining required integers."""
+"""Value of all other required integers."""
 APART = {"field": "a config.json"}
 APART |= dict.fromkeys(("tokenizer", "tracker"), "a run")
-"""The slots whose components are not part of a model, and where they belong."""
+"""Slots whose components are not part of a model, and what they are part of."""
 
 Row = dict[str, Any]
 
 
 def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, str]] | None = None) -> list[Row]:
-    """Return rows of one value per axis in which every two values of different axes meet at least once.
+    """Return rows with a value for each axis, such that any two values of different axes occur together in a row.
 
-    With `meeting`, only values of these pairs of axes do. A single axis has a row for each value.
+    With `meeting`, only values of these pairs of axes need to. A single axis has a row for each value.
     """
     numbers = {axis: range(len(values)) for axis, values in axes.items()}  # values may be mappings, or equal
     return [{axis: axes[axis][n] for axis, n in row.items()} for row in _rows(numbers, meeting)]
@@ -98,7 +98,7 @@ def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
 def required_values(config: type[Config]) -> dict[str, Any]:
     """Return values of the required fields that are numbers, words of `SMALL`, or configs without a kind.
 
-    An interval `every` is short even if it is not required: what a kind does rarely would not be seen.
+    An interval `every` is short even if it is not required, so the kind acts within a short run.
     """
     required: dict[str, Any] = {}
     for name, info in config.model_fields.items():
@@ -113,9 +113,9 @@ def required_values(config: type[Config]) -> dict[str, Any]:
 
 
 def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec of a small model with a component, given as its mapping, in its slot."""
+    """Return the spec of a small model with a component in its slot; `part` is the component's mapping."""
     if config.slot not in SLOTS:
-        raise ValueError(f"slot `{config.slot}` has no small model: write a spec, and call `check_model`")
+        raise ValueError(f"slot `{config.slot}` cannot be checked alone: write a spec, and call `check_model`")
     attention: dict[str, object] = {"kind": "mha", "n_heads": 2}
     embedding: dict[str, Any] = {"block": "embedding"}
     stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
@@ -167,9 +167,9 @@ def models_of(
     seed: int = 0,
     reference: Callable[..., Any] | None = None,
 ) -> dict[str, ModelUnderTest]:
-    """Return the models around a component, by their descriptions: each layout, with all pairs of option values.
+    """Return models around a component by description: each layout, with all pairs of option values.
 
-    Combinations of options that the component rejects are left out. Raises SpecError if no model is left, or if the
+    Combinations of options that the component rejects are omitted. Raises SpecError if all are rejected, or if the
     component is rejected without options.
     """
     models: dict[str, ModelUnderTest] = {}
@@ -181,21 +181,21 @@ def models_of(
         words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
         for layout in within:
             if layout == "memory" and issubclass(config, AttentionConfig) and config.chooses_keys:
-                continue  # what chooses among the keys of its sequence has no cross-attention
+                continue  # an attention that chooses among the keys of its sequence has no cross-attention
             try:
                 graph = expand(take_spec(small_spec(layout, config, part), plugins))
             except SpecError as error:
                 refused = error
             else:
                 models[IN_WORDS[layout] + words] = ModelUnderTest(graph, plugins, seed, component=config, kinds=kinds)
-    # A rule of masks may suit an encoder alone.
+    # A mask rule may be valid only in an encoder.
     if refused is not None and not (models and (options or config.slot == "mask_rule")):
         raise refused
     return models
 
 
 def options_of(config: type[Component]) -> dict[str, list[Any]]:
-    """Return values of a component's fields: true and false, each of some words, or null and a value."""
+    """Return alternative values of a component's fields: true and false, each of several words, or null and a value."""
     fields = {
         name: info
         for name, info in config.model_fields.items()
@@ -206,7 +206,7 @@ def options_of(config: type[Component]) -> dict[str, list[Any]]:
 
 
 def legal_values(name: str, info: FieldInfo) -> list[Any]:
-    """Return the values that a field takes in the models of a check; empty if it keeps its default."""
+    """Return the values of a field in the models of a check; empty if the field keeps its default."""
     if info.annotation is bool:
         return [False, True]
     if get_origin(info.annotation) is Literal:
@@ -221,7 +221,7 @@ def legal_values(name: str, info: FieldInfo) -> list[Any]:
 
 
 def _takes(info: FieldInfo, value: Any) -> bool:
-    """Return True if a field takes a value; the other fields of its config may still contradict it."""
+    """Return True if a value is valid for a field, disregarding the other fields of its config."""
     field: Any = Annotated[info.annotation, info]
     try:
         TypeAdapter(field).validate_python(value, strict=True)
@@ -231,7 +231,7 @@ def _takes(info: FieldInfo, value: Any) -> bool:
 
 
 def instead_of(config: type[Component], plugins: Plugins) -> str:
-    """Return the help for a component that has no small model."""
+    """Return the help for a component that cannot be checked alone."""
     fields = f"`tfkit components {config.slot}` shows its fields"
     if config.slot in APART:
         return f"it is part of {APART[config.slot]}, not of a model; {fields}"

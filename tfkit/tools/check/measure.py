@@ -1,4 +1,4 @@
-"""A property, the deviations that it measures, the comparison of two runs, and its outcome."""
+"""Properties, the deviations that they measure, the comparison of two runs, and outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfkit.tools.check.run_under_test import RunUnderTest
 
 TOLERANCE = 1e-5
-"""Differences up to this are rounding, relative to the largest value if that is above 1."""
+"""Largest difference that counts as rounding, relative to the largest value if it is above 1."""
 
 ILL_CONDITIONED = 4.0
 """Largest factor of a limit for models that amplify the rounding of their weights."""
@@ -33,11 +33,11 @@ Status: TypeAlias = Literal["ok", "failed", "does not apply", "not run"]
 
 
 class DoesNotApplyError(Exception):
-    """A property that does not apply to a model; the text is the reason."""
+    """Raised if a property does not apply to a model; the message is the reason."""
 
 
 def require(condition: object, reason: str) -> None:
-    """Raise `DoesNotApplyError` with the reason if a condition of a property is false."""
+    """Raise `DoesNotApplyError` with a reason if a condition is false."""
     if not condition:
         raise DoesNotApplyError(reason)
 
@@ -65,7 +65,7 @@ class Deviation:
 
     @classmethod
     def fault(cls, detail: str, component: str = "") -> Deviation:
-        """Return a deviation that has no size."""
+        """Return a deviation without a size."""
         return cls(float("inf"), detail, where=component)
 
 
@@ -75,17 +75,17 @@ Measure: TypeAlias = Callable[[Any], Iterable[Deviation]]
 
 @dataclass(frozen=True)
 class Property:
-    """A property that a model has, or does not.
+    """A property of a model or a run.
 
     Attributes:
         name: the word for it, as `--only` takes it.
         claim: the property in a few words, of which the model is the subject: `reads no later token`.
         measure: yields the deviations of a model, including allowed deviations; raises `DoesNotApplyError` with the
             reason if the property does not apply. Any other error is a failure. Its docstring describes the property.
-        level: `quick`, or `full` for one that takes seconds.
+        level: `quick`, or `full` for a property whose measurement takes seconds.
         basic: true if all other properties depend on it.
-        of_weights: false for a property of the initialization, which trained weights do not have.
-        follows: names of other properties; if one of them is broken, the property is a consequence and not run.
+        of_weights: false for a property of initial weights, which trained weights do not have.
+        follows: names of other properties. If one of them is broken, this property is not run.
         of: `model`, or `run` for a property of the training step, which measures a `RunUnderTest`.
     """
 
@@ -133,7 +133,7 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Pr
 
 
 def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest) -> Outcome:
-    """Measure a property; an error is a failure, and a warning about the first loss is ignored."""
+    """Measure a property. An exception is a failure, and a warning about the first loss is ignored."""
     outcome = Outcome(check.name, check.claim, "ok")
     try:
         with warnings.catch_warnings(category=FirstLossWarning, action="ignore"):
@@ -151,7 +151,7 @@ def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest) -> Outco
 
 
 def place_of(error: Exception) -> str:
-    """Return the module that a model's error names in its notes."""
+    """Return the module that the notes of a model's error name."""
     notes = getattr(error, "__notes__", [])
     return next((note.removeprefix("in ") for note in notes if note.startswith("in ")), "")
 
@@ -166,7 +166,7 @@ def distance(result: Tensor, expected: Tensor) -> float:
 
 
 def unequal(result: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of two tensors that must have equal bits: 0.0 only if they do."""
+    """Return the largest difference of two tensors that should have equal bits; 0.0 only if they do."""
     if torch.equal(result, expected):
         return 0.0
     gap = distance(result.double(), expected.double())
@@ -181,7 +181,7 @@ def difference(
     limit: float = TOLERANCE,
     where: str | Callable[[], str] = "",
 ) -> Deviation:
-    """Return the deviation of a tensor, of its bits if the limit is 0; `{}` in the detail is the size."""
+    """Return the deviation of a tensor. With limit 0, bits are compared. `{}` in the detail is the size."""
     error = distance(result, expected) if limit else unequal(result, expected)
     return Deviation(error, detail.format(f"{error:.1e}"), limit, where)
 
@@ -194,10 +194,10 @@ def allow_rounding(
     *,
     runs: int = 2,
 ) -> Iterator[Deviation]:
-    """Raise the limits of deviations between rounded runs to what the conditioning of the model explains.
+    """Raise the limits of deviations between rounded runs to the error that the conditioning of the model explains.
 
-    By backward error analysis, a run that rounds each result has about the error of an exact run whose weights are
-    rounded. A limit is at most `ILL_CONDITIONED` times as large: larger deviations stay failures.
+    By backward error analysis, a run that rounds each result has about the same error as an exact run with rounded
+    weights. A limit grows by at most the factor `ILL_CONDITIONED`; larger deviations remain failures.
 
     Args:
         subject: the model.
@@ -215,7 +215,7 @@ def allow_rounding(
 
 
 def in_words(error: Exception) -> str:
-    """Describe a failure in one line: the message of a tfkit error, or the first line of any other error."""
+    """Describe an error on one line: the message of a tfkit error, or the first line of any other error."""
     if isinstance(error, SpecError):
         return "; ".join(diagnostic.message for diagnostic in error.diagnostics)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -226,7 +226,7 @@ def in_words(error: Exception) -> str:
 
 Pair = tuple[Tensor, Tensor]
 Align = Callable[[Tensor, Tensor], Pair | None]
-"""The parts of two outputs of one module that should be equal; None if they cannot be compared."""
+"""Selects the parts of two outputs of a module that should be equal; None if they cannot be compared."""
 
 
 # ---- two runs ----
@@ -243,7 +243,7 @@ def compared(
     limit: float = TOLERANCE,
     where: str = "",
 ) -> Iterator[Deviation]:
-    """Compare the outputs of two runs in eval mode, bit by bit if the limit is 0.
+    """Compare the outputs of two runs in eval mode. With limit 0, bits are compared.
 
     Args:
         model: the model of the first run.
@@ -281,7 +281,7 @@ def first_difference(
 
 
 def outputs_of(model: fx.GraphModule, run: Callable[[], Any], names: Iterable[str] | None = None) -> Outputs:
-    """Return the outputs of the named modules, or of all components, in eval mode, the innermost first."""
+    """Return the outputs of the named modules, or of all components, in eval mode, innermost first."""
     with evaluating(model), torch.no_grad():
         return outputs(model, model.meta["components"] if names is None else names, run, "the model")[0]
 

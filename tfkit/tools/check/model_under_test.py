@@ -1,4 +1,4 @@
-"""A model that is checked: its graph, its weights, and inputs for it."""
+"""A model that is checked: its graph, its weights, and its inputs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tfkit.reference import Kinds
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast, example_inputs, run
 
 FieldPath = tuple[str, ...]
-"""The keys that lead to a value of a spec."""
+"""The path of a value in a spec, as keys."""
 LENGTH = 12
-"""Tokens of a sequence: more than the windows of a reduced model hold."""
+"""Tokens of a sequence, more than the windows of a reduced model."""
 PADDING = 2
-"""Further positions that are padding."""
+"""Additional positions of padding."""
 
 
 DRAWS = 5
-"""Number of random changes of the weights that show how rounding affects a model."""
+"""Number of random roundings of the weights that estimate the effect of rounding on a model."""
 
 
 @dataclass(frozen=True)
 class Attends:
-    """An attention of a stack's layer: the path of its module, and the step that describes it."""
+    """An attention in a layer: the path of its module, and the description of the sublayer."""
 
     path: str
     step: Step
@@ -54,16 +54,16 @@ class Attends:
 class ModelUnderTest:
     """A model that is checked.
 
-    Unless it has trained weights, its parameters are redrawn, including biases and norms: initial values hide
-    faults, as they are zero, one, or so small that a sublayer does next to nothing.
+    Unless it has trained weights, all parameters are drawn at random, including biases and norms. Initial values hide
+    faults, because they are zero, one, or so small that a sublayer has almost no effect.
 
     Attributes:
         graph: its graph.
         plugins: the plugins that its spec was read with.
         seed: of all random numbers.
-        weights: the trained weights; None for random ones.
-        component: the component that the model was made for, if any.
-        kinds: functions that define what kinds compute, in addition to the functions of `tfkit.reference`.
+        weights: the trained weights; None for random weights.
+        component: the component that the model tests, if any.
+        kinds: reference functions of kinds, in addition to the functions of `tfkit.reference`.
     """
 
     graph: Graph
@@ -91,7 +91,7 @@ class ModelUnderTest:
         return self.fill(build(graph or self.graph, seed=self.seed, **options)).eval()
 
     def fill(self, model: fx.GraphModule) -> fx.GraphModule:
-        """Give a model the weights of this one, in place; random ones where it has none of that name and shape."""
+        """Copy the weights to a model, in place; weights without a counterpart of that name and shape become random."""
         redrawn(model, self.seed)
         if self.weights is not None:
             state, source = model.state_dict(), self.model.state_dict()
@@ -106,19 +106,19 @@ class ModelUnderTest:
         return self.build()
 
     def changed(self, values: Mapping[FieldPath, Any]) -> Graph:
-        """Return the graph with other values at some paths; raise ValueError or SpecError if they are invalid."""
+        """Replace the values at some paths and return the graph; raise ValueError or SpecError if they are invalid."""
         spec = self.graph.spec
         return expand(replace(spec, model=with_values(spec.model.model_copy(update={"parameters": None}), values)))
 
     @cached_property
     def values(self) -> dict[FieldPath, Any]:
-        """The values of the spec by their paths, without those that no layer has because variants replace them all."""
+        """The values of the spec by path, except values that every layer variant replaces."""
         replaced = {
             ("graph", node.name, name)
             for node in self.graph.nodes
             if node.stack is not None and "base" not in node.stack.variants
             for name in type(node.stack.layers[0].config).model_fields
-            if name != "norm"  # the stack's own norm has it
+            if name != "norm"  # the final norm uses it
         }
         replaced |= {("graph", node.name, "norm") for node in self.stacks if node.stack and not _has_norms(node.stack)}
         return {path: value for path, value in leaves(self.graph.spec.model) if path[:3] not in replaced}
@@ -131,7 +131,7 @@ class ModelUnderTest:
 
     @property
     def longest(self) -> int:
-        """Tokens of a long sequence: those that a spec limits, or three times the usual ones."""
+        """Tokens of a long sequence: the limit of the spec, or three times `length`."""
         return fixed_length(self.graph) or min(3 * LENGTH, max_len(self.graph) or 3 * LENGTH)
 
     def inputs(
@@ -148,8 +148,8 @@ class ModelUnderTest:
     def effect_of_rounding(self, dtype: torch.dtype, error: Callable[[Tensor, Tensor], float]) -> float:
         """Return the error of the outputs, in float64, if each weight is rounded up or down at random.
 
-        The rounding is as coarse as in a type, and the error is the largest of a few draws. Where it is large, the
-        model is ill-conditioned, and no code that computes in this type is much closer.
+        Weights are rounded to `dtype`, and the error is the largest of a few draws. If it is large, the model is
+        ill-conditioned, and no implementation in this dtype is much more accurate.
         """
         exact, changed = (copy.deepcopy(self.model).double() for _ in range(2))
         inputs, choices = cast(self.inputs(), torch.float64), Choices()
@@ -171,7 +171,7 @@ class ModelUnderTest:
 
     @cached_property
     def causal(self) -> tuple[str, ...]:
-        """The inputs of sequences whose outputs depend on no later position, according to the spec."""
+        """The inputs on whose later positions no output depends, according to the spec."""
         return tuple(
             name
             for name, signal in self.graph.inputs.items()
@@ -204,16 +204,16 @@ class ModelUnderTest:
 
 
 def _has_norms(stack: Layers) -> bool:
-    """Return True unless residuals read the stream in all layers, and no layer or stack has a norm."""
+    """Return True if the stack uses its `norm`: a norm of a layer or of the stack, or an addition as residual."""
     steps = [step for layer in stack.layers for step in layer.steps]
     normed = any(step.norm_in or step.norm_out or step.norm_after for step in steps)
     return normed or stack.final_norm is not None or any(step.read is None for step in steps)
 
 
 def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
-    """Redraw all parameters of a model, each from the seed and its name, in place.
+    """Draw all parameters of a model at random, each from the seed and its name, in place.
 
-    A matrix keeps the size of what it multiplies; everything else is moved away from its first value.
+    A matrix preserves the size of its input. All other parameters move away from their initial values.
     """
     with torch.no_grad():
         for path, module in model.named_modules():
@@ -230,7 +230,7 @@ def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
 
 
 def _is_causal(graph: Graph, name: str) -> bool:
-    """Return True if every node on the way from an input to the outputs keeps its positions apart from later ones."""
+    """Return True if no node between an input and the outputs lets a position depend on a later position."""
     reached = {name}
     for node in graph.nodes:
         fields = [field for field, source in node.wires.items() if reached & {*as_list(source)}]
@@ -244,7 +244,7 @@ def _is_causal(graph: Graph, name: str) -> bool:
 
 
 def _keeps_order(node: Node) -> bool:
-    """Return True if no position of a node's output reads a later one of its input."""
+    """Return True if no position of a node's output depends on a later position of its input."""
     if node.stack is not None:
         masks = [
             step.mask
@@ -296,7 +296,7 @@ def leaves(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
 
 
 def with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:
-    """Return a config with other values at some paths; raise ValueError if a config rejects its new values."""
+    """Return a config with the values at some paths replaced; raise ValueError if a config rejects its new values."""
     entries = _entries(value)
     if path in values or entries is None:
         return values.get(path, value)

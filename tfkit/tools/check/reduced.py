@@ -1,8 +1,7 @@
 """The reduced model of a spec: few and narrow layers, in which every property of the spec can still be measured.
 
-It keeps the graph, every layer variant, the ratio of query heads to key-value heads, ties, positions, and
-each `mask`, as a window of fewer tokens than the sequences of a check have. Equal widths stay equal. Values that are
-not sizes stay.
+It keeps the graph, every layer variant, the ratio of query heads to key-value heads, ties, and positions. Windows stay
+shorter than the sequences of a check. Equal widths stay equal. Values that are not sizes do not change.
 """
 
 from __future__ import annotations
@@ -44,32 +43,32 @@ from tfkit.spec.render import document
 HEAD = 8
 """Width of a head."""
 LEAST = 32
-"""The least width of the residual stream."""
+"""Minimum width of the residual stream."""
 HEADS, FEWEST = 4, 2
-"""Query heads, if each has separate keys and values or all share them; key-value heads, if groups share them."""
+"""Number of query heads in `mha` and `mqa`; number of key-value heads in `gqa`."""
 ODD_HEADS = 6
-"""Query heads instead of a number that is not a power of two, for which ALiBi has different slopes."""
+"""Number of query heads if the spec's is not a power of two, in which case ALiBi has different slopes."""
 BUCKETS, DISTANCE = 8, 10
-"""Buckets of distances, and the distance of the last bucket: sequences of a check reach it."""
+"""Number of distance buckets, and the distance of the last bucket, which the sequences of a check reach."""
 VOCABULARY = 97
 MAX_LEN, FAR = 24, 300
-"""Positions of a model, and of a model whose positions are only rotary: bfloat16 cannot tell the last apart."""
+"""Maximum length of a model, and of a model with only rotary positions, whose last positions bfloat16 rounds."""
 FIXED = 12
-"""Positions of the shortest sequence whose length a spec fixes, if they were more."""
+"""Length of the shortest sequence of fixed length, if the spec's length is larger."""
 ORIGINAL_MAX_LEN = 16
-"""Tokens of the training that a rotary scaling stretches: more than most sequences of a check have."""
+"""Training length of rotary scalings, more than most sequences of a check have."""
 TEMPERATURE = 4
-"""Tokens with an equal temperature of queries."""
+"""Number of tokens with an equal query temperature."""
 DISTANCES = {"n_buckets": 4, "max_distance": 5}
-"""Rows for distances, all of which occur in the sequences of a check."""
+"""Number of rows for distances, all of which occur in the sequences of a check."""
 RULE = 5
-"""Positions of a chunk or a block in the rule of a mask: they divide no window."""
+"""Size of a chunk or block in a mask rule. It does not divide a window."""
 EXPERTS = 16
 WINDOW = 4
 DIM, COUNT, EXTENT = 2**26, 4096, 2**31
 """The bounds of a `Dim`, of a `Count` and of an `Extent`."""
 PATTERN = 4
-"""Layers of the longest pattern that is kept as it is."""
+"""Number of layers of the longest layer pattern that is kept unchanged."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class ReducedModel:
 def reduced_model(graph: Graph, plugins: Plugins, *, tokens: int = 0, length: int = 0) -> ReducedModel:
     """Build the reduced model of a spec; raise SpecError if the small values contradict each other.
 
-    Tables and heads keep room for `tokens`, and the model takes `length` positions if the spec does.
+    Vocabularies have at least `tokens` ids, and the model accepts `length` positions if the spec does.
     """
     model = _Shrink(graph, tokens, length).model().model_copy(update={"parameters": None})
     small = expand(take_spec(document(model), plugins))
@@ -105,15 +104,15 @@ def _words(graph: Graph, small: Graph) -> Iterable[str]:
 
 
 _Around: TypeAlias = AttentionConfig | None
-"""The attention that a config is part of."""
+"""The attention that contains a config."""
 
 
 class _Shrink:
-    """The small value of each number of a model.
+    """Computes the small value of each number of a model.
 
     Attributes:
         lengths: the fixed lengths of the sequences of the node that is being reduced.
-        keeps: true if any size of that node may determine such a length.
+        keeps: true if any size of that node may determine such a length, so all its sizes stay.
     """
 
     def __init__(self, graph: Graph, tokens: int, length: int) -> None:
@@ -133,19 +132,19 @@ class _Shrink:
         self.keeps = False
         self.hidden: dict[int, int] = {}
         for node in graph.nodes:
-            if node.stack is not None and "layer_features" in node.wires:  # which have a part for each layer
+            if node.stack is not None and "layer_features" in node.wires:  # the features have a part for each layer
                 width = node.signals["layer_features"].width
                 self.widths[width] = _n_layers(node.stack) * self._hidden(width // node.stack.depth)
 
     def model(self) -> ModelSpec:
-        """Return the small model, unchecked."""
+        """Return the small model, without checks."""
         graph = {node.name: self._node(node) for node in self.graph.nodes}
         changed = {name: graph[name] for name in self.spec.graph}
         inputs = {name: self._input(name, config) for name, config in self.spec.inputs.items()}
         return self.spec.model_copy(update={"graph": changed, "inputs": inputs})
 
     def _widths(self, attentions: Iterable[AttentionConfig]) -> dict[int, int]:
-        """Return the small width for each width of a residual stream; the first has room for every kind of heads."""
+        """Return the small width for each width of a residual stream. The first is wide enough for all heads."""
         bound = [self.heads[item.n_heads, item.kv_heads][0] * HEAD for item in attentions if item.d_head is None]
         step = lcm(*bound) if bound else HEAD
         first, *remaining = _streams(self.spec) or [LEAST]
@@ -158,7 +157,7 @@ class _Shrink:
         return small_widths
 
     def _rows(self) -> dict[int, int]:
-        """Return the small number for each size of a vocabulary, and of a limit of positions."""
+        """Return the small value of each size of a vocabulary, and of each limit of positions."""
         sizes = [table.rows for node in self.graph.nodes if (table := node.config.table()) is not None]
         sizes += [node.output.width for node in self.graph.nodes if node.config.head() is not None]
         sizes_of_rows = {size for size in sizes if size is not None}
@@ -168,7 +167,7 @@ class _Shrink:
         return kept | {size: vocabulary + 2 * index for index, size in enumerate(large)}
 
     def _shortening(self) -> int:
-        """Return the divisor of fixed lengths, such as 3,000 frames: sequences that follow from them stay longer."""
+        """Return the divisor of fixed lengths, such as 3,000 frames. Derived sequences stay long enough."""
         inputs = self.spec.inputs.values()
         fixed = any(config.type == "features" and config.length is not None for config in inputs)
         if not fixed or any(config.type == "image" for config in inputs) or self._has_fixed_positions():
@@ -184,7 +183,7 @@ class _Shrink:
         return any(_is_fixed(attention.position) for attention in _attentions(self.spec))
 
     def _input(self, name: str, config: InputConfig) -> Any:
-        """Shrink an input: an image to a few times the largest size of the nodes that read it, such as a patch."""
+        """Shrink an input. An image becomes a few times the largest size of the nodes that take it, such as a patch."""
         if config.type != "image" or config.height is None or config.width is None:
             return self._config(config)
         if self._has_fixed_positions():
@@ -221,7 +220,7 @@ class _Shrink:
         return _with_divisors(small) if isinstance(small, MixerConfig) else small
 
     def _value(self, config: Config, name: str, value: Any, most: int | None, attention: _Around) -> Any:
-        """Return the small value of a field, or of an entry of it."""
+        """Return the small value of a field or of one of its entries."""
         if isinstance(value, Config):
             return self._config(value, attention)
         if isinstance(value, Mapping):
@@ -231,7 +230,7 @@ class _Shrink:
         return self._number(config, name, value, most, attention) if type(value) is int else value
 
     def _tuple(self, config: Config, value: tuple[Any, ...], attention: _Around) -> tuple[Any, ...]:
-        """Shrink factors of pairs of channels in proportion, and configs in other tuples."""
+        """Shrink a tuple: per-channel factors by their number, and configs individually."""
         if isinstance(config, RopeScalingConfig) and attention is not None and len(value) > 1:
             size = max(1, self._of_head(2 * len(value), attention) // 2)
             return tuple(value[len(value) * index // size] for index in range(size))
@@ -263,7 +262,7 @@ class _Shrink:
             return self._shorter(value)
         if value in self.rows and name not in ("d_ff", "d_model"):
             return self.rows[value]
-        if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, as of an end
+        if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, for instance of an end token
             return self.rows[value + 1] - 1
         if value in self.widths and (attention is None or name == "d_model"):
             return self.widths[value]
@@ -275,15 +274,15 @@ class _Shrink:
         return value
 
     def _of_head(self, value: int, attention: AttentionConfig) -> int:
-        """Return a small width in proportion to a head, or to the residual stream if it is wider than a head."""
+        """Shrink a width in proportion to a head, or to the residual stream if it is wider than a head."""
         if value > attention.head_width:
             return self._hidden(value)
         return max(4, round(value * HEAD / attention.head_width / 2) * 2)
 
     def _hidden(self, value: int) -> int:
-        """Return a small width in proportion to the residual stream; equal widths stay equal, different ones differ.
+        """Shrink a width in proportion to the residual stream. Equal widths stay equal, and different widths different.
 
-        A multiple of another width stays the same multiple: shared experts have the width of several experts.
+        A multiple of a different width stays the same multiple: shared experts have the width of several experts.
         """
         if value not in self.hidden:
             large, small = next(iter(self.widths.items()))
@@ -297,12 +296,12 @@ class _Shrink:
 
 
 def _is_fixed(config: Config | None) -> bool:
-    """Return True for positions that fix the length, and with it the size of an image."""
+    """Return True for positions that fix the length, and therefore the size of an image."""
     return isinstance(config, AttentionPositionConfig) and config.only_length is not None
 
 
 def _is_long(stack: Layers) -> bool:
-    """Return True if the pattern of a stack has too many layers for a reduced model, which gets one of each variant."""
+    """Return True if the layer pattern is too long. The reduced model then has one layer of each variant."""
     return stack.pattern is not None and (stack.period is None or max(stack.period, stack.least) > PATTERN)
 
 
@@ -315,7 +314,7 @@ def _n_layers(stack: Layers) -> int:
 
 
 def _with_divisors(mixer: MixerConfig) -> MixerConfig:
-    """Lower the count that a mixer rejects, such as a number of blocks, until it divides the small width."""
+    """Lower a count that a mixer rejects, such as a number of blocks, until it divides the small width."""
     while True:
         try:
             mixer.check()
@@ -332,7 +331,7 @@ def _attentions(spec: ModelSpec) -> list[AttentionConfig]:
 
 
 def _heads(n_heads: int, n_kv_heads: int, biased: bool) -> tuple[int, int]:
-    """Return the fewest heads with the same ratio; with a bias of scores, a power of two only for a power of two."""
+    """Return the fewest heads with the same ratio. With a score bias, being a power of two is also preserved."""
     most = ODD_HEADS if biased and n_heads.bit_count() > 1 else HEADS
     if n_heads == n_kv_heads:
         return min(n_heads, most), min(n_heads, most)
@@ -348,20 +347,20 @@ def _signals(node: Node) -> list[Signal]:
 
 
 def _streams(spec: ModelSpec) -> list[int]:
-    """Return the widths of residual streams, the width of most nodes first."""
+    """Return the widths of residual streams, the most frequent width first."""
     widths = [dict(part).get("d_model") for _, part in parts((), spec) if isinstance(part, Config)]
     return [width for width, _ in Counter(width for width in widths if isinstance(width, int)).most_common()]
 
 
 def _extents(spec: ModelSpec) -> dict[int, int]:
-    """Return the small number for each extent of a mask; different extents stay different."""
+    """Return the small value of each extent of a mask. Different extents stay different."""
     sides = {side for _, mask in parts((), spec) if isinstance(mask, MaskConfig) for side in (mask.left, mask.right)}
     large = sorted(side for side in sides if side is not None and side > WINDOW)
     return {side: WINDOW + index for index, side in enumerate(large)}
 
 
 def _most(info: FieldInfo) -> Any:
-    """Return the largest number that a field takes, which distinguishes `Dim` from `Count`; None without a bound."""
+    """Return the upper bound of a field, which distinguishes `Dim` from `Count`; None without a bound."""
     pending: list[Any] = [info.annotation, *info.metadata]
     while pending:
         part = pending.pop()

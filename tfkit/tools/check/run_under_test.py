@@ -1,4 +1,4 @@
-"""A run that is checked: its reduced run, the first examples of its data, and the steps that it makes."""
+"""A run that is checked: its reduced run, the first examples of its data, and its training steps."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from tfkit.tools.check.model_under_test import (
 from tfkit.tools.check.reduced import reduced_model
 
 STEPS, SEQUENCES, LENGTH, EXAMPLES = 6, 4, 12, 10
-"""Steps of a reduced run, sequences of a step, positions of a sequence if a run sets them, examples of a split."""
+"""Sizes of a reduced run: steps, sequences per step, positions of a sequence if a run sets them, examples per split."""
 Tensors = Mapping[str, Tensor]
 Change = Callable[[Batch, Ids], Batch]
-"""A changed batch, from the batch of these indices."""
+"""Changes a batch, which it gets with the indices of its examples."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class RunUnderTest:
     Attributes:
         full: the run as it was read; its schedule and the number of its steps are checked.
         run: its reduced run, which is trained.
-        plugins: the plugins that it was read with.
+        plugins: the plugins with which it was read.
         words: a summary of the reduced run.
         seed: of random gradients.
-        kinds: functions that define what kinds compute, in addition to the functions of `tfkit.reference`.
+        kinds: reference functions of kinds, in addition to the functions of `tfkit.reference`.
     """
 
     full: Run
@@ -91,14 +91,14 @@ class RunUnderTest:
         return ModelUnderTest(self.run.graph, self.plugins, self.seed)
 
     def small_configs(self, slot: str) -> Iterator[Component]:
-        """Yield a config of each kind of a slot that needs no field other than small numbers."""
+        """Yield a config of each kind of a slot whose required fields are only small numbers."""
         for registered in self.plugins.registry.kinds(slot).values():
             with suppress(ValueError, Invalid):
                 yield registered.config.model_validate(required_values(registered.config))
 
     @cached_property
     def callbacks(self) -> tuple[CallbackConfig, ...]:
-        """The callbacks of the run, and one of each other kind that can be built and started without fields."""
+        """The callbacks of the run, and a callback of each other kind that has no required fields and can start."""
         configs = [*self.run.config.callbacks]
         kinds = {config.kind_name() for config in configs}
         for config in self.small_configs("callback"):
@@ -116,12 +116,12 @@ class RunUnderTest:
         examples: int = EXAMPLES,
         change: Change | None = None,
     ) -> Run:
-        """Return the reduced run with other values; raise ValueError or SpecError if they are invalid.
+        """Return the reduced run with some values replaced; raise ValueError or SpecError if they are invalid.
 
         Args:
             values: the values by their paths.
             graph: a different model.
-            examples: the examples of each split.
+            examples: the number of examples of each split.
             change: a function that changes every batch.
         """
         config = with_values(self.run.config, values)
@@ -135,7 +135,7 @@ class RunUnderTest:
         return self.loaded[key]
 
     def new_model(self) -> fx.GraphModule:
-        """Return the model in float64 with redrawn weights, of which those stay fixed that the run freezes."""
+        """Return the model in float64 with random weights. Weights that the run freezes stay frozen."""
         return copy.deepcopy(self._model)
 
     @cached_property
@@ -154,7 +154,7 @@ def read_data(config: RunSpec) -> Data:
 
 @dataclass(frozen=True)
 class FirstExamples:
-    """The first examples of each split of some data, as data."""
+    """Data with only the first examples of each split."""
 
     data: Data
     count: int
@@ -188,7 +188,7 @@ class _First:
 def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None = None) -> RunUnderTest:
     """Reduce a run: its model, the sequences of a step, their length, and the number of steps.
 
-    Initial weights are random. Rules and patterns that match nothing in the reduced model are left out.
+    Initial weights are random. Rules and patterns without a match in the reduced model are omitted.
     """
     config = full.config
     length, data = _small_data(full)
@@ -209,7 +209,7 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
 
 
 def _small_data(full: Run) -> tuple[int | None, Data]:
-    """Return the positions of a sequence in a reduced run, with room for all evaluated rows, and data of that length.
+    """Return the length of sequences in a reduced run, enough for all evaluated rows, and data of that length.
 
     The length is None if a run does not set it.
     """
@@ -226,7 +226,7 @@ def _small_data(full: Run) -> tuple[int | None, Data]:
 
 
 def _evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
-    """Return an evaluation of one split, with the metrics of the run if it has an evaluation."""
+    """Return an evaluation of a split, with the metrics of the run if it has an evaluation."""
     names = [*config.eval.splits] if config.eval is not None else [*config.data.split_names]
     split = {next((name for name in names if name != "train"), "train"): SplitConfig(batches=1)}
     if config.eval is not None:
@@ -261,11 +261,11 @@ def _matching(config: RunSpec, model: fx.GraphModule) -> dict[str, Any]:
 
 @dataclass
 class Notes:
-    """A record in memory, which begins after a checkpoint if there is one."""
+    """A run record in memory, which starts from a checkpoint if there is one."""
 
     start: Restored | None = None
     lines: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
-    """The numbers and texts of each step."""
+    """The step, and its numbers and texts."""
     checkpoints: list[Restored] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     """The number of lines before each checkpoint."""
@@ -301,17 +301,17 @@ class Notes:
 
 
 def copied(tensors: Tensors) -> dict[str, Tensor]:
-    """Return copies of tensors, which do not change with them."""
+    """Return copies of tensors."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @dataclass
 class TrainedSteps:
-    """The steps of a run.
+    """The observed steps of a run.
 
     Attributes:
         notes: its record.
-        gradients: of each step, as the optimizer takes them.
+        gradients: the gradients of each step, as the optimizer gets them.
         rates: the learning rates of the optimizer's groups at each step.
         parts: the losses of each step, a tensor for each micro-batch.
         weights: after each step.
@@ -326,7 +326,7 @@ class TrainedSteps:
     weights: list[Tensors] = field(default_factory=list)
 
     def numbers(self, name: str) -> list[float]:
-        """Return a number of all steps."""
+        """Return the values of a logged number at all steps."""
         return [line[name] for _, line in self.notes.lines if name in line]
 
 
@@ -342,7 +342,7 @@ class _Watcher(Callback):
 def train(
     run: Run, *, until: int | None = None, start: Restored | None = None, processes: Processes | None = None
 ) -> TrainedSteps:
-    """Train a reduced run, from its first step or from a checkpoint, and return all that shows of its steps."""
+    """Train a reduced run from its first step or from a checkpoint, and return the observed steps."""
     steps = TrainedSteps(Notes(start))
     trainer = Trainer(run, steps.notes, watchers=[_Watcher(steps)], until=until, processes=processes)
     steps.first_rates = [group["lr"] for group in trainer.optimizer.param_groups]
@@ -360,9 +360,9 @@ def train(
 
 
 class Half(Processes):
-    """The first or the second of two processes, which take half of the sequences each.
+    """The first or the second of two simulated processes, each with half of the sequences.
 
-    A number over all processes is known in advance if it is a count; a loss is left to be added.
+    The sum of a count over both processes is known in advance. A loss is returned without the other process's part.
     """
 
     count = 2

@@ -1,4 +1,4 @@
-"""Inputs of a model, and its runs: calls, recorded arguments, and the experts that a token goes to."""
+"""Random inputs, calls of a model, recorded arguments, and the repetition of chosen experts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """Return random inputs for a model of `graph`, with padding masks unless `padding` is none.
 
-    Left and right leave the first row without padding; `rows` hides the last row altogether.
+    With `left` and `right`, the first row has no padding; with `rows`, the last row is all padding.
     """
     inputs = random_inputs(graph, batch=batch, length=length, seed=seed)
     if padding == "none":
@@ -40,12 +40,12 @@ def example_inputs(
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert inputs that are real numbers to another dtype."""
+    """Convert the floating-point inputs to a dtype."""
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> list[Tensor]:
-    """Call the model with the inputs that it takes, and return all results."""
+    """Call a model with the inputs that it accepts, and return all results."""
     names = inputs_of(model) if names is None else names
     return as_tensors(model(**{name: value for name, value in inputs.items() if name in names}))
 
@@ -57,7 +57,7 @@ def run(model: fx.GraphModule, inputs: Inputs) -> list[Tensor]:
 
 
 def arguments_of(model: fx.GraphModule, paths: Iterable[str], inputs: Inputs) -> dict[str, tuple[Any, ...]]:
-    """Return the arguments of the first call of each module that runs, by its path."""
+    """Return the arguments of the first call of each module, by path."""
     calls: dict[str, tuple[Any, ...]] = {}
 
     def keep(path: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -70,7 +70,7 @@ def arguments_of(model: fx.GraphModule, paths: Iterable[str], inputs: Inputs) ->
 
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Keep hooks for the duration of a block, and remove them at its end."""
+    """Remove hooks at the end of the context."""
     with ExitStack() as hooks:
         for handle in handles:
             hooks.enter_context(handle)
@@ -78,9 +78,9 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 class Choices(TorchFunctionMode):
-    """The choices of `torch.topk`, such as experts, in the run within its first `with`; later runs repeat them.
+    """Records the choices of `torch.topk`, such as experts, in the first `with` block, and repeats them in later ones.
 
-    Outputs are smooth while the choices stay equal.
+    With equal choices, outputs are smooth functions of the weights.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ RUN_SLOTS = ("callback", "data", "loss", "metric", "optimizer", "schedule")
 
 
 def small_run(slot: str, part: Mapping[str, Any], length: int | None = None) -> dict[str, Any]:
-    """Return a small run with a component, given as its mapping, in its slot; a data kind needs a single input."""
+    """Return a small run with a component in its slot; `part` is its mapping. A data kind needs a single input."""
     stack = {"block": "decoder", "n_layers": 1, "attention": {"kind": "mha", "n_heads": 2, "position": "rope"}}
     stack["ffn"] = {"kind": "gelu", "d_ff": 24}
     model = {"vocab_size": "data.vocab_size", "d_model": 16, "dropout": 0.1}
@@ -47,9 +47,9 @@ def runs_of(
     seed: int = 0,
     reference: Callable[..., Any] | None = None,
 ) -> dict[str, RunUnderTest]:
-    """Return the runs around a component, by their descriptions, with all pairs of option values.
+    """Return runs around a component by description, with all pairs of option values.
 
-    Combinations of options that the component rejects are left out. Raises SpecError if no run is left.
+    Combinations of options that the component rejects are omitted. Raises SpecError if all are rejected.
     """
     runs: dict[str, RunUnderTest] = {}
     kind, rejected = config.kind_name(), list[SpecError]()
@@ -60,7 +60,7 @@ def runs_of(
         for length in (None, LENGTH) if config.slot == "data" else (None,):
             try:
                 run = load_run(small_run(config.slot, part, length), plugins, count=flops_of_step)
-            except SpecError as error:  # about the length, or about the component
+            except SpecError as error:  # an error in the length or in the component
                 rejected.append(error)
             else:
                 runs[f"a small run{words}"] = reduced_run(run, plugins, seed, kinds)

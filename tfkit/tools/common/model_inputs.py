@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.graph.decode_split import DecodeSplit, read_whole
+from tfkit.graph.decode_split import DecodeSplit, static_inputs
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_length, input_shapes, max_len, rows_of
 
@@ -123,7 +123,7 @@ def _inputs(
     options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
     inputs = random_inputs(graph, length=length, **options)
     shorter = random_inputs(graph, length=max(1, length - 1), **options)
-    inputs |= {name: shorter[name] for name in read_whole(graph)}
+    inputs |= {name: shorter[name] for name in static_inputs(graph)}
     if not optional:
         inputs = {name: value for name, value in inputs.items() if not graph.inputs[name].optional}
     if padding is not None:
@@ -143,8 +143,8 @@ def _sequences(
     model: fx.GraphModule, parts: DecodeSplit, batch: int, sizes: list[int], padding: Padding | None = None
 ) -> Sequences:
     long = _lengths(model)[2]
-    inputs, main = _inputs(model, batch, long, optional=True), parts.given_again[0]
-    once = {name: inputs[name] for name in parts.given_once}
+    inputs, main = _inputs(model, batch, long, optional=True), parts.step_inputs[0]
+    once = {name: inputs[name] for name in parts.initial_inputs}
     for name, value in list(once.items()):
         if value.dim() == 1:  # a prefix is read in the first step, also by padded rows
             once[name] = value.clamp(max=max(1, sizes[0] - batch))
@@ -152,7 +152,7 @@ def _sequences(
             once[f"{name}_mask"] = _mask(value, "right")
     pieces: list[dict[str, Tensor]] = []
     for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
-        piece = {name: inputs[name][:, start : start + size] for name in parts.given_again}
+        piece = {name: inputs[name][:, start : start + size] for name in parts.step_inputs}
         if start == 0 and padding is not None:
             piece[f"{main}_mask"] = _mask(piece[main], padding)
         pieces += [piece] if start + size <= long else []

@@ -15,7 +15,7 @@ from tfkit.building.guarantees import Watch
 from tfkit.building.placement import AnyDtype, dtype_of
 from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.decode_split import read_whole, split_for_decoding, split_if_decodable
+from tfkit.graph.decode_split import split_for_decoding, split_if_decodable, static_inputs
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
 from tfkit.tools.build.first_run import failed
@@ -108,7 +108,7 @@ def cost(
 
 def shape_of(graph: Graph, mode: Mode, batch: int, length: int | None, memory_length: int | None) -> StepShape:
     """Return the shape of the step. Raise ValueError or SpecError if an argument is out of its range."""
-    limit, once = max_len(graph), read_whole(graph)
+    limit, once = max_len(graph), static_inputs(graph)
     if memory_length is not None and not once:
         raise ValueError(f"memory_length ({memory_length}) has no effect: `{graph.name}` reads one sequence")
     fixed, fixed_once = fixed_length(graph), once and set(once) <= fixed_lengths(graph).keys()
@@ -223,7 +223,7 @@ def _cache(graph: Graph, shape: StepShape, dtype: torch.dtype) -> tuple[int, int
     if parts is None:
         return 0, 0, 0
     total = cached_bytes(parts.cached, shape.length, dtype)
-    for node, pieces in parts.again.values():
+    for node, pieces in parts.step_nodes.values():
         total += sum(cached_bytes(layer, memory_of(node, shape), dtype) for layer in pieces.memory_caches)
     slots = [entry for entry in parts.cached if isinstance(entry, Cached)]
     return cached_bytes(slots, 1, dtype), cached_bytes(parts.cached, 0, dtype), total * shape.batch

@@ -88,7 +88,7 @@ class DeviceConfig(Config):
     """Bytes per second to the other devices of a machine, in one direction."""
 
     def check(self) -> None:
-        """Refuse types that no model computes in."""
+        """Raise `Invalid` for dtypes in which no model computes."""
         super().check()
         if not self.flops:
             raise Invalid(

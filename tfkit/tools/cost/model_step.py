@@ -69,9 +69,9 @@ class _CachedStep:
     def __init__(self, model: fx.GraphModule, parts: DecodeSplit, inputs: Inputs, shape: StepShape) -> None:
         graph = graph_of(model)
         self.parts, self.shape = parts, shape
-        self.once = {name: inputs[name] for name in parts.given_once}
-        self.again = {name: inputs[name] for name in parts.given_again if not graph.inputs[name].optional}
-        self.reading = reading_module(model, graph, parts) if parts.once else None
+        self.once = {name: inputs[name] for name in parts.initial_inputs}
+        self.again = {name: inputs[name] for name in parts.step_inputs if not graph.inputs[name].optional}
+        self.reading = reading_module(model, graph, parts) if parts.initial_nodes else None
         self.stepping = stepping_module(model, graph, parts)
         self.dtype = next(model.parameters()).dtype
         self.cache = self._make_caches() if shape.mode == "decode" else {}

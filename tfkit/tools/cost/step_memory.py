@@ -1,7 +1,7 @@
-"""Memory and FLOPs of a training step: activations are in float32, or in bfloat16 under autocast.
+"""Memory and FLOPs of a training step, with activations in float32 or in bfloat16 under autocast.
 
-The meta device has no autocast. Here the functions that torch lists for CUDA convert their arguments as it does, and
-each weight once: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior.
+The meta device does not support autocast. This module converts the arguments of the functions that torch lists for
+CUDA, and each weight once: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ SHORT = _named("linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpo
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "addr"),
     "scaled_dot_product_attention",
 )
-"""Functions that autocast computes in bfloat16."""
+"""Functions that run in bfloat16 under autocast."""
 LONG = _named("softmax", "log_softmax", "layer_norm", "group_norm", "softplus", "cross_entropy", "nll_loss") | _named(
     *("exp", "expm1", "log", "log1p", "log2", "log10", "pow", "__pow__", "__rpow__", "rsqrt", "reciprocal"),
     *("sum", "prod", "cumsum", "cumprod", "norm", "cosine_similarity", "erfinv", "acos", "asin", "cosh", "sinh", "tan"),
 )
-"""Functions that autocast computes in float32."""
+"""Functions that run in float32 under autocast."""
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Bytes of a layer, its parameters and its FLOPs.
+    """Memory, parameters and FLOPs of a layer. Memory is in bytes.
 
     Attributes:
-        freed: activations that are not kept if the layer keeps its input only.
-        kept: activations that it keeps in addition to its input and output.
+        freed: activations that are not saved if the layer saves only its input.
+        kept: activations that it saves in addition to its input and output.
         products: the results of its matrix products and of attention.
         casts: its weights in bfloat16.
-        parameters: its weights that no earlier layer has.
-        forward: FLOPs of its forward, without the pairs of query and key that a mask hides.
+        parameters: its weights that no earlier layer shares.
+        forward: FLOPs of its forward, without pairs of query and key that a mask hides.
     """
 
     freed: int
@@ -66,7 +66,7 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that the forward of a step keeps for the backward, parameters, and FLOPs.
+    """Memory that the forward of a step saves for the backward, in bytes, parameters, and FLOPs.
 
     Attributes:
         layers: the layers of each stack, by path.
@@ -84,7 +84,7 @@ class StepMemory:
 
 
 def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool) -> StepMemory:
-    """Return what a step keeps for the backward. Nothing is allocated, and equal layers run once."""
+    """Return the memory that a step saves for the backward. Nothing is allocated, and equal layers run once."""
     shape = shape_of(graph, "train", sequences, length, None)
     model = build(graph, device="meta", dtype=torch.float32).train()
     step, casts = make_step(model, make_inputs(graph, shape, torch.float32), shape), dict[Tallies, int]()
@@ -108,7 +108,7 @@ def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool)
         )
         for path, run in seen.layers.calls
     }
-    # The loss is in no frame: what it keeps is counted as logits, and as gradients of the head.
+    # The loss is in no frame: its saved tensors are counted as logits and as gradients of the head.
     tallies = [tally for path in frames_of(model) for tally in seen.tallies.get(path, ())]
     runs = {run for _, run in seen.layers.calls}
     return StepMemory(
@@ -126,7 +126,7 @@ def _flops(tallies: Iterable[Tally], phase: int) -> int:
 
 
 class _Autocast(TorchFunctionMode):
-    """Converts the arguments of functions; `casts` has the bytes of converted weights by what ran."""
+    """Converts the arguments of functions; `casts` has the bytes of converted weights by component."""
 
     def __init__(self, watch: Observer, casts: dict[Tallies, int]) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _Autocast(TorchFunctionMode):
             with unobserved():
                 short = tensor.to(torch.bfloat16)
             self._weights[key] = short
-            self._watch.weights.add(self._watch.live.number(short))  # a cast is no activation
+            self._watch.weights.add(self._watch.live.number(short))  # a converted weight is not an activation
             record = self._watch.place.record
             self._casts[record] = self._casts.get(record, 0) + short.nbytes
         return self._weights[key]

@@ -1,4 +1,4 @@
-"""One watched step of a model on the meta device, in which equal layers run once."""
+"""Observes a step of a model on the meta device, in which equal layers run only once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tfkit.torch_private.tensors import tensors_in
 
 EVERYTHING = MaskConfig()
 MOST = 1024
-"""Most queries whose keys are counted to find the fraction of pairs that a rule hides."""
+"""Maximum number of queries whose keys are counted to estimate the fraction of pairs that a rule hides."""
 
 
 @dataclass
 class Seen:
-    """The observations about each component, by path: a tally of each of its runs, and further bytes that it keeps."""
+    """Observations of each component by path: a tally of each run, and additional bytes that the component saves."""
 
     layers: LayerRuns
     tallies: dict[str, list[Tally]] = field(default_factory=dict)
@@ -36,9 +36,9 @@ class Seen:
 
 
 def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
-    """Run a step of a model on the meta device, and watch it; the model gets hooks, and is of no other use afterwards.
+    """Run a step of a model on the meta device and observe it. The hooks stay, so the model must not be used again.
 
-    There is a backward if `train`, and equal layers run once if `merge`.
+    With `train`, the step has a backward pass. With `merge`, equal layers run only once.
     """
     watch = Observer(model.parameters())
     layers = LayerRuns(watch, merge=merge)
@@ -66,7 +66,7 @@ def frames_of(model: fx.GraphModule) -> list[str]:
 
 
 def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) -> None:
-    """Tell a watch from now on which component is running, and how much the mask of an attention hides."""
+    """Add hooks that report the running component, and the fraction that an attention's mask hides, to the observer."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     stacked = layers_of(model)
     steps = {f"{path}.{step.name}": step for path, layer in stacked.items() for step in layer.steps}
@@ -90,7 +90,7 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
 
 
 def _place(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
-    """Let a watch know the place of a module, which may depend on its arguments, while it runs."""
+    """Add hooks that set the observer's position, which may depend on a module's arguments, while the module runs."""
     module.register_forward_pre_hook(lambda _, args: watch.enter(place_of(args)))
     module.register_forward_hook(lambda *_: watch.leave())
 
@@ -108,9 +108,9 @@ def _gathered(watch: Observer, layers: LayerRuns) -> Seen:
 
 
 def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int, rule: nn.Module | None = None) -> float:
-    """Return the fraction of hidden pairs if the queries are at the last key positions. Ignore a prefix.
+    """Return the fraction of masked pairs for queries at the last key positions. A prefix is ignored.
 
-    With a `rule`, it is estimated from `MOST` evenly spaced queries if there are more.
+    With a `rule` and more than `MOST` queries, it is estimated from `MOST` evenly spaced queries.
     """
     if mask == EVERYTHING:
         return 0.0
@@ -137,36 +137,36 @@ def _seen(mask: MaskConfig, position: int, n_keys: int) -> int:
     return max(0, end - start)
 
 
-# ---- equal layers run once: of each further one, only its output exists, and the number of bytes that it keeps ----
+# ---- equal layers run once: a repetition has only an output and a number of saved bytes ----
 
 
 class Like(NamedTuple):
-    """The form of a tensor, without its memory."""
+    """Shape and dtype of a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
 
     @classmethod
     def of(cls, tensor: Tensor) -> Like:
-        """Return the form of a tensor."""
+        """Return the shape and dtype of a tensor."""
         return cls(tensor.shape, tensor.dtype)
 
     def make(self) -> Tensor:
-        """Return a tensor of this form."""
+        """Create a tensor of this shape and dtype."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
 class LayerRun(Tallies):
-    """The observations from one call of a layer, for all equal calls.
+    """Observations of a call of a layer, which stand for all equal calls.
 
     Attributes:
-        keeps: bytes that its forward leaves for the backward, in addition to its inputs and outputs.
-        frees: bytes that are freed if the layer keeps only its inputs.
-        forward: the rise of memory above its level when the forward began.
-        backward: the rise of memory in the backward.
-        held: positions of the arguments that it keeps for the backward.
-        shared: the arguments in `held` that other layers also receive, with the component that keeps them.
-        like: the form of its output.
+        keeps: bytes that its forward saves for the backward, in addition to its inputs and outputs.
+        frees: bytes that are freed if the layer saves only its inputs.
+        forward: peak memory of the forward, above the level at its beginning.
+        backward: peak memory of the backward, above the level at its beginning.
+        held: positions of the arguments that it saves for the backward.
+        shared: the arguments in `held` that other layers also receive, with the component that saves them.
+        like: shape and dtype of its output.
     """
 
     def __init__(self, layer: str) -> None:
@@ -178,16 +178,16 @@ class LayerRun(Tallies):
 
 
 class Moment(NamedTuple):
-    """A stretch of time: its peak, or, for a layer, the level of memory at its beginning."""
+    """A time interval: its peak memory or, for a layer, the memory level at its beginning."""
 
     level: int
     held: int
-    """The part of `level` that layers keep at that time in addition to their inputs."""
+    """The bytes of `level` that layers save in addition to their inputs."""
     run: LayerRun | None = None
     backward: bool = False
 
     def peak(self, *, recompute: bool) -> int:
-        """Return the peak memory. With `recompute`, layers store only their inputs and rerun in the backward."""
+        """Return the peak memory. With `recompute`, layers save only their inputs and run again in the backward."""
         level = self.level - self.held * recompute
         if self.run is None:
             return level
@@ -201,8 +201,8 @@ class Gradients(NamedTuple):
     """Bytes of the gradients of a layer's weights.
 
     Attributes:
-        all: bytes of all of them.
-        added: bytes that a further backward of the same weights saves: it adds them, one by one.
+        all: bytes of all gradients.
+        added: bytes that a second backward of the same weights does not need, because it adds to existing gradients.
     """
 
     all: int
@@ -216,12 +216,12 @@ class Gradients(NamedTuple):
 
 
 class LayerRuns:
-    """Runs the layers of a model, equal ones once if `merge`.
+    """Runs the layers of a model. With `merge`, equal layers run only once.
 
     Attributes:
         calls: every call of a layer, and the call that was observed for it.
         moments: the memory over time.
-        extra: further bytes that are kept, by component.
+        extra: additional saved bytes, by component.
     """
 
     def __init__(self, watch: Observer, *, merge: bool = True) -> None:
@@ -238,12 +238,12 @@ class LayerRuns:
         self._anchor = torch.empty(0, device="meta", requires_grad=True)
 
     def take_over(self, path: str, layer: nn.Module, further: Any) -> None:
-        """Route the calls of this layer through here from now on; `further` distinguishes layers of equal structure."""
+        """Intercept the calls of a layer. `further` distinguishes layers of equal structure."""
         forward, kind = layer.forward, (signature(layer), further)
         layer.forward = lambda *args: self._call(path, layer, forward, kind, args)
 
     def finish(self) -> None:
-        """Close the last stretch of time."""
+        """Close the last time interval."""
         self._close()
         self._split()
 
@@ -296,7 +296,7 @@ class LayerRuns:
         return run, result
 
     def _shared_of(self, run: LayerRun, tensors: list[Tensor], kept: set[int]) -> Iterator[tuple[str, int]]:
-        """Yield the tensors that the layer keeps in addition to its input: other layers may keep the same tensors."""
+        """Yield the tensors that the layer saves in addition to its input, which other layers may also save."""
         first, *keys = [self.watch.live.number(tensor) for tensor in tensors]
         for i, (key, tensor) in enumerate(zip(keys, tensors[1:], strict=True), 1):
             path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
@@ -324,7 +324,7 @@ class LayerRuns:
         return out
 
     def repeat_backward(self, path: str, layer: nn.Module, run: LayerRun) -> None:
-        """Record the memory that the backward of such a layer frees, and the gradients that it leaves."""
+        """Record the memory that the backward of such a layer frees, and the gradients that it creates."""
         live = self.watch.live
         self._close()
         self._split()
@@ -353,11 +353,11 @@ class LayerRuns:
         gradients = self._trained.pop(open_run.layer, Gradients(0, 0))
         self.moments.append(Moment(level - gradients.added, self._held, open_run, backward=True))
         self._held -= open_run.frees
-        live.grow(-gradients.all)  # they really exist now
+        live.grow(-gradients.all)  # the allocator now counts them
         self._open, live.peak = None, live.level
 
     def _split(self) -> None:
-        """Close a stretch of time."""
+        """Close a time interval."""
         self.moments.append(Moment(self.watch.live.peak, self._held))
         self.watch.live.peak = self.watch.live.level
 
@@ -383,7 +383,7 @@ class Twin(torch.autograd.Function):
 
 
 def _signs(tree: Any) -> Iterator[Any]:
-    """Yield the properties of a call that its cost depends on: shapes, dtypes, and all arguments except tensors."""
+    """Yield the properties of a call that determine its cost: shapes, dtypes, and all arguments except tensors."""
     if isinstance(tree, Tensor):
         yield tree.shape, tree.dtype, tree.requires_grad
     elif isinstance(tree, list | tuple):

@@ -1,4 +1,4 @@
-"""Modules to classes: modules that differ only in numbers share a class, and these numbers are its arguments."""
+"""From modules to classes: modules that differ only in numbers share a class, whose arguments are these numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tfkit.tools.eject.torch_modules import (
 )
 
 _RESERVED = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
-"""Names that every file uses itself."""
+"""Names that every file uses."""
 _AXES = {"0": "width", "1": "d_out", "2": "d_in"}
 """Names of the axes of a parameter, including the axes of stacked matrices."""
 
@@ -39,7 +39,7 @@ class Classes:
     """The classes of a model.
 
     Attributes:
-        order: the classes from the leaves to the root.
+        order: the classes, each after the classes that it uses.
         of: the class of each module that has one.
 
     `prefixes` may precede the names of nodes in the paths of modules.
@@ -70,7 +70,7 @@ class Classes:
             self._fill(ejected, [module for module, owner in self.of.items() if owner is ejected])
 
     def _gather(self, module: nn.Module) -> Any:
-        """Find the class of a module and of all modules in it; the returned keys are equal for equal classes."""
+        """Assign a class to a module and to all modules in it. Return a key that is equal for equal classes."""
         children = self._children(module)
         if type(module) in CONTAINERS:
             inner = [self._gather(child) for child in children.values()]
@@ -96,7 +96,7 @@ class Classes:
         return self.of[module]
 
     def _new(self, module: nn.Module, methods: Mapping[str, str]) -> Class:
-        """Return the class of a module, without the statements of its `__init__` that depend on names of classes."""
+        """Create the class of a module, without the statements of its `__init__` that depend on names of classes."""
         filling = [f"self.get_parameter({name!r}).requires_grad_(False)" for name in self._frozen(module)]
         for reset in filter(None, (self.whole.functions.get((module, name)) for name in RESETS)):
             lines = steps_text(reset.body).splitlines()
@@ -112,7 +112,7 @@ class Classes:
         )
 
     def _left(self, module: nn.Module) -> list[Function]:
-        """Return the methods that are left: forward first, then the remaining methods in the order of the source."""
+        """Return the remaining methods: forward first, then the others in the order of the source."""
         left = [
             function
             for function in self._methods.get(module, ())
@@ -121,13 +121,13 @@ class Classes:
         return sorted(left, key=lambda function: (function.name != "forward", function.code.line))
 
     def _used(self, module: nn.Module) -> set[str]:
-        """Return the attributes that the methods of a module and other modules read."""
+        """Return the attributes of a module that its methods or other modules use."""
         return self.whole.read.get(module, set()).union(
             *(function.attributes for function in self._methods.get(module, ()))
         )
 
     def _children(self, module: nn.Module) -> dict[str, nn.Module]:
-        """Return the children that are left: children that hold tensors, or are called."""
+        """Return the remaining children: children that contain tensors or are called."""
         children = {name: child for name, child in module._modules.items() if child is not None}
         if isinstance(module, CONTAINERS):
             return children
@@ -139,12 +139,12 @@ class Classes:
         }
 
     def _attributes(self, module: nn.Module) -> list[str]:
-        """Return the plain attributes that the methods of a module read, in the module's order."""
+        """Return the plain attributes that the methods of a module use, in the order of the module."""
         used = self._used(module)
         return [n for n, value in plain(module).items() if n in used and value is not None and not callable(value)]
 
     def _frozen(self, module: nn.Module) -> list[str]:
-        """Return the frozen parameters of the children that no class inside this class freezes."""
+        """Return the frozen parameters of children that no inner class freezes."""
         inside = list(module.named_modules(remove_duplicate=False))
         inner = tuple(f"{path}." for path, child in inside if child is not module and child in self.of)
         return [
@@ -154,7 +154,7 @@ class Classes:
         ]
 
     def _fill(self, ejected: Class, modules: list[nn.Module]) -> None:
-        """Make the statements of a class and their values, from its modules; its children have theirs."""
+        """Write the statements of a class and their values from its modules."""
         for module in modules:
             ejected.statements = list(self._statements(module))
             ejected.values[module] = {
@@ -169,7 +169,7 @@ class Classes:
                 ejected.arguments[slot] = taken[values]
 
     def _statements(self, module: nn.Module) -> Iterator[Statement]:
-        """Yield the statements of its `__init__` that make the attributes, the tensors and the children of a module."""
+        """Yield the statements of `__init__` that create the attributes, tensors and children of a module."""
         for name in self._attributes(module):
             value = getattr(module, name)
             with written_out(f"`{type(module).__name__}.{name}`"):
@@ -197,7 +197,7 @@ class Classes:
             yield Statement(target, values)
 
     def _of_child(self, name: str, child: nn.Module) -> Statement:
-        """Return the expression that makes a child."""
+        """Return the expression that creates a child."""
         if child in self.of:
             arguments = self.of[child].texts_of(child)
             expression = self.of[child].call(dict.fromkeys(arguments, "{}"))
@@ -217,17 +217,17 @@ class Classes:
         return self.config.text(value)
 
     def _arguments(self, module: nn.Module) -> dict[str, str]:
-        """Return the texts of the arguments that make a module of torch; of a tuple of one width the width."""
+        """Return the arguments that create a torch module, as text. A tuple of one width becomes the width."""
         texts = {name: self._text(value) for name, value in arguments_of(module).items()}
         return {name: re.sub(r"^\((.*),\)$", r"\1", text) for name, text in texts.items()}
 
     def _made(self, module: nn.Module) -> str:
-        """Return the expression that makes a module."""
+        """Return the expression that creates a module."""
         statement = self._of_child("", module)
         return statement.text.format(*statement.values.values())
 
     def _container(self, module: nn.Module) -> str:
-        """Return the expression that makes a list, a mapping or a sequence of modules."""
+        """Return the expression that creates a list, mapping or sequence of modules."""
         children = [child for child in module._modules.values() if child is not None]
         items = [(name, self._made(child)) for name, child in zip(module._modules, children, strict=True)]
         kind = f"nn.{type(module).__name__}"
@@ -244,7 +244,7 @@ class Classes:
         return f"{kind}([{', '.join(runs if len(runs) <= 4 else [text for _, text in items])}])"
 
     def _parameters(self, module: nn.Module) -> str:
-        """Return the expression that makes a list or a mapping of parameters."""
+        """Return the expression that creates a list or mapping of parameters."""
         expressions = {
             name: f"nn.Parameter({_empty(', '.join(map(self._text, self.sizes.of(parameter))), parameter)})"
             for name, parameter in module.named_parameters()
@@ -260,7 +260,7 @@ def _short_list(value: Any) -> Sequence[Any]:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers that a module holds directly."""
+    """Return the parameters and buffers that belong directly to a module."""
     return {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
 
 
@@ -271,7 +271,7 @@ def _empty(sizes: str, tensor: Tensor) -> str:
 
 
 def _argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
-    """Choose a name for an argument: the name of its numbers if they have one, else the name of the slot."""
+    """Choose a name for an argument: the common name of its numbers, else the name of the slot."""
     words = {value.removeprefix(f"{CONFIG}.") for value in values}
     place = [_AXES.get(part.partition("@")[2], part) for part in slot.split(".") if not part.isdigit()]
     short = {"in_features": "d_in", "out_features": "d_out", "embedding_dim": "width", "num_embeddings": "rows"}
@@ -284,9 +284,9 @@ def _argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
 
 
 def _name_apart(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph, taken: Set[str]) -> None:
-    """Give classes that share a name different ones: by node, by the variant of layers, or by number.
+    """Make the names of classes unique: by node, by layer variant, or by number.
 
-    A name that a function or an import has taken gets an underscore after it.
+    A name that a function or an import uses gets a trailing underscore.
     """
     _by_place(classes, places, graph)
     seen = {*taken, *_RESERVED, *keyword.kwlist}

@@ -1,4 +1,4 @@
-"""Removes code that a person would not write: steps without effect, names used once, a new name for every step."""
+"""Removes code that a person would not write, such as statements without effect and names that are used only once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 WIDTH = 112
-"""Longest line, in characters, into which steps are merged."""
+"""Maximum length of a line of merged statements, in characters."""
 SHORT = 88
-"""Longest such line where a person wrote two lines."""
+"""Maximum length if the source has two lines."""
 
 
 def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
@@ -23,7 +23,7 @@ def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def blocks(steps: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Yield the lists of statements inside these, from the inside out, and last the statements themselves."""
+    """Yield the nested lists of statements, innermost first, and finally `steps`."""
     for step in steps:
         for name in ("body", "orelse"):
             yield from blocks(getattr(step, name, []))
@@ -36,7 +36,7 @@ def reads(node: ast.AST) -> set[str]:
 
 
 def returned(step: ast.stmt) -> ast.expr:
-    """Return the expression that a `return` returns."""
+    """Return the expression of a `return`."""
     assert isinstance(step, ast.Return)
     assert step.value is not None
     return step.value
@@ -57,13 +57,13 @@ def assigned(step: ast.stmt) -> list[str]:
 
 
 def is_path(value: ast.expr) -> bool:
-    """Return True for a name, an attribute or an item of one."""
+    """Return True for a name, an attribute of a path, or an item of a path."""
     parts = ast.Attribute | ast.Name | ast.Subscript | ast.Constant
     return all(isinstance(node, parts) for node in ast.walk(value) if isinstance(node, ast.expr))
 
 
 def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
-    """Split `a, b = c, d` into two steps if neither value reads the variable that the other step assigns."""
+    """Split `a, b = c, d` into two statements if neither value reads the target of the other."""
     if not (
         isinstance(step, ast.Assign) and isinstance(step.value, ast.Tuple) and isinstance(step.targets[0], ast.Tuple)
     ):
@@ -72,12 +72,12 @@ def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
     crossed = any(
         reads(target) & reads(value) for target, source in pairs for value in step.value.elts if value is not source
     )
-    plain = any(isinstance(value, ast.Name | ast.Constant) for value in step.value.elts)
-    return [step] if crossed or not plain else [ast.Assign([target], value, lineno=0) for target, value in pairs]
+    simple = any(isinstance(value, ast.Name | ast.Constant) for value in step.value.elts)
+    return [step] if crossed or not simple else [ast.Assign([target], value, lineno=0) for target, value in pairs]
 
 
 def _without_copies(steps: list[ast.stmt]) -> list[ast.stmt]:
-    """Replace b by a after `b = a`, if neither is assigned again."""
+    """Replace b by a after `b = a` if neither is assigned again."""
     names = [name for step in steps for name in assigned(step)]
     for step in steps:
         if not (
@@ -93,12 +93,12 @@ def _without_copies(steps: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _compact(steps: list[ast.stmt], live: set[str], around: set[str]) -> None:
-    """Write the statements of a block, and of the blocks inside it, as fewer statements.
+    """Merge the statements of a block and of its nested blocks, in place.
 
     Args:
         steps: the statements of the block.
         live: the names that are read after the block.
-        around: the names that are read where the loop around it ends or continues.
+        around: the names that are read after the enclosing loop, or in its next iteration.
     """
     for index, step in enumerate(steps):
         after = _live(steps[index + 1 :], live, around)
@@ -112,7 +112,7 @@ def _compact(steps: list[ast.stmt], live: set[str], around: set[str]) -> None:
 
 
 def _live(steps: Sequence[ast.stmt], live: set[str], around: set[str]) -> set[str]:
-    """Return the names whose values before these statements are read, by them or later."""
+    """Return the names that are live before these statements: these or later statements read their values."""
     living = _Living()
     living.read, living.around = set(live), around
     living.block(steps)
@@ -120,11 +120,11 @@ def _live(steps: Sequence[ast.stmt], live: set[str], around: set[str]) -> set[st
 
 
 class _Living:
-    """Removes assignments that nothing reads, from the end to the start.
+    """Removes assignments of values that are never read, from the end to the start.
 
     Attributes:
-        read: the names that the statements read that come later.
-        around: the names that are read where a loop ends or continues.
+        read: the names that later statements read.
+        around: the names that are read after the enclosing loop, or in its next iteration.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class _Living:
         return statements
 
     def step(self, step: ast.stmt) -> list[ast.stmt]:
-        """Return the statements that remain of one statement, as `block` does for several."""
+        """Return the statements that have an effect, of a single statement."""
         if isinstance(step, ast.If):
             return self._if(step)
         if isinstance(step, ast.For):
@@ -188,7 +188,7 @@ class _Living:
 
 
 def _without_index(step: ast.For, after: set[str]) -> ast.For:
-    """Write `for i, x in enumerate(xs)` without an i that is read neither in the loop nor after it."""
+    """Replace `for i, x in enumerate(xs)` by `for x in xs` if i is read neither in the loop nor after it."""
     target, call = step.target, step.iter
     if not (isinstance(target, ast.Tuple) and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
         return step
@@ -200,7 +200,7 @@ def _without_index(step: ast.For, after: set[str]) -> ast.For:
 
 
 def _shortened(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[ast.stmt]:
-    """Write a choice between two values, or a loop that fills a list, as one expression."""
+    """Replace a choice between two values, or a loop that fills a list, by an expression."""
     statements: list[ast.stmt] = []
     for index, step in enumerate(steps):
         if isinstance(step, ast.If):
@@ -246,7 +246,7 @@ def _filled(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
 
 
 def _counted(before: ast.stmt, loop: ast.For) -> ast.For | None:
-    """Write a loop that ends with `n += 1`, after `n = 0`, as a loop over `enumerate`; None if it is no such loop."""
+    """Rewrite a loop that counts with `n += 1`, after `n = 0`, with `enumerate`; return None for any other loop."""
     *body, last = loop.body
     if not (isinstance(before, ast.Assign) and isinstance(last, ast.AugAssign) and isinstance(last.target, ast.Name)):
         return None
@@ -260,14 +260,14 @@ def _counted(before: ast.stmt, loop: ast.For) -> ast.For | None:
 
 
 def _same_way_out(before: ast.stmt, step: ast.stmt) -> bool:
-    """Return True if both statements are an `if` that returns the same."""
+    """Return True if both statements are `if`s that return the same expression."""
     if not (isinstance(before, ast.If) and isinstance(step, ast.If)) or before.orelse or step.orelse:
         return False
     return isinstance(step.body[0], ast.Return) and list(map(ast.dump, before.body)) == list(map(ast.dump, step.body))
 
 
 def _draw_together(steps: list[ast.stmt], live: set[str]) -> None:
-    """Replace names that only the next step reads, and all names of weights, by their expressions.
+    """Replace names that only the next statement reads, and all names of weights, by their expressions.
 
     Names in `live` are also read after these statements.
     """
@@ -281,7 +281,7 @@ def _draw_together(steps: list[ast.stmt], live: set[str]) -> None:
 
 
 def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
-    """Put the value that this step assigns into the only step that reads its name; False if it must stay."""
+    """Move an assigned value into the only statement that reads it; return False if that is not possible."""
     step = steps[index]
     if not (isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name)):
         return False
@@ -306,12 +306,12 @@ def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
 
 
 def _changes(step: ast.stmt) -> bool:
-    """Return True if a step changes an object, rather than only assigning names."""
+    """Return True if a statement modifies an object instead of only assigning names."""
     return _acts(step) or any(map(_into, ast.walk(step)))
 
 
 def changes_tensors(steps: Sequence[ast.stmt]) -> bool:
-    """Return True if tensors change in place other than by `nn.init`; autograd rejects this for parameters."""
+    """Return True if tensors are modified in place except by `nn.init`. Autograd rejects this for parameters."""
     changing = [step for step in steps if not isinstance(step, ast.With)]
     plain = [_WithoutInit().visit(copy.deepcopy(step)) for step in changing]
     return any(map(_changes, plain))
@@ -332,14 +332,14 @@ def _into(node: ast.AST) -> bool:
 
 
 def _acts(node: ast.AST) -> bool:
-    """Return True if a value is changed in place, by a method such as `copy_` or `append`."""
+    """Return True for a call that modifies a value in place, such as `copy_` or `append`."""
     calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
     names = [function.attr for function in calls if isinstance(function, ast.Attribute)]
     return any(name == "append" or (name.endswith("_") and not name.endswith("__")) for name in names)
 
 
 class Replaced(ast.NodeTransformer):
-    """Names replaced by expressions."""
+    """Replaces names by expressions."""
 
     def __init__(self, values: Mapping[str, ast.expr]) -> None:
         self.values = values

@@ -42,7 +42,7 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
     graph = reader.load(spec)
     with stages() as stage:
         stage("writing the code")
-        from tfkit.tools.eject.check import Alone, check
+        from tfkit.tools.eject.proof import Alone, check
         from tfkit.tools.eject.write import eject as written
 
         with Alone() as alone:  # imports torch

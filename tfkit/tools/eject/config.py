@@ -1,4 +1,4 @@
-"""Numbers that remember how they follow from the spec, such as `d_ff` or `2 * d_model`, and the config of a file."""
+"""Numbers with the expressions over the spec that produced them, such as `2 * d_model`, and the config of a file."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tfkit.tools.eject.cleanup import Replaced, reads
 CONFIG = "config"
 """Name of the config in `__init__`."""
 _LITERAL = (int, float, complex, str, bytes, range, slice, torch.dtype, torch.layout, torch.memory_format)
-"""Types whose `repr` is an expression."""
+"""Types whose `repr` is a valid expression."""
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "pow": "**", "mod": "%"}
-"""Signs of the operations that keep names, by the name of the function in `operator`."""
+"""Signs of the operations on named numbers, by the name of the function in `operator`."""
 
 
 class Named:
-    """A number with the expression that it is the value of; names in it are fields of `Config`."""
+    """A number with the expression of its value, in which names are fields of `Config`."""
 
     text: str
     terms: Mapping[str, int] | None = None
-    """For a sum: the number of times that each term is in it."""
+    """For a sum: the number of occurrences of each term."""
 
     def __neg__(self) -> Any:
         return named(-_plain(self), f"-{_operand(self)}")
@@ -49,7 +49,7 @@ class NamedFloat(Named, float):
 
 
 def named(value: Any, text: str) -> Any:
-    """Return a number with its name. Return any other value unchanged."""
+    """Return a number with a name, and any other value unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     number = NamedInt(value) if isinstance(value, int) else NamedFloat(value)
@@ -58,7 +58,7 @@ def named(value: Any, text: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return an expression that has this value. Raise NotImplementedError if there is none."""
+    """Return an expression for a value. Raise NotImplementedError if there is none."""
     if isinstance(value, Named):
         return value.text
     if isinstance(value, list | tuple):
@@ -75,7 +75,7 @@ def text_of(value: Any) -> str:
 
 def name_of(value: Any) -> str | None:
     """Return the public name of a function or class of torch."""
-    homes = (("torch", torch), ("nn", nn))  # a module of functions imports classes too
+    homes = (("torch", torch), ("nn", nn))  # a module of functions also imports classes
     for prefix, owner in homes if isinstance(value, type) else (("nn.functional", F), *homes):
         if (name := getattr(value, "__name__", "")) and getattr(owner, name, None) is value:
             return f"{prefix}.{name}"
@@ -134,7 +134,7 @@ for _name, _sign in _SIGNS.items():
 
 
 def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Config]:
-    """Copy a graph so that its numbers have names, and return it with the config that has the value of each name.
+    """Return a copy of a graph with named numbers, and the config with the value of each name.
 
     Names in `reserved` are not used.
     """
@@ -169,7 +169,7 @@ def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Con
 
 
 def _free_name(path: tuple[str, ...], taken: Set[str]) -> str:
-    """Return the key, after as much of the path as makes it unique: `d_ff`, `encoder_d_ff`."""
+    """Return a unique name: the key, preceded by as much of its path as necessary: `d_ff`, `encoder_d_ff`."""
     words = [word for word in path if not word.isdigit() and word not in ("layers", "variants")]
     candidates = [words[-1], *("_".join((*words[:n], words[-1])) for n in range(1, len(words)))]
     name = next((candidate for candidate in candidates if candidate not in taken), candidates[-1])
@@ -180,7 +180,7 @@ def _free_name(path: tuple[str, ...], taken: Set[str]) -> str:
 
 
 def _fields(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[BaseModel, str, tuple[str, ...]]]:
-    """Yield every field of a config and of nested configs: the config that has it, its key, and its path."""
+    """Yield every field of a config and of nested configs: its config, key and path."""
     for key in type(config).model_fields:
         value = config.__dict__[key]
         yield config, key, (*path, key)
@@ -198,11 +198,11 @@ def _renamed(signal: Any, widths: Mapping[int, Any]) -> Any:
 
 
 class Config:
-    """Writes numbers by their names in the config, and the class of the config.
+    """The config of a file: writes numbers by name, and the class of the config.
 
     Attributes:
         numbers: the numbers of the spec by name.
-        derived: names of numbers that follow from those, each with its expression.
+        derived: the names of derived numbers, each with its expression.
     """
 
     def __init__(self, numbers: Mapping[str, int | float], derived: Mapping[str, str]) -> None:
@@ -212,7 +212,7 @@ class Config:
         self._names = {how: name for name, how in derived.items()}
 
     def text(self, value: Any) -> str:
-        """Return a value as an expression, numbers of the spec by their names in the config."""
+        """Return a value as an expression, with numbers of the spec as fields of the config."""
         text = text_of(value)
         tree = _Shortened(self._names).visit(ast.parse(text, mode="eval"))
         if not (reads(tree) & self._values.keys()):
@@ -232,13 +232,13 @@ class Config:
         return f"{CONFIG}.{names[0]}" if names else str(count)
 
     def source(self, body: str) -> str:
-        """Return the class with all names that the rest of a file reads; empty if there are none."""
+        """Return the class with the names that the rest of the file uses; empty if there are none."""
         used, lines = self.fields(body)
         lines = [f"    {name}: {type(value).__name__} = {value!r}" for name, value in used.items()] + lines
         return "\n".join(["@dataclass(frozen=True)", "class Config:", *lines]) if lines else ""
 
     def fields(self, body: str) -> tuple[dict[str, int | float], list[str]]:
-        """Return the numbers that the rest of a file reads, and the properties for numbers that follow from them."""
+        """Return the numbers that the rest of the file uses, and properties for derived numbers."""
         read = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Attribute)]
         used = {node.attr for node in read if isinstance(node.value, ast.Name) and node.value.id == CONFIG}
         derived = {name: ast.parse(how, mode="eval") for name, how in self.derived.items() if name in used}

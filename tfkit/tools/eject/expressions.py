@@ -1,6 +1,6 @@
-"""Expressions: their values as far as they are known, and their text once the known parts are decided.
+"""Partial evaluation of expressions: their values, as far as they are known, and their rewritten syntax trees.
 
-An expression that the evaluator cannot decide stays as written, with its parts evaluated.
+An expression that cannot be evaluated stays as written, with its parts evaluated.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from tfkit.tools.eject.values import (
 
 Node = TypeVar("Node", bound=ast.AST)
 Written = tuple[Value, ast.expr]
-"""The value of an expression, as far as it is known, and its text as a tree."""
+"""The value of an expression, as far as it is known, and its rewritten syntax tree."""
 
 
 class Expressions:
-    """Evaluates the expressions of one function, without the calls in them.
+    """Evaluates the expressions of a function, except calls.
 
     Attributes:
         module: the module, if the function is a method.
-        code: the source, in which calls of rearrangements are written out.
-        self_name: the name of the module in it.
+        code: the source, in which calls of rearrangements are expanded.
+        self_name: the name of the module in the source.
         records: the named tuples of the model.
-        read: attributes of each module that other modules read.
+        read: the attributes of each module that other modules use.
         env: the values of the variables, as far as they are known.
-        uses: the names that it reads from outside, with the objects that they stand for.
+        uses: the global names that the function uses, with their objects.
     """
 
     def __init__(self, module: nn.Module | None, code: Code, records: Records, read: dict[nn.Module, set[str]]) -> None:
@@ -69,7 +69,7 @@ class Expressions:
         self.uses: dict[str, Any] = {}
 
     def eval(self, node: ast.expr) -> Written:
-        """Return an expression, by the method that has the name of its class."""
+        """Evaluate an expression by the method for its class."""
         evaluate: Callable[[Any], Written] = getattr(self, f"_{type(node).__name__.lower()}", self._any)
         value, written = evaluate(node)
         if is_constant(value) and not isinstance(node, ast.Constant):
@@ -77,15 +77,15 @@ class Expressions:
         return value, written
 
     def written(self, node: ast.expr) -> ast.expr:
-        """Return the text of an expression, as a tree."""
+        """Return the rewritten syntax tree of an expression."""
         return self.eval(node)[1]
 
     def _any(self, node: ast.expr) -> Written:
-        """Return an expression of which only its parts are known, and that it is not None."""
+        """Return an expression with evaluated parts and an unknown value that is not None."""
         return SOME, self.rewritten(node)
 
     def rewritten(self, node: Node) -> Node:
-        """Return an expression or a statement as it is written, with its parts evaluated."""
+        """Return an expression or a statement with evaluated parts."""
         return type(node)(**{name: self._part(value) for name, value in ast.iter_fields(node)})
 
     def _part(self, part: Any) -> Any:
@@ -110,19 +110,19 @@ class Expressions:
         return self._global(node.id, self.code.names[node.id])
 
     def _global(self, name: str, value: Any) -> Written:
-        """Return an object from outside, and its name in the file."""
-        value = F.linear if value is tfkit.nn.linear else value  # which computes the same
+        """Return a global object, and its name in the file."""
+        value = F.linear if value is tfkit.nn.linear else value  # both compute the same
         value = STANDS_FOR.get(value, value) if isinstance(value, type) else value
-        if hasattr(value, "cache_clear"):  # from functools: a file that is read once needs no cache
+        if hasattr(value, "cache_clear"):  # a cached function of functools: the file calls it only once
             value = inspect.unwrap(value)
         return Known(value), self.use(name, value)
 
     def replaced(self, value: Any) -> Any:
-        """Return the object that takes the place of an object from outside: here, the object."""
+        """Return the replacement of a global object; by default the object."""
         return value
 
     def use(self, name: str, value: Any) -> ast.expr:
-        """Record that an object from outside is read; it has one name in the entire file."""
+        """Record the use of a global object, which has a single name in the file."""
         if value is F.linear:
             return ast.Attribute(self.use("F", F), "linear")
         if value in STANDS_FOR.values():
@@ -148,7 +148,7 @@ class Expressions:
         if not isinstance(base, Known):
             return SOME, attribute
         value = self.replaced(getattr(base.value, node.attr))
-        # A file without tfkit defines the function, so that it has its name alone: `update_cache`.
+        # The file defines the function, so it is called by its name alone: `update_cache`.
         is_defined = isinstance(base.value, ModuleType) and not is_library(value)
         return self._global(node.attr, value) if is_defined else (Known(value), attribute)
 
@@ -199,7 +199,7 @@ class Expressions:
     _generatorexp = _listcomp
 
     def bind(self, target: ast.expr, value: Value) -> None:
-        """Assign to names."""
+        """Assign a value to the names of a target."""
         if isinstance(target, ast.Name):
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple):
@@ -239,7 +239,7 @@ class Expressions:
         return value, ast.BinOp(left_written, node.op, right_written)
 
     def _boolop(self, node: ast.BoolOp) -> Written:
-        """Drop the parts whose truth is known, or return the part that decides."""
+        """Remove operands whose truth is known, or return the operand that decides."""
         decides = isinstance(node.op, ast.Or)
         left: list[Written] = []
         saved = self.env
@@ -275,7 +275,7 @@ class Expressions:
         return join(body, orelse), ast.IfExp(test_written, body_written, orelse_written)
 
     def narrow(self, test: ast.expr, holds: bool) -> None:
-        """Note in `env`, a new one, that a test holds, or does not: some variables are then None, or are not."""
+        """Replace `env` by a copy in which a test holds or does not, so some variables are None or not None."""
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
             for part in test.values:
                 self.narrow(part, holds)
@@ -299,19 +299,19 @@ def _attribute_of(module: nn.Module, name: str) -> Value:
         return Modules((value,))
     if isinstance(value, torch.Tensor):
         return SOME
-    # 0 and 1 get no names from the spec: they are switches, like True and False.
+    # 0 and 1 get no names: they are switches, like True and False.
     switch = isinstance(value, int) and not isinstance(value, Named) and value in (0, 1)
     return Known(value, literal=value is None or isinstance(value, bool) or switch)
 
 
 def items_of(container: Modules) -> Value:
-    """Return the children of lists and mappings of modules; the tensors of lists and mappings of parameters."""
+    """Return the items of containers: modules, or the tensors of containers of parameters."""
     children = tuple(dict.fromkeys(child for module in container.modules for child in module.children()))
     return Modules(children) if children else SOME
 
 
 def item_of(value: Value) -> Value:
-    """Return the value that the variable of a loop over `value` takes."""
+    """Return the value of the variable in a loop over `value`."""
     value = present(value)
     if isinstance(value, Modules):
         return items_of(value)

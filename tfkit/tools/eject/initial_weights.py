@@ -1,7 +1,7 @@
-"""The method that fills the weights of an ejected model as the spec's `init` does.
+"""Writes the method that fills the weights of an ejected model as the spec's `init` does.
 
 The methods of the `init` are specialised like a `forward`, for each rule of `tfkit.building.initialize.rules`. Modules
-with equal code share a branch. A branch is chosen by the class of the module, or by the end of its name.
+with equal code share a branch, whose condition is the class of the module, or the end of its name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InitialWeights:
     """Writes the method that fills the linear layers and the tables of a model.
 
     Attributes:
-        uses: the names that the method takes from outside, with the objects that they stand for.
+        uses: the global names that the method uses, with their objects.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class InitialWeights:
         self.modules = modules
         self.whole = whole
         self.uses: dict[str, Any] = {"nn": nn}
-        # torch fills its own classes as `init: torch` does.
+        # The constructors of torch's classes already fill them as `init: torch` does.
         skipped = (nn.Linear, nn.Embedding) if init.kind_name() == "torch" else ()
         self.plan = {path: rule for path, rule in plan.items() if torch_class(modules[path]) not in skipped}
         self._bodies = {rule: self._body(rule) for rule in dict.fromkeys(self.plan.values())}
@@ -54,7 +54,7 @@ class InitialWeights:
         self._bias = self._specialised("bias", bias=SOME, fan_in=SOME) if biased else []
 
     def add_to(self, classes: Classes) -> None:
-        """Add the method to the class of the model, and its call to the end of `__init__`."""
+        """Add the method to the class of the model, and a call at the end of `__init__`."""
         if text := self.text(classes):
             self._add(text, classes.of[self.whole.model])
 
@@ -89,7 +89,7 @@ class InitialWeights:
             values[METHOD] = config
 
     def _branch(self, bodies: Mapping[str, list[str]]) -> str:
-        """Return the code that fills the modules of one class."""
+        """Return the code that fills the modules of a class."""
         modules = [self.modules[path] for paths in bodies.values() for path in paths]
         biased = [getattr(module, "bias", None) is not None for module in modules]
         if not any(biased):
@@ -107,7 +107,7 @@ class InitialWeights:
         return self._specialised("linear", weight=SOME, **values)
 
     def _specialised(self, method: str, **values: Value) -> list[ast.stmt]:
-        """Return the statements of a method of the `init` that remain for these arguments."""
+        """Return the statements of a method of the `init`, specialised to these arguments."""
         source = getattr(type(self.init), method)
         if source is InitConfig.tied_table:
             source = type(self.init).table
@@ -139,7 +139,7 @@ class InitialWeights:
         return text
 
     def _chosen(self, bodies: Mapping[str, list[str]]) -> str:
-        """Return the choice, by names, between the ways to fill modules of one class. The plain way comes last."""
+        """Return the branches, by names, for modules of a class that are filled differently. The default comes last."""
         *special, (default, _) = ordered = sorted(bodies.items(), key=self._frequency)
         if not special:
             return default
@@ -150,13 +150,13 @@ class InitialWeights:
         return "\n".join([*lines, "else:", textwrap.indent(default, INDENT)])
 
     def _frequency(self, body: tuple[str, list[str]]) -> tuple[bool, int]:
-        """Return a key that sorts the code of plain rules, and of many modules, to the end."""
+        """Return a sort key: the code of default rules, and of many modules, comes last."""
         rules = [self.plan[path] for path in body[1]]
         return not any(rule.residual or rule.method == "tied_table" for rule in rules), len(rules)
 
 
 class _WithValues(ast.NodeTransformer):
-    """Writes the fields of an `init` as values, and leaves out the generator."""
+    """Replaces the fields of an `init` by their values, and removes the generator."""
 
     def __init__(self, init: InitConfig) -> None:
         self.init = init
@@ -176,13 +176,13 @@ class _WithValues(ast.NodeTransformer):
 
 
 def _renamed(steps: list[ast.stmt], names: Mapping[str, str]) -> list[ast.stmt]:
-    """Return the statements with names replaced by expressions."""
+    """Replace names in statements by expressions."""
     values = {name: ast.parse(text, mode="eval").body for name, text in names.items()}
     return [Replaced(values).visit(copy.deepcopy(step)) for step in steps]
 
 
 def _is_by_row(steps: list[ast.stmt]) -> bool:
-    """Return True if the code surely fills a row of `weight` independently of the number of rows."""
+    """Return True if the code certainly fills a row of `weight` independently of the number of rows."""
     nodes = [node for step in steps for node in ast.walk(step)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     filled = sum(_fills_rows(call) for call in calls)
@@ -212,7 +212,7 @@ def _test(paths: list[str], rest: list[str]) -> str:
 
 
 def _ends(paths: list[str], rest: list[str]) -> str | None:
-    """Return the shortest ends of paths that the rest lack, as code; None if an end would contain a layer's number."""
+    """Return the shortest suffixes that only these paths have, as code; None if a suffix would contain a number."""
     ends: dict[str, None] = {}
     for path in paths:
         words = path.split(".")

@@ -1,4 +1,4 @@
-"""Inlines calls that a person would not make: of a function, or a method, that is short and called once."""
+"""Inlines functions and methods that are short and called only once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfkit.tools.eject.source import Key
 from tfkit.tools.eject.specialise import Function
 
 SHORT = 4
-"""Most statements that a method may have to be written where it is called."""
+"""Maximum number of statements of an inlined method."""
 LENGTH = 40
-"""Length of an expression, in characters, up to which it is written in several places."""
+"""Maximum length of an expression that is inlined in several places, in characters."""
 
 
 def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) -> None:
-    """Write the functions of a model that are short and called once where they are called.
+    """Inline the functions of a model that are short and called only once.
 
-    `read` has the names in a module that other modules use: these stay.
+    `read` holds the attributes of modules that other modules use; these stay.
     """
     for key, guest in list(functions.items()):
         used = guest.module is not None and guest.name in read.get(guest.module, ())
@@ -37,10 +37,10 @@ def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) 
 
 
 def draw_in_expressions(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) -> None:
-    """Write the functions, and methods, that only return an expression, where they are called.
+    """Inline functions and methods that only return an expression.
 
-    An expression that is long is written so only if there is one such call. `read` has the names in a module that
-    other modules use: these stay.
+    A long expression is inlined only if there is a single call. `read` holds the attributes of modules that other
+    modules use; these stay.
     """
     for key, guest in list(functions.items()):
         value = guest.expression
@@ -63,7 +63,7 @@ def draw_in_expressions(functions: dict[Key, Function], read: Mapping[nn.Module,
 
 
 def _fits(guest: Function, call: ast.Call) -> bool:
-    """Return True if each argument of a call has a value, and is read once or is a name."""
+    """Return True if every parameter gets a value that is read only once or is a name."""
     arguments = _arguments(guest, call)
     reads_of = [node.id for node in ast.walk(guest.expression or call) if isinstance(node, ast.Name)]
     return set(arguments) == set(guest.parameters) and all(
@@ -72,7 +72,7 @@ def _fits(guest: Function, call: ast.Call) -> bool:
 
 
 def _arguments(guest: Function, call: ast.Call) -> dict[str, ast.expr]:
-    """Return the arguments of a call by the names of the parameters."""
+    """Return the arguments of a call by parameter."""
     arguments = dict(zip(guest.parameters, call.args, strict=False))
     return arguments | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
@@ -91,13 +91,13 @@ class _Inlined(ast.NodeTransformer):
 
 
 def _straight(steps: list[ast.stmt]) -> bool:
-    """Return True if a body returns at its end and nowhere else."""
+    """Return True if a body returns only at its end."""
     returns = [node for step in steps for node in ast.walk(step) if isinstance(node, ast.Return)]
     return len(returns) == 1 and returns[0] is steps[-1] and returns[0].value is not None
 
 
 def _names(node: ast.AST, function: Function) -> bool:
-    """Return True for the name of a function, or `self.` and the name of a method."""
+    """Return True for a reference to a function: its name, or `self.` and the name of a method."""
     if function.module is None:
         return isinstance(node, ast.Name) and node.id == function.name
     on_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
@@ -105,7 +105,7 @@ def _names(node: ast.AST, function: Function) -> bool:
 
 
 def _drawn_into(host: Function, guest: Function) -> bool:
-    """Replace the statement that only assigns, or returns, the result of a function; False if there is none."""
+    """Inline a function into a statement that assigns or returns its result; return False if there is none."""
     for block in blocks(host.body):
         for index, step in enumerate(block):
             if not isinstance(step, ast.Assign | ast.Return) or not isinstance(call := step.value, ast.Call):
@@ -124,7 +124,7 @@ def _drawn_into(host: Function, guest: Function) -> bool:
 
 
 def _steps(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] | None:
-    """Return the statements of a function for the arguments of a call; None if a name would mean two things."""
+    """Return the statements of a function for the arguments of a call; None if a name would have two meanings."""
     arguments = _arguments(guest, call)
     renamed: dict[str, ast.expr] = {
         name: value for name, value in arguments.items() if isinstance(value, ast.Name) and value.id != name

@@ -1,7 +1,7 @@
 """Loads ejected files, and, run as a program, compares them with the results of a model: it needs only torch.
 
-As a program it reads lines of JSON and answers each with one. The first has the folders in which Python looks for
-modules; each of the others names a folder with `model.py` and `given.pt`, see `Given`. tfkit cannot be imported there.
+The program reads lines of JSON, and answers each. The first line has the search path of Python; each further line names
+a folder with `model.py` and `given.pt`, see `Given`. tfkit cannot be imported in this process.
 """
 
 import inspect
@@ -23,14 +23,14 @@ CODE, GIVEN = "model.py", "given.pt"
 
 
 class Given(TypedDict):
-    """Facts about a model with which a file is compared.
+    """Tensors and results of a model, with which a file is compared.
 
     Attributes:
-        shapes: of the model's state dict, by its names and in its order.
-        frozen: the names of the parameters that are not trained.
+        shapes: the names and shapes in the model's state dict, in order.
+        frozen: the names of the frozen parameters.
         state: its tensors; None if the model is too large to run.
         cases: for each call a name for the inputs, the inputs, and all that the model returns for them.
-        threads: the number of threads in which the model ran: another number rounds sums differently.
+        threads: the number of threads of the model's run, on which the rounding of sums depends.
     """
 
     shapes: list[tuple[str, list[int]]]
@@ -42,7 +42,7 @@ class Given(TypedDict):
 
 @contextmanager
 def loaded(text: str) -> Iterator[ModuleType]:
-    """Yield the file as a module in `sys.modules`, where dataclasses look for it."""
+    """Load the file as a module in `sys.modules`, which dataclasses require."""
     module = ModuleType(FILE)
     sys.modules[FILE] = module
     try:
@@ -53,7 +53,7 @@ def loaded(text: str) -> Iterator[ModuleType]:
 
 
 def made(module: ModuleType) -> "nn.Module":
-    """Return the model of an ejected file: its last class, with the values of its `Config`."""
+    """Build the model of an ejected file: its last class, with the defaults of its `Config`."""
     *_, root = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == FILE]
     takes_config = "config" in inspect.signature(root).parameters
     model: nn.Module = root(module.Config()) if takes_config else root()
@@ -61,7 +61,7 @@ def made(module: ModuleType) -> "nn.Module":
 
 
 def compared(text: str, facts: Given) -> str | None:
-    """Describe an error in a file; None if it has the model's tensors and computes the same, to the last bit."""
+    """Describe an error in a file; None if its tensors and results equal the model's bit by bit."""
     import torch
 
     torch.set_num_threads(facts["threads"])
@@ -91,7 +91,7 @@ def compared(text: str, facts: Given) -> str | None:
 
 
 def answer(folder: Path) -> str | None:
-    """Describe an error in the file of a folder, or one that it raises; None if there is none."""
+    """Describe an error in the file of a folder, or an exception that it raises; None if there is none."""
     import torch
 
     try:
@@ -103,7 +103,7 @@ def answer(folder: Path) -> str | None:
 
 
 def main() -> None:
-    """Answer until there are no further lines."""
+    """Answer each line of standard input."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # text that a file prints is not an answer
     sys.path[:] = json.loads(sys.stdin.readline() or "[]")

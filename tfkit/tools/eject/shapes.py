@@ -1,4 +1,4 @@
-"""Shapes in comments: the file runs once on the meta device, and each step that makes a tensor gets its shape."""
+"""Adds shapes as comments: the file runs once on the meta device, and each assigned tensor gets a comment."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tfkit.tools.eject.runner import FILE, loaded, made
 
 WIDTH = 120
 BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)
-"""Primes that are never a width of a model: in a shape they mark the batch or a length."""
+"""Primes that no width of a model equals, which identify the batch size and lengths in a shape."""
 LETTERS = "tsuv"
 MOST_CALLS = 100_000
-"""Most Python calls within one step; a recurrence, which would take minutes for such lengths, makes more."""
+"""Maximum number of Python calls within a statement. A recurrence makes more, and would take minutes."""
 
 
 def with_shapes(text: str, graph: Graph) -> str:
-    """Return the text of an ejected model, with a comment after each step that makes a tensor.
+    """Return the text of an ejected model, with a comment after each statement that assigns a tensor.
 
     The length of the first input is t; the lengths of additional inputs are s, u and v.
     """
@@ -38,7 +38,7 @@ def with_shapes(text: str, graph: Graph) -> str:
     try:
         with torch.no_grad():
             model.eval()(**inputs)
-    except Exception:  # a component that cannot run without values, or not at this size, has fewer comments
+    except Exception:  # a component that cannot run without values, or at this size, only lacks comments
         pass
     finally:
         sys.settrace(previous)
@@ -46,7 +46,7 @@ def with_shapes(text: str, graph: Graph) -> str:
 
 
 def _inputs(graph: Graph) -> dict[str, Tensor]:
-    """Build inputs on the meta device, each with a separate length unless it must have the length of another input."""
+    """Build inputs on the meta device. Lengths differ unless two inputs must have the same length."""
     few, fixed = random_inputs(graph, batch=2, length=2), fixed_lengths(graph)
     memories = {source for node in graph.nodes for field, source in node.wires.items() if field == "memory"}
     later = len(few) > 1 and bool(memories)

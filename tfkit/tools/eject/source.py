@@ -1,6 +1,6 @@
-"""The source of a function, and the objects that its names stand for.
+"""The source of a function, and the objects to which its global names refer.
 
-The files have no class for a `tfkit.nn.Rearrange`: its operations are written where it is called.
+Ejected files have no class for `tfkit.nn.Rearrange`: calls are replaced by its operations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Key = tuple[nn.Module | None, Any]
 
 @dataclass(frozen=True)
 class Code:
-    """A function: its tree, its parameters without `self`, and the objects that names outside of it stand for."""
+    """A function: its syntax tree, its parameters without `self`, and its global names with their objects."""
 
     tree: ast.FunctionDef
     parameters: Mapping[str, inspect.Parameter]
@@ -68,7 +68,7 @@ def method_of(module: nn.Module, name: str) -> FunctionType:
 
 @cache
 def is_library(function: Callable[..., Any]) -> bool:
-    """Return True for functions that stay unchanged: functions of Python and of torch."""
+    """Return True for functions of Python and of torch, which stay unchanged."""
     if not isinstance(function, FunctionType):
         return True
     package = (function.__module__ or "").partition(".")[0]
@@ -77,7 +77,7 @@ def is_library(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def written_out(name: str) -> Iterator[None]:
-    """Turn the NotImplementedError of a value that has no expression into an error about its name."""
+    """Convert the NotImplementedError for a value without an expression to a SpecError that contains `name`."""
     try:
         yield
     except NotImplementedError as cause:
@@ -97,7 +97,7 @@ def refuse(owner: nn.Module | FunctionType, why: str) -> SpecError:
 
 
 def lend_sizes(model: nn.Module) -> None:
-    """Give each module the sizes that its children's patterns read, as attributes of the module."""
+    """Copy the sizes of rearrangements to the modules that contain them, as attributes."""
     for module in model.modules():
         for name, child in module.named_children():
             for axis in child.known if isinstance(child, Rearrange) else ():
@@ -105,13 +105,13 @@ def lend_sizes(model: nn.Module) -> None:
 
 
 def _lent(module: nn.Module, name: str, child: nn.Module, axis: str) -> str:
-    """Return the letter of the axis, unless the module means something else by it."""
+    """Return the letter of the axis as name of the attribute, unless the module uses that name otherwise."""
     value = getattr(child, axis)
     return axis if text_of(getattr(module, axis, value)) == text_of(value) else f"{name}_{axis}"
 
 
 def with_patterns(tree: ast.FunctionDef, module: nn.Module) -> ast.FunctionDef:
-    """Return a method of a module, with calls of rearrangements replaced by their operations."""
+    """Replace the calls of rearrangements in a method by their operations."""
     if not any(isinstance(child, Rearrange) for child in module.children()):
         return tree
     tree = copy.deepcopy(tree)
@@ -146,7 +146,7 @@ class _DrawnIn(ast.NodeTransformer):
         return [*before, node]
 
     def _steps(self, node: ast.expr) -> list[ast.stmt] | None:
-        """Return the steps of a call of a rearrangement; None for any other expression."""
+        """Return the operations of a rearrangement for a call; None for any other expression."""
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             return None
         owner, name = node.func.value, node.func.attr
@@ -162,7 +162,7 @@ class _DrawnIn(ast.NodeTransformer):
 
 
 def _named(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:
-    """Return the steps, with the names of the targets instead of the names of the parts."""
+    """Replace the names of the parts in statements by the names of the targets."""
     first = steps[0]
     if not (isinstance(first, ast.Assign) and isinstance(parts := first.targets[0], ast.Tuple)):
         return steps

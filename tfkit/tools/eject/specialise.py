@@ -1,8 +1,8 @@
-"""Reduces each function of a model to the code that is left once all that its configuration decides is decided.
+"""Specialises each function of a model to its configuration.
 
-An abstract run of the forward: every expression gets a `Value`, all that is known about it, and is rewritten; an `if`
-whose test is known leaves one branch; an argument that is the same constant in every call is removed. The run is
-repeated until nothing new is learned, since a function may be called from several places.
+This is an abstract run of the forward. Every expression gets a `Value`, which represents the known facts, and is
+rewritten. An `if` whose test is known is replaced by one branch. An argument that is the same constant in every call is
+removed. Because functions may be called from several places, the run is repeated until the facts no longer change.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Specialiser:
     """Specialises all functions that the forward of a model reaches.
 
     Attributes:
-        functions: the functions, those that others call before these; after `run` only those that are reached.
-        records: the named tuples, as far as their fields are known.
-        read: attributes of each module that other modules read.
-        instead: functions and records that take the place of others, by the module and the name of these.
+        functions: the functions, each after the functions that it calls; after `run`, only those that are reached.
+        records: the named tuples, with the values of their fields as far as they are known.
+        read: the attributes of each module that other modules use.
+        instead: replacements of functions and records, by the module and the name of the original.
     """
 
     def __init__(self, model: nn.Module, instead: Mapping[str, Any] | None = None) -> None:
@@ -71,8 +71,9 @@ class Specialiser:
         """Repeat the abstract run until nothing changes.
 
         Args:
-            entries: the modules whose forward is called from outside, by default the model. Each has the values of
-                arguments of which more is known than whether they may be None.
+            entries: the modules whose forward is called from outside, by default the model. Each has the known values
+            of
+                arguments, beyond whether they may be None.
         """
         calls = {module: self._inputs(module) | {**values} for module, values in (entries or {self.model: {}}).items()}
         for _ in range(ROUNDS):
@@ -88,14 +89,14 @@ class Specialiser:
         self.functions = {key: self.functions[key] for key in self._done}
 
     def _inputs(self, module: nn.Module) -> Env:
-        """Return the arguments of a forward that is called from outside, all of which it needs."""
+        """Return the arguments of a forward that is called from outside. All of them stay."""
         function = self.function((module, "forward"))
         parameters = function.code.parameters
         function.needed |= set(parameters)
         return {name: SOME if value.default is value.empty else ANY for name, value in parameters.items()}
 
     def _resets(self) -> None:
-        """Specialise the methods that modules use to fill the parameters that they hold directly."""
+        """Specialise the methods that fill the parameters of modules."""
         for module in self.model.modules():
             names = [name for name in RESETS if isinstance(getattr(type(module), name, None), FunctionType)]
             if names and not has_torch_class(module):
@@ -109,7 +110,7 @@ class Specialiser:
         return functions, dict(self.records)
 
     def replaced(self, value: Any) -> Any:
-        """Return the object that takes the place of an object: functions and classes may have a replacement."""
+        """Return the replacement of a function or class; any other object unchanged."""
         if not isinstance(value, FunctionType | type):
             return value
         return self.instead.get(f"{value.__module__}.{value.__qualname__}", value)
@@ -121,7 +122,7 @@ class Specialiser:
         return self.functions[key]
 
     def call(self, keys: Sequence[Key], arguments: Mapping[str, Value]) -> Value:
-        """Record a call of one of these functions, and return its result as far as it is known."""
+        """Record a call of one of these functions, and return the known facts about its result."""
         functions = [self.function(key) for key in keys]
         for name, parameter in functions[0].code.parameters.items():
             default = parameter.default
@@ -139,7 +140,7 @@ class Specialiser:
         return join_all(function.result for function in functions)
 
     def _update(self, key: Key) -> None:
-        """Run a function again if more has become known about its arguments."""
+        """Run a function again if the known facts about its arguments have changed."""
         function = self.functions[key]
         if key in self._running or self._done.get(key) == list(function.arguments.values()):
             return
@@ -156,15 +157,15 @@ class Specialiser:
 
 
 class Function(Expressions):
-    """A function of the model, and what is left of it after `run`.
+    """A function of the model, and its specialised form after `run`.
 
     Attributes:
-        name: the name of the function, or of the method.
+        name: the name of the function or method.
         arguments: the value of each parameter, as far as it is known over all calls.
-        result: the value that it returns, as far as it is known.
-        needed: parameters that are read, here or by a function that is called in the same place.
-        body: the statements that are left.
-        attributes: attributes of the module that they read, parameters and children among them.
+        result: the returned value, as far as it is known.
+        needed: parameters that are read here, or by an alternative function of the same call.
+        body: the remaining statements.
+        attributes: the attributes of the module that they read, including parameters and children.
     """
 
     def __init__(self, whole: Specialiser, key: Key) -> None:
@@ -189,23 +190,23 @@ class Function(Expressions):
 
     @property
     def parameters(self) -> list[str]:
-        """The parameters that are left: constants are written where they are used, unread arguments are not passed."""
+        """The remaining parameters: constants are written where they are used, and unread parameters are removed."""
         return [name for name, value in self.arguments.items() if not is_constant(value) and name in self.needed]
 
     @property
     def expression(self) -> ast.expr | None:
-        """The expression that it returns, if it does nothing else."""
+        """The returned expression, if the function only returns an expression."""
         only = self.body[0] if len(self.body) == 1 else None
         return only.value if isinstance(only, ast.Return) else None
 
     @property
     def returns(self) -> str | None:
-        """The parameter that it returns unchanged, if it does nothing else: such calls are left out."""
+        """The parameter that the function only returns, if it does nothing else. Such calls are removed."""
         value = self.expression
         return value.id if isinstance(value, ast.Name) and value.id in self.code.parameters else None
 
     def run(self) -> None:
-        """Decide all that follows from the arguments, as far as they are known by now."""
+        """Specialise the function to the known facts about its arguments."""
         self.env = dict(self.arguments)
         self.uses = {}
         self.exits: list[Env] = []
@@ -216,7 +217,7 @@ class Function(Expressions):
         self.needed |= {name for step in self.body for name in reads(step)}
 
     def _first_values(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Return assignments of constant parameters that the body reads, because it may assign them later."""
+        """Return assignments of removed parameters that the body also assigns."""
         constants = {name: value.value for name, value in self.arguments.items() if is_constant(value)}
         names: dict[str, None] = {}
         for step in body:
@@ -227,7 +228,7 @@ class Function(Expressions):
         return [ast.Assign([ast.Name(name)], ast.Constant(constants[name]), lineno=0) for name in names]
 
     def set_body(self, steps: list[ast.stmt]) -> None:
-        """Take these statements, tidied, as the body."""
+        """Tidy statements, and set them as the body."""
         self.body = tidied(steps)
         nodes = [node for step in self.body for node in ast.walk(step)]
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -239,7 +240,7 @@ class Function(Expressions):
         }
 
     def block(self, steps: list[ast.stmt]) -> list[ast.stmt]:
-        """Return the statements that are left."""
+        """Return the remaining statements."""
         statements: list[ast.stmt] = []
         for step in steps:
             statements += self.step(step)
@@ -248,7 +249,7 @@ class Function(Expressions):
         return statements
 
     def step(self, step: ast.stmt) -> list[ast.stmt]:
-        """Return the statements that remain of one statement, as `block` does for several."""
+        """Return the remaining statements of a single statement."""
         if isinstance(step, ast.AnnAssign):
             return self.step(ast.Assign([step.target], step.value, lineno=0)) if step.value else []
         if isinstance(step, ast.Assign):
@@ -286,14 +287,14 @@ class Function(Expressions):
         if isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)):
             return []
         if isinstance(step, ast.Expr) and isinstance(step.value, ast.Call):
-            written = self._call(step.value)[1]  # not `eval`, which would write the result `None` instead of the call
+            written = self._call(step.value)[1]  # `eval` would replace the call by its result, `None`
             return [] if isinstance(written, ast.Constant) else [ast.Expr(written)]
         if isinstance(step, ast.Expr | ast.Raise):
             return [self.rewritten(step)]
         raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
 
     def _left(self, target: ast.expr, value: Value) -> ast.expr:
-        """Return the target of a `NamedTuple` that is taken apart, without the names of fields that are left out."""
+        """Return the target for unpacking a `NamedTuple`, without the names of removed fields."""
         record = present(value)
         if not (isinstance(target, ast.Tuple) and isinstance(record, Record) and record.type is not None):
             return target
@@ -302,7 +303,7 @@ class Function(Expressions):
         return names[0] if len(names) == 1 else ast.Tuple(names)
 
     def _target(self, target: ast.expr) -> ast.expr:
-        """Return the target of an assignment; the value before an index is read."""
+        """Rewrite the target of an assignment. The object of an item or attribute is read."""
         if isinstance(target, ast.Tuple):
             return ast.Tuple([self._target(element) for element in target.elts])
         if isinstance(target, ast.Name):
@@ -366,7 +367,7 @@ class Function(Expressions):
         return SOME, self._opaque(node, written)[1]
 
     def _modules(self, modules: tuple[nn.Module, ...], node: ast.Call, written: ast.expr) -> Written:
-        """Call one of several modules. If the modules are not equal, all get the arguments as the call writes them."""
+        """Evaluate a call of one of several modules. If they differ, the call keeps all of its arguments."""
         keys: list[Key] = [(module, "forward") for module in modules if not has_torch_class(module)]
         if len(keys) == len(modules) and len({tuple(self.whole.function(key).code.parameters) for key in keys}) == 1:
             return self._specialised(keys, node, written)
@@ -377,7 +378,7 @@ class Function(Expressions):
         return join_all(self._passed(module, args, keywords) for module in modules), call
 
     def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
-        """Return the result of a module that receives these arguments, as far as it is known."""
+        """Return the known facts about the result of a module for these arguments."""
         if type(module) is nn.Sequential:
             passed = list(args)
             for child in module:
@@ -388,7 +389,7 @@ class Function(Expressions):
         function = self.whole.function((module, "forward"))
         values = dict(zip(function.code.parameters, args, strict=False)) | dict(keywords)
         function.needed |= set(values)
-        # All of these modules are called with the same text: constants cannot be left out.
+        # The same call must fit all of these modules, so constants cannot be removed.
         arguments = {name: Known(value.value) if isinstance(value, Known) else value for name, value in values.items()}
         return self.whole.call([(module, "forward")], arguments)
 
@@ -415,18 +416,18 @@ class Function(Expressions):
         return value, self._opaque(node, written)[1]
 
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
-        if function is tfkit.nn.may_read and self.module is not None:  # a file has masks of tokens, not of pairs
+        if function is tfkit.nn.may_read and self.module is not None:  # files have no pairwise masks
             function, written = tfkit.nn.is_token, self.use("is_token", tfkit.nn.is_token)
         if function in (tfkit.nn.is_scripting, tfkit.nn.can_look, tfkit.nn.is_pairwise):
             return Known(False, literal=True), ast.Constant(False)
-        if function is tfkit.nn.within:  # the limit is not a size of the model: the config of its file lacks it
+        if function is tfkit.nn.within:  # the config of the file lacks the limit
             return self.eval(node.args[0])
         if isinstance(function, FunctionType) and not is_library(function):
             return self._specialised([(None, function)], node, written)
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
             return self._record(function, node, written)
         values, call = self._opaque(node, written)
-        # The classes of the file derive from nn.Module alone: left as written, the test could have another outcome.
+        # The classes of the file derive only from nn.Module, so the test could have a different result there.
         if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], Known):
             outcomes = {isinstance(module, values[1].value) for module in values[0].modules}
             return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME), call
@@ -447,7 +448,7 @@ class Function(Expressions):
         value = self.whole.call(keys, {name: argument for name, (argument, _) in arguments.items()})
         if (returned := first.returns) in arguments and all(function.returns == returned for function in functions):
             argument, text = arguments[returned]
-            # A `NamedTuple` with a single field left is written as this field, which may be an argument.
+            # A `NamedTuple` with a single remaining field is replaced by the field, which may be an argument.
             return value if _record_type(value) not in (None, _record_type(argument)) else argument, text
         if value == NONE and not any(function.body for function in functions):
             return value, ast.Constant(None)
@@ -471,7 +472,7 @@ class Function(Expressions):
 
 
 def _library_result(function: Any, values: list[Value]) -> Value:
-    """Return the result of a function of Python or of torch, as far as it is known. Only torch's are never None."""
+    """Return the known facts about the result of a function of Python or torch. Only torch's are never None."""
     if isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch"):
         return ANY
     if function is zip:
@@ -493,13 +494,13 @@ def _record_type(value: Value) -> type | None:
 
 
 def _check_no_star(node: ast.Call) -> None:
-    """Raise NotImplementedError if the call does not show which parameters get its arguments."""
+    """Raise NotImplementedError for a call with `*` or `**`, whose parameters are unknown."""
     if any(isinstance(argument, ast.Starred) for argument in node.args) or None in [key.arg for key in node.keywords]:
         raise NotImplementedError("a `*` or a `**` in the call of a module or of a function")
 
 
 def _leaves(steps: list[ast.stmt]) -> bool:
-    """Return True if the code after these statements is never reached."""
+    """Return True if code after these statements is unreachable."""
     last = steps[-1] if steps else None
     if isinstance(last, ast.If):
         return _leaves(last.body) and _leaves(last.orelse)
@@ -507,7 +508,7 @@ def _leaves(steps: list[ast.stmt]) -> bool:
 
 
 def _joined(a: Env, b: Env) -> Env:
-    """Join the variables where two branches meet. An item that one branch appends may be in the list."""
+    """Join the variables at the end of two branches. A list may contain the items that either branch appends."""
     return {
         name: join(a[name], b[name]) if name in a and name in b else _unsure(a.get(name, b.get(name)))
         for name in {**a, **b}
@@ -521,7 +522,7 @@ def _unsure(value: Value | None) -> Value:
 
 
 def _inlined(functions: Sequence[Function], arguments: Mapping[str, ast.expr]) -> ast.expr | None:
-    """Return calls of modules as one expression of the arguments; None if there is no such expression."""
+    """Return the call of modules as an expression of the arguments; None if there is no such expression."""
     first = functions[0]
     value = first.expression
     if value is None or any(function.attributes for function in functions):
@@ -539,7 +540,7 @@ _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gq
 
 
 def _without_defaults(function: Any, call: ast.Call) -> ast.Call:
-    """Leave out the defaults of `scaled_dot_product_attention`, which has no signature that Python can inspect."""
+    """Remove the defaults of `scaled_dot_product_attention`, whose signature Python cannot inspect."""
     if getattr(function, "__name__", "") == "scaled_dot_product_attention":
         call.keywords = [
             keyword
@@ -554,7 +555,7 @@ def _without_defaults(function: Any, call: ast.Call) -> ast.Call:
 
 
 def _reduced(written: ast.expr, arguments: Mapping[str, Written], left: Sequence[str], positional: int) -> ast.Call:
-    """Return the call with the arguments of the remaining parameters, the first `positional` without their names."""
+    """Return the call with the arguments of the remaining parameters; the first `positional` have no names."""
     texts = [(index, name, text) for index, (name, (_, text)) in enumerate(arguments.items()) if name in left]
     args = [text for index, _, text in texts if index < positional]
     return ast.Call(written, args, [ast.keyword(name, text) for index, name, text in texts if index >= positional])

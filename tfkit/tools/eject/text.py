@@ -1,4 +1,4 @@
-"""Functions, records and classes as text."""
+"""Writes functions, records and classes as text."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tfkit.tools.eject.values import Record, Records
 
 INDENT = "    "
 DOCS = 104
-"""Longest line of a docstring, in characters."""
+"""Maximum length of a line of a docstring, in characters."""
 
 
 def function_text(function: Function) -> str:
-    """Return a function or a method, with the arguments that are left."""
+    """Return the text of a function or method, with the remaining arguments."""
     names = _names_of_records(function)
     parameters = ["self"] * (function.module is not None)
     parameters += [_parameter(function, name, names.get(name, name)) for name in function.parameters]
@@ -43,7 +43,7 @@ def function_text(function: Function) -> str:
 
 
 def _names_of_records(function: Function) -> dict[str, str]:
-    """Return new names for parameters that are records with only one field left: the name of that field."""
+    """Return new names for parameters that are records with a single remaining field: the name of that field."""
     taken = reads(function.code.tree)
     names = {}
     for name, value in function.arguments.items():
@@ -76,7 +76,7 @@ def _parameter(function: Function, name: str, written: str) -> str:
 
 
 def _type_text(node: ast.expr | None, names: Mapping[str, Any], records: Records) -> str:
-    """Return a type as text; empty if the file does not have a name for it."""
+    """Return a type as text; empty if it has no name in the file."""
     try:
         return "" if node is None else ast.unparse(_Types(names, records).visit(copy.deepcopy(node)))
     except KeyError:
@@ -97,7 +97,7 @@ class _Types(ast.NodeTransformer):
         return self.visit_Name(node)
 
     def value(self, node: ast.expr) -> Any:
-        """Return the object that a name, or an attribute of a name, stands for."""
+        """Return the object to which a name, or an attribute of a name, refers."""
         if isinstance(node, ast.Attribute):
             return getattr(self.value(node.value), node.attr, None)
         return self.names[node.id] if isinstance(node, ast.Name) else None
@@ -118,7 +118,7 @@ class _Types(ast.NodeTransformer):
 
 
 def steps_text(steps: list[ast.stmt]) -> str:
-    """Return statements as text, without the brackets around tuples that a person leaves out."""
+    """Return statements as text, without unnecessary parentheses around tuples."""
     for step in steps:
         for node in ast.walk(step):
             if isinstance(node, ast.Return | ast.Assign) and node.value is not None:
@@ -135,7 +135,7 @@ def _bare(node: ast.expr) -> ast.expr:
 
 
 def record_text(kind: type, records: Records) -> str:
-    """Return a `NamedTuple` with the fields that are left."""
+    """Return the text of a `NamedTuple` with the remaining fields."""
     lines = [f"class {kind.__name__}(NamedTuple):"]
     if docs := ast.get_docstring(_tree(kind)):
         lines += [textwrap.indent(docs_text(docs), INDENT), ""]
@@ -159,7 +159,7 @@ def _tree(kind: type) -> ast.ClassDef:
 
 
 class Statement(NamedTuple):
-    """A statement of an `__init__`: its text with a blank `{}` for each value, and the texts of the values by slot."""
+    """A statement of an `__init__`: a template with `{}` for each value, and the texts of the values by slot."""
 
     text: str
     values: Mapping[str, str]
@@ -170,11 +170,11 @@ class Class:
     """A class of the file.
 
     Attributes:
-        methods: their texts.
+        methods: the texts of its methods.
         filling: the statements that fill its tensors, at the end of its `__init__`.
-        statements: the statements of its `__init__` that make attributes, tensors and children.
-        values: of each module the text of the value of each slot: of each place in them that takes a value.
-        arguments: the name of the argument for each slot that differs between its modules.
+        statements: the statements of its `__init__` that create attributes, tensors and children.
+        values: for each module, the text of the value of each slot. A slot is a `{}` of a statement.
+        arguments: the name of the argument for each slot whose value differs between modules.
     """
 
     name: str
@@ -187,7 +187,7 @@ class Class:
     arguments: dict[str, str] = field(default_factory=dict)
 
     def texts_of(self, module: nn.Module) -> dict[str, str]:
-        """Return the texts of the arguments that make a module of this class."""
+        """Return the texts of the arguments that create a module of this class."""
         return {name: self.values[module][slot] for slot, name in self.arguments.items()}
 
     def call(self, arguments: Mapping[str, str]) -> str:
@@ -201,7 +201,7 @@ class Class:
         return any(CONFIG in reads(ast.parse(line)) for line in self.lines())
 
     def lines(self) -> list[str]:
-        """Return the statements of its `__init__` that make attributes, tensors and children."""
+        """Return the statements of its `__init__` that create attributes, tensors and children."""
         return [
             statement.text.format(*(self.arguments.get(slot, text) for slot, text in statement.values.items()))
             for statement in self.statements
@@ -226,7 +226,7 @@ class Class:
 
 
 def _argument_type(texts: list[str], config: Config) -> str:
-    """Return the type of an argument that has these values."""
+    """Return the type of an argument with these values."""
     if texts[0].startswith("nn."):
         return texts[0].partition("(")[0]
     values = map(config.value, texts)

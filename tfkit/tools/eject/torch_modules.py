@@ -1,4 +1,4 @@
-"""Modules of torch and equal modules: the arguments that torch's modules are made with, while a model is built."""
+"""Recording the constructor arguments of torch modules while a model is built, and merging equal modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfkit.tools.eject.source import refuse
 from tfkit.torch_private.tensors import storage_key
 
 STANDS_FOR: dict[type[nn.Module], type[nn.Module]] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
-"""Modules that differ from torch's only in their initial values."""
+"""Modules that differ from torch's only in their initial weights."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 _OWN = frozenset(nn.Module().__dict__)
@@ -30,13 +30,13 @@ _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
 
 
 class Sizes(TorchFunctionMode):
-    """Remembers the sizes that tensors were made with, with the names of numbers of the spec."""
+    """Records the sizes with which tensors are created, including the names of numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sizes: dict[int, tuple[Any, ...]] = {}
         self._tensors: list[torch.Tensor] = []
-        """They stay alive, so that no two of them have the same storage key."""
+        """Keeps the tensors alive, because a new tensor could otherwise get the same storage key."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -47,7 +47,7 @@ class Sizes(TorchFunctionMode):
         return result
 
     def of(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """Return the shape of a tensor, with named numbers if it was made with them."""
+        """Return the shape of a tensor, with named numbers if it was created with them."""
         shape = tuple(tensor.shape)
         sizes = self._sizes.get(storage_key(tensor))
         return sizes if sizes == shape else shape
@@ -55,7 +55,7 @@ class Sizes(TorchFunctionMode):
 
 @contextmanager
 def remembering() -> Iterator[Sizes]:
-    """Make tensors, torch's modules, and their copies, remember their arguments as long as it is entered."""
+    """Record the arguments of tensors and torch modules, and of their copies, inside the context."""
     kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
     bases = {
         base for kind in kinds for base in kind.__mro__ if issubclass(base, nn.Module) and "__init__" in vars(base)
@@ -81,9 +81,9 @@ def _remembering(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def merge_equal(model: nn.Module) -> None:
-    """Replace equal modules by the first of them: modules of one class, with equal numbers and equal children.
+    """Replace equal modules by the first of them. Modules are equal if class, numbers and children are equal.
 
-    The numbers of a rearrangement also have equal names, by which the module around it reads them.
+    The numbers of rearrangements must also have equal names, because the enclosing module uses these names.
     """
     first: dict[Hashable, nn.Module] = {}
 
@@ -109,7 +109,7 @@ def plain(module: nn.Module) -> dict[str, Any]:
 
 
 def has_torch_class(module: nn.Module) -> bool:
-    """Return True if the file makes a module with a class of torch."""
+    """Return True if the file creates a module with a class of torch."""
     return _is_torch(module) or type(module) in STANDS_FOR
 
 
@@ -118,14 +118,14 @@ def _is_torch(module: nn.Module) -> bool:
 
 
 def torch_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of torch with which the file makes a module."""
+    """Return the class of torch with which the file creates a module."""
     return STANDS_FOR.get(type(module), type(module))
 
 
 def arguments_of(module: nn.Module) -> dict[str, Any]:
-    """Return the arguments that make this module of torch, without arguments that have their default values.
+    """Return the arguments that create a torch module, without arguments that have their default values.
 
-    Those without a name are `arg_0`, `arg_1`, ...
+    Arguments without a name are `arg_0`, `arg_1`, ...
     """
     args, kwargs = module.__dict__.get(_MADE_WITH, ((), {}))
     signature = inspect.signature(torch_class(module))
@@ -143,7 +143,7 @@ def arguments_of(module: nn.Module) -> dict[str, Any]:
 
 
 def made_by_torch(module: nn.Module, texts: Mapping[str, str]) -> str:
-    """Return the call that makes a module of torch; arguments without a default have no names."""
+    """Return the call that creates a torch module. Arguments without a default are positional."""
     kind = torch_class(module)
     parameters = inspect.signature(kind).parameters
     positional = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
@@ -155,23 +155,23 @@ def made_by_torch(module: nn.Module, texts: Mapping[str, str]) -> str:
 
 
 def check_as_made(module: nn.Module) -> None:
-    """Raise SpecError unless a module of torch is as its public class makes it from its arguments."""
+    """Raise SpecError unless a torch module equals the module that its public class creates from its arguments."""
     kind = type(module)
     if kind in STANDS_FOR or kind in OF_PARAMETERS:
         return
     if getattr(nn, kind.__name__, None) is not kind:
         raise refuse(module, "torch.nn has no public class of this name")
     if not all(map(_is_torch, module.modules())):
-        raise refuse(module, "it calls modules that are not torch's own")
+        raise refuse(module, "it calls modules that do not belong to torch")
     args, kwargs = module.__dict__.get(_MADE_WITH, ((), {}))
     with torch.device("meta"):
         again = kind(*args, **kwargs)
     if _state(again) != _state(module):
-        raise refuse(module, "it was changed after it was made; make it with these arguments, or in a class of yours")
+        raise refuse(module, "it was changed after its creation: pass arguments to its constructor, or write a class")
 
 
 def _state(module: nn.Module) -> object:
-    """Return the state of a module, in which any change of the module shows."""
+    """Return the state of a module, which any change of the module affects."""
     inner = [
         (path, type(child), {n: repr(v) for n, v in plain(child).items() if not n.startswith("_")})
         for path, child in module.named_modules(remove_duplicate=False)

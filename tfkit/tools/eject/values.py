@@ -1,4 +1,4 @@
-"""Values as far as they are known before the model runs."""
+"""The facts about values that are known before the model runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Value:
-    """Anything: nothing is known about it, and it may be None."""
+    """Any value: nothing is known, and it may be None."""
 
 
 @dataclass(frozen=True)
 class Some(Value):
-    """Something that is not None: a tensor, a number that depends on one."""
+    """A value that is not None, such as a tensor, or a number that depends on a tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Known(Value):
-    """A value of Python. Literals are written where they are used; other values keep their names."""
+    """A known value. Literals are written where they are used; other values keep their names."""
 
     value: Any
     literal: bool = False
@@ -54,7 +54,7 @@ class Method(Value):
 
 @dataclass(frozen=True)
 class Record(Value):
-    """A tuple, or a `NamedTuple` of that type."""
+    """A tuple, or a `NamedTuple` of type `type`."""
 
     type: type | None
     items: tuple[Value, ...]
@@ -62,14 +62,14 @@ class Record(Value):
 
 @dataclass(frozen=True)
 class Items(Value):
-    """A value that can be iterated over or indexed. `item` is the value of all its items, None if it is empty."""
+    """A value with items. `item` holds the facts about all items; None if there are no items."""
 
     item: Value | None
 
 
 @dataclass(frozen=True)
 class Maybe(Value):
-    """A record or a list of which the contents are known; or None."""
+    """A record or a list with known contents, or None."""
 
     value: Value
 
@@ -100,7 +100,7 @@ def join(a: Value, b: Value) -> Value:
 
 
 def join_all(values: Iterable[Value]) -> Value:
-    """Return all that is known about a value that is one of these values. There is at least one."""
+    """Return the facts that hold for all of the values. There must be at least one."""
     return reduce(join, values)
 
 
@@ -110,21 +110,21 @@ def may_be_none(value: Value) -> bool:
 
 
 def present(value: Value) -> Value:
-    """Return all that is known about a value where it is not None."""
+    """Return the facts about a value in code where it is not None."""
     return value.value if isinstance(value, Maybe) else SOME if type(value) is Value else value
 
 
 def is_constant(value: Value) -> TypeGuard[Known]:
-    """Return True if a value is written where it is used."""
+    """Return True if a value is a literal."""
     return isinstance(value, Known) and value.literal
 
 
 def truth(value: Value) -> bool | None:
-    """Return the truth of a value, as `if` sees it; None if it is not known."""
+    """Return the truth of a value; None if it is unknown."""
     if isinstance(value, Known):
         try:
             return bool(value.value)
-        except Exception:  # as a tensor of several elements
+        except Exception:  # for instance a tensor of several elements
             return None
     return None
 
@@ -150,10 +150,10 @@ class Records(dict[type, list[Value]]):
         return Record(kind, tuple(items))
 
     def left(self, kind: type) -> list[str]:
-        """Return the fields of a `NamedTuple` that are not the same constant in all instances."""
+        """Return the remaining fields of a `NamedTuple`: fields that are not the same constant in all instances."""
         return [name for name, value in zip(fields_of(kind), self[kind], strict=True) if not is_constant(value)]
 
     def alone(self, kind: type) -> str | None:
-        """Return the only field of a `NamedTuple` that is left, which replaces the tuple; None for any other number."""
+        """Return the single remaining field of a `NamedTuple`, which replaces the tuple; else None."""
         left = self.left(kind) if kind in self else []
         return left[0] if len(left) == 1 else None

@@ -1,4 +1,4 @@
-"""The file: imports, config, functions and classes from the leaves to the root, in the form that ruff gives them."""
+"""Writes the file: imports, config, functions, and classes from the leaves to the root, formatted by ruff."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tfkit.building.initialize import rules
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.tools.common.model_inputs import random_inputs
-from tfkit.tools.eject.check import tried
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import name_of, text_of, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
+from tfkit.tools.eject.proof import tried
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.source import lend_sizes, written_out
 from tfkit.tools.eject.specialise import Specialiser
@@ -33,7 +33,7 @@ from tfkit.tools.eject.text import Class, function_text, in_docs, record_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
 
 _IMPORTED = (ModuleType, FunctionType, BuiltinFunctionType, type)
-"""Types of objects outside a function that a file imports or defines; others are constants."""
+"""Types of global objects that a file imports or defines. Objects of other types are constants."""
 
 
 @checked
@@ -66,7 +66,7 @@ def eject(graph: AnySpec) -> str:
 
 
 def check_apart(model: nn.Module) -> None:
-    """Raise SpecError if a tensor has two names: each class makes its own tensors."""
+    """Raise SpecError if a tensor has two names, because the classes of a file cannot share tensors."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (other := names.setdefault(id(parameter), name)) != name:
@@ -75,7 +75,7 @@ def check_apart(model: nn.Module) -> None:
 
 
 def formatted(text: str) -> str:
-    """Return the text as ruff writes it."""
+    """Format a text with ruff."""
     if importlib.util.find_spec("ruff") is None:
         raise SpecError(Diagnostic("ejecting needs `ruff`, which is not installed", help='pip install "tfkit[eject]"'))
     for command in (  # imports have the length that ruff's defaults expect
@@ -92,7 +92,7 @@ def formatted(text: str) -> str:
 
 
 def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str, Any]) -> str:
-    """Return the full file. `uses` has the names that the initialization takes from outside."""
+    """Return the full file. `uses` holds the global names that the initialization uses."""
     config = classes.config
     imports, parts = definitions(whole, uses)
     parts += [ejected.source(config) for ejected in classes.order]
@@ -102,9 +102,9 @@ def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str,
 
 
 def definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the imports that the functions of a model need, and its records, constants and functions outside classes.
+    """Return the imports of a model's functions, and its records, constants and functions outside of classes.
 
-    `uses` has additional names from outside.
+    `uses` holds additional global names.
     """
     functions = whole.functions.values()
     outside = {name: value for function in functions for name, value in function.uses.items()} | {**uses}
@@ -120,7 +120,7 @@ def definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[
 
 
 def _in_order(records: Mapping[str, str]) -> list[str]:
-    """Order the texts of records so that each record follows the records in its fields."""
+    """Sort records so that each follows the records in its fields."""
     ordered: dict[str, str] = {}
     while len(ordered) < len(records):
         for name, text in records.items():

@@ -51,9 +51,9 @@ class Caches:
 
     def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
         self.parts = parts
-        layers_by_node = {name: pieces.caches for name, (_, pieces) in parts.again.items()}
-        self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.again.items() if pieces.memory_caches]
-        self.first = tuple(name for name in parts.read_once if name not in parts.always)
+        layers_by_node = {name: pieces.caches for name, (_, pieces) in parts.step_nodes.items()}
+        self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.step_nodes.items() if pieces.memory_caches]
+        self.first = tuple(name for name in parts.static_sources if name not in parts.repeated_sources)
         self.limit = max_len(graph)
         places = [
             ((name, layer, i), cache)
@@ -85,7 +85,7 @@ class Caches:
             return {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if free else {})
 
         free = {}
-        for name, (_, pieces) in self.parts.again.items():
+        for name, (_, pieces) in self.parts.step_nodes.items():
             free[name] = [[sizes(entry, False) for entry in layer] for layer in pieces.caches]
             free[f"{name}.memory"] = [[sizes(entry, True) for entry in layer] for layer in pieces.memory_caches]
         return {name: free[name] for name in cache}
@@ -152,7 +152,7 @@ def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: 
     if (caches := caches_of(graph)) is None:
         return exported_programs
     values, parts = dict(inputs), caches.parts
-    if parts.once:
+    if parts.initial_nodes:
         reading = reading_module(model, graph, parts)
         arguments = {name: inputs[name] for name in inputs_of(reading)}
         exported_programs[READ] = exported(reading, arguments, fixed=fixed_lengths(graph))
@@ -172,10 +172,10 @@ def _piece(
     first = caches.first
     memory = next((values[name].size(1) for name in first), 1)
     if decode:
-        pieces = [name for name in arguments if name.removesuffix("_mask") in parts.given_again]
+        pieces = [name for name in arguments if name.removesuffix("_mask") in parts.step_inputs]
         arguments |= {name: arguments[name][:, :1].contiguous() for name in pieces}
         arguments = {name: value for name, value in arguments.items() if name not in first}
-    tokens = values[parts.given_again[0]]
+    tokens = values[parts.step_inputs[0]]
     like = next(model.parameters(), torch.empty(0))
     arguments["cache"] = caches.make(tokens.size(0), tokens.size(1), memory, like)
     arguments["past"] = torch.ones(tokens.size(0), dtype=torch.int64, device=tokens.device)
@@ -323,12 +323,12 @@ class PieceReader:
     def start(self, batch: int, /, **inputs: Tensor) -> None:
         """Begin new sequences, and read the inputs that are given once."""
         parts, values = self._caches.parts, dict(inputs)
-        if parts.once:
+        if parts.initial_nodes:
             arguments = complete(self._graph, inputs, self._programs.takes(READ))
             values |= arguments | dict(zip(made_once(parts), self._programs.run(READ, arguments), strict=True))
         self._first = {name: values[name] for name in self._caches.first}
         memory = next((value.size(1) for value in self._first.values()), 1)
-        again = (*parts.given_again, *(f"{name}_mask" for name in parts.given_again))
+        again = (*parts.step_inputs, *(f"{name}_mask" for name in parts.step_inputs))
         always = complete(self._graph, values, [name for name in self._programs.takes(DECODE) if name not in again])
         self._always = {**always, "cache": self._caches.make(batch, self._length, memory, self._like)}
         self._batch, self._lengths, self._used = batch, None, 0
@@ -342,7 +342,7 @@ class PieceReader:
             self.start(tokens.size(0))
         if self._used + tokens.size(1) > self._length:
             raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} have been read")
-        main = self._caches.parts.given_again[0]
+        main = self._caches.parts.step_inputs[0]
         real = is_token(mask, f"{main}_mask")
         mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
         arguments = {main: tokens, f"{main}_mask": mask, **inputs}

@@ -70,7 +70,7 @@ class _ScriptedFile(Opened):
 
     def cached(self, length: int) -> CachedReader | None:
         parts = split_if_decodable(graph_of(self._model))
-        return None if parts is None else _ScriptReader(self._module, length, parts.given_again[0])
+        return None if parts is None else _ScriptReader(self._module, length, parts.step_inputs[0])
 
     def weights(self) -> Mapping[str, Tensor]:
         tensors: Mapping[str, Tensor] = self._module.state_dict()
@@ -174,9 +174,9 @@ def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
     graph = graph_of(model)
     stepping = stepping_module(model, graph, parts)
     methods = {"piece": _forward_of(stepping, "piece")}
-    values = {name: name for name in arguments(model, parts.given_once)}
+    values = {name: name for name in arguments(model, parts.initial_inputs)}
     lines = []
-    if parts.once:
+    if parts.initial_nodes:
         reading = reading_module(model, graph, parts)
         methods["read"] = _forward_of(reading, "read")
         lines.append(f"made = self.read({_passed(inputs_of(reading), {})})")
@@ -191,17 +191,17 @@ def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
 def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> Any:
     like = _attribute(next(name for name, _ in model.named_parameters()))
     body = [f"like = {like}", "state = empty_state(batch, length, like)", *lines, "return state"]
-    parameters = {"batch": "int", "length": "int"} | arguments(model, parts.given_once)
+    parameters = {"batch": "int", "length": "int"} | arguments(model, parts.initial_inputs)
     return _method(f"{type(model).__name__} start", parameters, STATE, body)
 
 
 def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
     """Write the method that runs a step; `kept` comes from the state, masks and lengths in every step."""
-    parameters, main = arguments(model, parts.given_again), parts.given_again[0]
+    parameters, main = arguments(model, parts.step_inputs), parts.step_inputs[0]
     parameters.setdefault(f"{main}_mask", OPTIONAL)
     words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
     for name in kept:
-        always = name.endswith("_mask") or name in parts.always
+        always = name.endswith("_mask") or name in parts.repeated_sources
         words[name] = f"{'kept' if always else 'first'}_value(state, {name!r})"
     body = [
         f"result = self.piece({_passed(taken, words)})",
@@ -220,7 +220,7 @@ def _forward_of(module: fx.GraphModule, name: str) -> Any:
 
 def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
     """Write the lines that create the caches, equal ones in one call."""
-    for name, (node, pieces) in parts.again.items():
+    for name, (node, pieces) in parts.step_nodes.items():
         for layer, count in _runs(pieces.caches):
             yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, 'length', 1)}, like)"
         for layer, count in _runs(pieces.memory_caches):

@@ -112,7 +112,7 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
 
 
 def _check_usage(request: Request) -> None:
-    """Refuse options that contradict each other."""
+    """Raise an error for options that contradict each other."""
     prompts = request.prompt or request.prompt_file
     if not prompts and not request.tokens:
         raise click.UsageError("a prompt is missing: add --prompt, --prompt-file or --tokens")

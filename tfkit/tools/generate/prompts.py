@@ -68,8 +68,8 @@ def job_of(request: Request, graph: Graph) -> Job:
     except ValueError as error:
         raise SpecError(Diagnostic(str(error))) from error
     parts = split_for_decoding(graph)
-    main, once = parts.given_again[0], parts.given_once
-    for name in (*parts.given_again[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
+    main, once = parts.step_inputs[0], parts.initial_inputs
+    for name in (*parts.step_inputs[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
         if not graph.inputs[name].optional:
             message = f"`{graph.name}` also reads `{name}`, which a prompt does not have"
             outputs = [output for output in full.outputs if output != graph.outputs[0]]

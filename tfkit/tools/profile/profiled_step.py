@@ -157,7 +157,7 @@ class ProfiledStep:
 
     def _reading(self, mode: Mode, compile: bool) -> Callable[[Range], None]:
         parts = split_for_decoding(graph_of(self._model))
-        length = self._inputs[parts.given_again[0]].size(1)
+        length = self._inputs[parts.step_inputs[0]].size(1)
         cached = CachedModel(self._model, length=length, compile=compile and mode == "decode")
         if compile and mode == "prefill":
             cached.stepping = torch.compile(cached.stepping)  # type: ignore[assignment]
@@ -199,9 +199,9 @@ def _inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
 
 def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Piece, Piece]:
     """Split inputs into those read once, the first `length` tokens, and the next token."""
-    once = {name: inputs[name] for name in parts.given_once}
+    once = {name: inputs[name] for name in parts.initial_inputs}
     once = {name: value.clamp(max=max(length, 1)) if value.dim() == 1 else value for name, value in once.items()}
-    main, *rest = parts.given_again
+    main, *rest = parts.step_inputs
     prompt: Piece = inputs[main][:, :length], {name: inputs[name][:, :length] for name in rest}
     token: Piece = inputs[main][:, -1:], {name: inputs[name][:, -1:] for name in rest}
     return once, prompt, token

@@ -1,1 +1,1 @@
-"""A model as a folder."""
+"""Saving a model to a folder."""

@@ -32,16 +32,16 @@ from tfkit.tools.common.atomic_files import fresh_folder, names_in
 from tfkit.tools.common.loading_weights import tokenizer_files
 from tfkit.tools.import_.importing import export_config
 
-UNREAD = "it was written as it is, and does not load; `safetensors.torch.load_file` reads its weights"
+UNREAD = "it was written unchanged, but tfkit does not load it; `safetensors.torch.load_file` reads its weights"
 WITH_CODE = ("generation_config.json", "README.md", "model.svg")
 """Additional files of the layout transformers."""
 FORMS = (SHARD, re.compile(r"(modeling|configuration)_\w+\.py"))
-"""The names of shards, and of files of code."""
+"""Patterns of the names of shards, and of files with code."""
 Layout = Literal["tfkit", "huggingface", "transformers"]
 
 
 def check_folder(folder: Path, *, force: bool, tokenizer_from: Path | None = None) -> None:
-    """Raise SpecError if `folder` must not be written: it exists, or it holds more than a model.
+    """Raise SpecError if `folder` exists and `force` is false, or if it contains files that do not belong to a model.
 
     A tokenizer counts as an additional file, unless `tokenizer_from`, see `save`, provides another.
     """
@@ -123,7 +123,7 @@ def save(
 
 
 def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path | None) -> Callable[[Path], None]:
-    """Return the function that writes the code and the weights of a model, and opens them with transformers."""
+    """Return the function that writes the code and weights of a model, and verifies them with transformers."""
     from tfkit.tools.save.remote_code.folder import write_folder
     from tfkit.tools.save.remote_code.parts import parts_of
     from tfkit.tools.save.remote_code.proof import Folders, check_transformers
@@ -140,7 +140,7 @@ def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path
 
 
 def _check_names(model: nn.Module, graph: Graph) -> None:
-    """Raise SpecError for a model with other tensors than its spec describes: its weights could not be loaded."""
+    """Raise SpecError if the tensors of a model differ from its spec, because its weights could not be loaded."""
     expected, present = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
     if expected != present:
         names = listing(sorted(expected ^ present), 4)
@@ -149,7 +149,7 @@ def _check_names(model: nn.Module, graph: Graph) -> None:
 
 
 def _check_nothing_left_out(model: fx.GraphModule) -> None:
-    """Raise SpecError if the file that filled the model has tensors that the written one would lack."""
+    """Raise SpecError if the file that filled the model has tensors that the written file would lack."""
     reasons = model.meta.get("left_out")
     if reasons:
         message = f"{len(reasons):,} tensors of the file that filled the model would be missing"
@@ -162,11 +162,11 @@ def write_model(model: fx.GraphModule, target: Path) -> None:
     graph = graph_of(model)
     (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")
     save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
-    shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors makes its files readable only by their owner
+    shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors creates files that only their owner can read
 
 
 def _text(spec: Spec) -> str:
-    """Render the spec, which requires the plugins that it was built with, or later versions."""
+    """Render the spec, which requires the plugins with which it was built, or later versions."""
     required = with_versions(spec.model.requires or (), spec.built_with)
     return render(spec.model.model_copy(update={"requires": required or None}))
 

@@ -119,7 +119,7 @@ def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
 
 
 def _options(reader: Reader, *, allow_change: bool) -> list[str]:
-    """Return the options of a process that has the plugins of this one, and accepts the same changes."""
+    """Return the options that pass the plugins and `--allow-change` of this process to `tfkit train`."""
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
     flags = [("--no-plugins", reader.no_plugins), ("--allow-change", allow_change)]
     return [*folders, *(flag for flag, is_set in flags if is_set)]
@@ -146,13 +146,13 @@ def _show_outline(outline: Outline) -> None:
     from tfkit.tools.common.units import bytes_text, flops_text, short, time_text
     from tfkit.tools.sweep.comparison import seeds_text
 
-    head = ["", "parameters", "runs", "there", "steps", "FLOPs", "memory", "time"]
+    head = ["", "parameters", "runs", "done", "steps", "FLOPs", "memory", "time"]
     rows = [
         [
             row.name,
             short(row.parameters),
             str(row.runs),
-            str(row.there),
+            str(row.done),
             f"{row.steps:,}",
             flops_text(row.flops),
             bytes_text(row.memory),
@@ -161,13 +161,13 @@ def _show_outline(outline: Outline) -> None:
         for row in outline.rows
     ]
     all_rows = outline.rows
-    runs, there, steps, flops = (
-        sum(getattr(row, name) for row in all_rows) for name in ("runs", "there", "steps", "flops")
+    runs, done, steps, flops = (
+        sum(getattr(row, name) for row in all_rows) for name in ("runs", "done", "steps", "flops")
     )
     times = [row.seconds for row in all_rows if row.seconds is not None]
     time = time_text(sum(times) if len(times) == len(all_rows) else None)
-    total = ["all", "", str(runs), str(there), f"{steps:,}", flops_text(flops), "", time]
+    total = ["all", "", str(runs), str(done), f"{steps:,}", flops_text(flops), "", time]
     show(table(head, [*rows, total], right=head[1:], footer=1))
-    click.echo(f"\n{outline.different} different runs, {outline.missing} to make; memory of a step is predicted")
+    click.echo(f"\n{outline.different} different runs, {outline.missing} to train; memory of a step is predicted")
     if outline.needed is not None and outline.seeds < outline.needed:
         click.echo(seeds_text(outline.seeds))

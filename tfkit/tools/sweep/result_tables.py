@@ -114,7 +114,7 @@ def _law(scaling: Scaling) -> Rows:
         [scaling.name, name, f"{number:.4g}", text]
         for (name, number), text in zip(numbers.items(), between, strict=True)
     ]
-    return [*rows, [scaling.name, "largest, less what the others foretell", f"{scaling.law.missed:+.4f}", NONE]]
+    return [*rows, [scaling.name, "largest, minus its prediction", f"{scaling.law.missed:+.4f}", NONE]]
 
 
 def interval_text(interval: Interval | None) -> str:

@@ -36,7 +36,7 @@ class OutlineRow:
         name: the arm.
         parameters: the parameters of its model.
         runs: the number of runs.
-        there: the number of complete runs.
+        done: the number of complete runs.
         steps: the total steps of the runs.
         flops: the total FLOPs of the runs.
         memory: the predicted peak memory of a run, in bytes.
@@ -47,7 +47,7 @@ class OutlineRow:
     name: str
     parameters: int
     runs: int
-    there: int
+    done: int
     steps: int
     flops: int
     memory: int
@@ -283,7 +283,7 @@ def _row(
         name=name,
         parameters=size.parameters,
         runs=n_runs,
-        there=sum(sweep_run.folder in complete for sweep_run in runs),
+        done=sum(sweep_run.folder in complete for sweep_run in runs),
         steps=steps,
         flops=round(size.flops / size.steps * steps),
         memory=size.memory,

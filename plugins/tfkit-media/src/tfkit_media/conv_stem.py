@@ -37,7 +37,7 @@ class ConvStemConfig(tfkit.BlockConfig):
     """Dropout on the output."""
 
     def check(self) -> None:
-        """Refuse an even size, which has no middle, a stem without convolutions, and unsuitable positions."""
+        """Raise `Invalid` for an even kernel size, a stem without convolutions, and unsuitable positions."""
         super().check()
         if self.size % 2 == 0:
             raise Invalid("size", f"`size` must be odd; got {self.size}")

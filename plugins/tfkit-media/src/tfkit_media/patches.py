@@ -53,7 +53,7 @@ class PatchesConfig(tfkit.BlockConfig):
     """Dropout on the output."""
 
     def check(self) -> None:
-        """Refuse a distillation token alone, sizes and an interpolation of no table, and widths without pairs."""
+        """Raise `Invalid` for a distillation token alone, idle settings of positions, and unsuitable widths."""
         super().check()
         if self.distillation_token and not self.class_token:
             raise Invalid("distillation_token", "`distillation_token` cannot be used without `class_token`")

@@ -114,7 +114,7 @@ class AttentionPoolConfig(tfkit.BlockConfig):
     """Norm before the feed-forward network."""
 
     def check(self) -> None:
-        """Refuse positions and masks, which a single query cannot have."""
+        """Raise `Invalid` for positions and masks, which a single query cannot have."""
         super().check()
         for name, reason in self.attention.self_attention_only.items():
             if getattr(self.attention, name) is not None:

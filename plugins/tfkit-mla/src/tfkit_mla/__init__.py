@@ -63,7 +63,7 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     """Growth of queries with their position, against a softmax that flattens as more keys are read."""
 
     def check(self) -> None:
-        """Refuse positions that cannot rotate d_rope channels. Unlike in other kinds, heads need not divide d_model."""
+        """Raise `Invalid` for positions that cannot rotate d_rope channels. Heads need not divide d_model here."""
         if self.rotary is not None and self.d_rope % 2:
             raise tfkit.Invalid(
                 "d_rope", f"d_rope must be even, because rotary positions rotate pairs of channels; got {self.d_rope}"

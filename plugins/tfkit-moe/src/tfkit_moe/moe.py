@@ -58,7 +58,7 @@ class MoEConfig(tfkit.FFNConfig):
     """Experts that every token goes through."""
 
     def check(self) -> None:
-        """Refuse a choice that cannot be made, and what has no effect."""
+        """Raise `Invalid` for an impossible choice of experts, and for fields without effect."""
         super().check()
         if self.n_experts_per_token > self.n_experts:
             message = f"a token cannot go through {self.n_experts_per_token} experts: there are {self.n_experts}"
@@ -71,20 +71,20 @@ class MoEConfig(tfkit.FFNConfig):
             self._check_groups(self.router.groups.n, self.router.groups.keep)
 
     def _check_plain(self) -> None:
-        """Refuse settings of a gate that does not exist."""
+        """Raise `Invalid` for settings of a gate that does not exist."""
         for name, is_set in (("limit", self.limit is not None), ("up_offset", self.up_offset != 0)):
             if is_set:
                 raise Invalid(name, f"`{name}` has no effect without a gate", help="write `gated: true`")
 
     def _check_all(self) -> None:
-        """Refuse settings of the choice if every expert is chosen."""
+        """Raise `Invalid` for settings of the router if every expert is chosen."""
         for name, is_set in (("correction_bias", self.router.correction_bias), ("groups", self.router.groups)):
             if is_set:
                 message = f"`{name}` has no effect: a token goes through all {self.n_experts} experts"
                 raise Invalid(f"router.{name}", message)
 
     def _check_groups(self, n: int, keep: int) -> None:
-        """Refuse groups of different sizes, and groups that are too small."""
+        """Raise `Invalid` for groups of different sizes, and for groups that are too small."""
         if self.n_experts % n:
             message = f"{self.n_experts} experts cannot be divided into {n} groups of equal size"
             notes = [f"divisors of {self.n_experts}: {tfkit.divisors(self.n_experts)}"]

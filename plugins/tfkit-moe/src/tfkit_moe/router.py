@@ -35,7 +35,7 @@ class GroupsConfig(Config):
     """Worth of a group: its best score, or the sum of its two best."""
 
     def check(self) -> None:
-        """Refuse groups that are all kept."""
+        """Raise `Invalid` if all groups are kept."""
         super().check()
         if self.keep >= self.n:
             message = f"`groups` has no effect: all groups are kept, {self.keep} of {self.n}"
@@ -68,7 +68,7 @@ class RouterConfig(Config):
     """Bound within which the logits are bent to stay."""
 
     def check(self) -> None:
-        """Refuse what has no effect."""
+        """Raise `Invalid` for fields without effect."""
         super().check()
         if self.renormalize and self.score == "softmax" and self.order == "topk_then_score":
             message = "`renormalize` has no effect: the softmax over the chosen experts adds up to 1 already"

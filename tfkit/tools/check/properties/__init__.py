@@ -1,1 +1,1 @@
-"""The properties, a file for each group."""
+"""The properties, in a file for each group."""

@@ -98,7 +98,7 @@ def cache_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
         raise DoesNotApplyError("the model is not read in steps")
     counted = _cost(subject, batch=3, mode="decode").memory.cache
     cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs()
-    cached.start(3, **{name: inputs[name] for name in parts.given_once if name in inputs})
+    cached.start(3, **{name: inputs[name] for name in parts.initial_inputs if name in inputs})
     padding = sum(3 * slot.heads * slot.width for slot in parts.cached if isinstance(slot, Cached)) * 4
     observed = cached.nbytes - padding
     yield Deviation(abs(observed - counted), f"{counted:,} bytes of caches are counted, but {observed:,} allocated", 0)

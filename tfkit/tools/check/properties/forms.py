@@ -205,7 +205,7 @@ def exported(subject: ModelUnderTest) -> Iterator[Deviation]:
 @property_of("eject", "is written out as plain PyTorch", level="full")
 def ejected(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The file that `tfkit eject` writes returns the same, bit by bit, without tfkit."""
-    from tfkit.tools.eject.check import check
+    from tfkit.tools.eject.proof import check
     from tfkit.tools.eject.write import eject
 
     yield from _written(lambda: check(subject.graph, eject(subject.graph)))

@@ -16,7 +16,7 @@ from tfkit.errors import listing
 from tfkit.graph.decode_split import computes_alone, returning
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_length
-from tfkit.graph.wiring import deaf_to_pairs, masks_of_pairs
+from tfkit.graph.wiring import node_ignoring_pairs, pairwise_masks
 from tfkit.nn import StackedLinear
 from tfkit.nn.checked import of_length
 from tfkit.spec.messages import kind_of
@@ -260,11 +260,11 @@ def _input_of_documents(graph: Graph) -> str:
     """Return the input whose mask may be pairwise: the only input, or the only input next to a memory."""
     memories = {node.wires["memory"] for node in graph.nodes if node.stack is not None and "memory" in node.wires}
     if not memories:
-        deaf = deaf_to_pairs(graph)
+        deaf = node_ignoring_pairs(graph)
         require(deaf is None, f"`{deaf}` takes no mask of pairs")
         require(len(graph.inputs) == 1, "it has several inputs")
         return next(iter(graph.inputs))
-    pairs = masks_of_pairs(graph.nodes)
+    pairs = pairwise_masks(graph.nodes)
     names = [name for name, signal in graph.inputs.items() if signal.mask in pairs and name not in memories]
     require(len(names) == 1 and len(graph.inputs) == 2, "it has more inputs than a sequence and a memory")
     return names[0]

@@ -90,13 +90,13 @@ class SequenceBatch:
     def of(cls, model: fx.GraphModule, inputs: Inputs) -> SequenceBatch:
         """Build rows of these inputs, with increasing padding in the inputs given once."""
         parts = split_for_decoding(graph_of(model))
-        once = {name: inputs[name] for name in parts.given_once if name in inputs}
+        once = {name: inputs[name] for name in parts.initial_inputs if name in inputs}
         for name, value in list(once.items()):
             if f"{name}_mask" in inputs_of(model):
                 row = torch.arange(value.size(0))[:, None]
                 once[f"{name}_mask"] = torch.arange(value.size(1)) < (value.size(1) - row).clamp(min=1)
-        pieces = {name: inputs[name] for name in parts.given_again if name in inputs}
-        return cls(model, parts.given_again[0], pieces, once)
+        pieces = {name: inputs[name] for name in parts.step_inputs if name in inputs}
+        return cls(model, parts.step_inputs[0], pieces, once)
 
     @property
     def batch(self) -> int:

@@ -1,4 +1,4 @@
-"""Calls of torch's attention, written so that the user of a folder may choose the function: `attn_implementation`."""
+"""Calls of torch's attention, rewritten so that `attn_implementation` of transformers chooses the function."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfkit.tools.eject.specialise import Function
 
 TORCH = "scaled_dot_product_attention"
 CHOSEN = "chosen_attention"
-"""The function in the template that calls the chosen one."""
+"""The function in the template that calls the chosen implementation."""
 
 NAMES = {"attn_mask": "mask", "dropout_p": "dropout", "is_causal": "causal", "scale": "scale"}
-"""The names of torch's optional arguments, and the shorter names of `CHOSEN`."""
+"""Names of torch's optional arguments, and the corresponding names in `CHOSEN`."""
 
 
 def choose_attention(functions: Iterable[Function]) -> bool:
-    """Let the methods of modules call the chosen attention instead of torch's. Return False if none calls attention."""
+    """Replace calls of torch's attention in methods by `CHOSEN`. Return False if there are no such calls."""
     config = Named()
     config.text = CONFIG
     callers = 0

@@ -1,4 +1,4 @@
-"""The model card: what the model is, how to open it, its picture, and the run that trained it."""
+"""The model card: a description, an example of loading the model, its picture, and the run that trained it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def picture_of(graph: Graph) -> str:
 
 
 def model_card(parts: Parts, weights: Path | None) -> str:
-    """Return the text of a model card; `weights` may lie in the folder of the run that trained them."""
+    """Return the text of a model card; `weights` may be in the folder of the run that trained them."""
     graph = parts.graph
     model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.task.auto}"
     rows = {"parameters": f"{count.total:,}"}
@@ -59,7 +59,7 @@ def model_card(parts: Parts, weights: Path | None) -> str:
 
 
 def _training(weights: Path | None) -> list[str]:
-    """Return the last metrics of the run that trained the weights; nothing if there is no run."""
+    """Return lines with the last metrics of the run that trained the weights; empty without a run."""
     if weights is None:
         return []
     run = next((folder for folder in (weights, *weights.absolute().parents[:2]) if (folder / RUN).is_file()), None)
@@ -67,7 +67,7 @@ def _training(weights: Path | None) -> list[str]:
         return []
     metrics: dict[str, Any] = {}
     if (run / METRICS).is_file():
-        for line in (run / METRICS).read_text(encoding="utf-8").split("\n")[:-1]:  # a killed run leaves half a line
+        for line in (run / METRICS).read_text(encoding="utf-8").split("\n")[:-1]:  # the last line may be incomplete
             metrics |= json.loads(line)
     rows = [f"| {name} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)]
     return ["", "## Training", "", "| at the end of the run | |", "|---|---|", *rows] if rows else []

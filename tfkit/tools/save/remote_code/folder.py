@@ -37,15 +37,15 @@ def write_folder(
     tokenizer: Sequence[Path] = (),
     weights_from: Path | None = None,
 ) -> None:
-    """Write a model to a folder that exists, and prove that transformers opens it.
+    """Write a model to an existing folder, and verify it with transformers.
 
     Args:
         model: the model.
         target: the folder.
         spec: the text of its spec.
-        process: the process that opens the folder.
+        process: the process that verifies the folder.
         tokenizer: the files of the tokenizer.
-        weights_from: the source of the weights; the model card describes the run that it is a checkpoint of.
+        weights_from: the source of the weights. If it is a checkpoint of a run, the model card describes the run.
     """
     graph = graph_of(model)
     parts, code = parts_of(graph), code_of(graph)
@@ -88,7 +88,7 @@ def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str,
 
 
 def _start(folder: Path) -> dict[str, int]:
-    """Return the token that begins the text of a decoder, from the published files in a folder; empty without it."""
+    """Return the start token of a decoder from the published files in a folder; empty if they have none."""
     files = [folder / name for name in (GENERATION, CONFIG)]
     configs = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     ids = [config[START] for config in configs if isinstance(config, dict) and type(config.get(START)) is int]
@@ -96,7 +96,7 @@ def _start(folder: Path) -> dict[str, int]:
 
 
 def _labels(classifier: Node) -> dict[str, Any]:
-    """Return the names and the meaning of classes as transformers has them, from the fields of a classifier."""
+    """Return the fields of config.json for the labels and the problem type of a classifier."""
     fields, count = dict(classifier.config), classifier.output.width
     names = fields.get("labels") or [f"LABEL_{index}" for index in range(count or 0)]
     problem = fields.get("problem_type")

@@ -35,14 +35,14 @@ from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
 from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
-from tfkit.tools.save.remote_code import columns
+from tfkit.tools.save.remote_code import dynamic_cache
 from tfkit.tools.save.remote_code.attention import choose_attention
 from tfkit.tools.save.remote_code.parts import Body, Parts, parts_of
 from tfkit.tools.save.remote_code.separate import separated
 
 TEMPLATES = Path(__file__).with_name("templates")
 KEY = re.compile(r"#\[(?P<end>/)?(?P<negated>not )?(?P<flag>\w+)\]")
-"""A line of the template that begins, or ends, lines for models with a property, or without it."""
+"""A line of a template that begins or ends a section for models with, or without, a property."""
 RESERVED = frozenset(
     {"temperature", "top_k", "top_p", "min_p", "max_length", "min_length", "num_beams", "length_penalty", "dtype"}
 )
@@ -56,9 +56,9 @@ ATTRIBUTES = {
     "intermediate_size": "d_ff",
     "max_position_embeddings": "max_len",
 }
-"""The fields of the config by the names that transformers uses."""
+"""Fields of the config under the names that transformers uses."""
 SOURCES = {"input_ids": "token ids", "pixel_values": "images", "input_features": "features [b, width, t]"}
-"""Inputs of a model, by their names in transformers."""
+"""Descriptions of inputs, by their names in transformers."""
 LOSSES = {
     "ForCausalLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
     "ForMaskedLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
@@ -69,11 +69,11 @@ LOSSES = {
     "ForImageClassification": "self.loss_function(labels, logits, self.config, **kwargs)",
     "ForAudioClassification": "self.loss_function(labels, logits, self.config, **kwargs)",
 }
-"""The call of the loss, by task: transformers names its arguments in different orders."""
+"""The call of the loss by task. The functions of transformers have different orders of arguments."""
 
 
 def model_type(file: str) -> str:
-    """Return the type of a model in config.json, which no class of transformers has, so that none opens the folder."""
+    """Return the `model_type` in config.json. No class of transformers has it, so none opens the folder by accident."""
     return f"{file}_tfkit"
 
 
@@ -81,10 +81,10 @@ class WrittenCode(NamedTuple):
     """The code of a folder.
 
     Attributes:
-        name: the beginning of the names of its classes.
-        file: the end of the names of its two files.
-        modeling: the text of the file with the model.
-        configuration: the text of the file with its config.
+        name: the prefix of the names of its classes.
+        file: the suffix of the names of its two files.
+        modeling: the contents of the modeling file.
+        configuration: the contents of the configuration file.
         fields: the values of the config.
     """
 
@@ -96,16 +96,16 @@ class WrittenCode(NamedTuple):
 
 
 def code_of(graph: Graph) -> WrittenCode:
-    """Write a model as the code of a folder. Raise SpecError if it has no form there, or does what has no text."""
+    """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
     last = parts_of(graph).last
-    dynamic = last.decodes and last.memory is None and columns.fits(last.pieces.caches, last.depth)
+    dynamic = last.decodes and last.memory is None and dynamic_cache.fits(last.pieces.caches, last.depth)
     code = _code_of(graph, dynamic=dynamic) or _code_of(graph, dynamic=False)
     assert code is not None
     return code
 
 
 def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
-    """Write a model, with the cache of transformers if `dynamic`; None if its layers cannot use this cache."""
+    """Write the code of a model, with `DynamicCache` if `dynamic`; return None if its layers cannot use this cache."""
     named, config = with_names(graph, RESERVED)
     with torch.device("meta"), remembering() as sizes:
         named = _with_gaps(named)
@@ -117,17 +117,17 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     lend_sizes(root)
     check_apart(root)
     merge_equal(root)
-    whole = Specialiser(root, columns.INSTEAD if dynamic else None)
+    whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     whole.run(
         ({root: {}} if parts.head else {})
         | {module: _known(body, whole, dynamic=dynamic) for body, module in modules.items()}
     )
-    if dynamic and not columns.join_updates(whole.functions):
+    if dynamic and not dynamic_cache.join_updates(whole.functions):
         return None
     draw_in_expressions(whole.functions, whole.read)
     if dynamic:
-        columns.spread_records(whole.functions.values(), whole.records)
+        dynamic_cache.spread_records(whole.functions.values(), whole.records)
     draw_in(whole.functions, whole.read)
     for function in whole.functions.values():
         _narrow_result(function)
@@ -143,7 +143,7 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
 
 
 def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, Value]:
-    """Return the values of arguments of a body of which more is known than whether they may be None."""
+    """Return the known values of the arguments of a body, beyond whether they may be None."""
     if not body.decodes:
         return {}
     if dynamic:
@@ -154,13 +154,13 @@ def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, Value]
 
 
 def _module(parts: Sequence[nn.Module], path: str) -> nn.Module:
-    """Return the module that the first of these parts has under a name."""
+    """Return the module at a path in the first part that has it."""
     children = [dict(part.named_modules(remove_duplicate=False)) for part in parts]
     return next(modules[path] for modules in children if path in modules)
 
 
 def _with_gaps(graph: Graph) -> Graph:
-    """Return a graph in which padding may lie between tokens, as users of transformers expect."""
+    """Return a graph in which padding may be between tokens, as transformers allows."""
     nodes = []
     for node in graph.nodes:
         signals = {
@@ -172,7 +172,7 @@ def _with_gaps(graph: Graph) -> Graph:
 
 
 def _narrow_result(function: Function) -> None:
-    """Remove None from the type of a result that is never None, so that a type checker accepts its use."""
+    """Remove None from the type of a result that is never None, for type checkers."""
     returns = function.code.tree.returns
     is_open = isinstance(returns, ast.BinOp) and ast.unparse(returns.right) == "None"
     if isinstance(returns, ast.BinOp) and is_open and not may_be_none(function.result):
@@ -182,7 +182,7 @@ def _narrow_result(function: Function) -> None:
 
 
 def _type_lists(function: Function) -> None:
-    """Add the type to lists that stay empty. As in TorchScript, such a list holds tensors."""
+    """Annotate lists that stay empty as lists of tensors, as TorchScript treats them."""
     text = "\n".join(map(ast.unparse, function.body))
     for block in blocks(function.body):
         block[:] = [part for step in block for part in _split_empty_lists(step)]
@@ -194,7 +194,7 @@ def _type_lists(function: Function) -> None:
 
 
 def _split_empty_lists(step: ast.stmt) -> list[ast.stmt]:
-    """Return `a, b = c, []` as two steps."""
+    """Split `a, b = c, []` into two statements."""
     if not (isinstance(step, ast.Assign) and isinstance(step.value, ast.Tuple)):
         return [step]
     target = step.targets[0]
@@ -205,7 +205,7 @@ def _split_empty_lists(step: ast.stmt) -> list[ast.stmt]:
 
 
 class _ModelingWriter:
-    """Writer of the two files, from their templates."""
+    """Writes the two files from their templates."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class _ModelingWriter:
         return WrittenCode(self.name, self.file, modeling, configuration, fields)
 
     def _fields(self) -> dict[str, Any]:
-        """Return the fields of the config that tools read, although the model may not."""
+        """Return the fields of the config that tools use even if the model does not."""
         last = self.parts.last
         layers, length = last.stack.stack, max_len(self.graph)
         table = last.embedding.config.table() if last.embedding else None
@@ -277,7 +277,7 @@ class _ModelingWriter:
         imports, definitions_ = definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
         if self.dynamic:
-            definitions_ = list(map(columns.renamed, definitions_))
+            definitions_ = list(map(dynamic_cache.renamed, definitions_))
             context = next(i for i, text in enumerate(definitions_) if text.startswith("class Context("))
             definitions_.insert(context + 1, _filled("update_cache", {}, {}))
         states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
@@ -313,19 +313,19 @@ class _ModelingWriter:
 
     @property
     def _is_shared(self) -> bool:
-        """True if all bodies look up tokens in one table."""
+        """True if all bodies share a token table."""
         embeddings = [body.embedding for body in self.parts.bodies if body.embedding is not None]
         return len({table_owner(self.graph, node.name) for node in embeddings}) == 1
 
     @property
     def _has_windows(self) -> bool:
-        """True if a layer keeps only the tokens in a window."""
+        """True if a layer caches only the tokens in a window."""
         return any(
             isinstance(entry, Cached) and entry.window for layer in self.parts.last.pieces.caches for entry in layer
         )
 
     def _cache(self, *, states: bool) -> str:
-        """Return the class of the tensors that layers keep."""
+        """Return the class for the cache."""
         pieces, windows = self.parts.last.pieces, self._has_windows
         words = {
             "sizes": self._sizes(pieces.caches, windows=windows),
@@ -406,7 +406,7 @@ class _ModelingWriter:
         }
 
     def _ties(self, prefix: str) -> dict[str, str]:
-        """Return the tied tensors by their names in a class."""
+        """Return the names of tied tensors in a class, each with its original."""
         return {name.removeprefix(prefix): owner.removeprefix(prefix) for name, owner in self.parts.ties.items()}
 
     def _layer_classes(self, body: Body) -> list[str]:
@@ -415,7 +415,7 @@ class _ModelingWriter:
         return list(dict.fromkeys(self.classes.of[layer].name for layer in layers.children()))
 
     def _sizes(self, caches: Sequence[Sequence[Cached | State]], *, windows: bool) -> str:
-        """Return the sizes of the tensors that the layers keep, as an expression."""
+        """Return an expression for the shapes of the cached tensors."""
         layers = [f"[{', '.join(self._size(entry, windows) for entry in layer)}]" for layer in caches]
         runs = [(text, len(list(equal))) for text, equal in groupby(layers)]
         if len(runs) == 1:
@@ -430,7 +430,7 @@ class _ModelingWriter:
         return f"({', '.join(map(self.config.text, numbers))})"
 
     def _init_weights(self) -> str:
-        """Return the method that fills a module whose weights are missing in a file."""
+        """Return the method that initializes a module whose weights are missing in a file."""
         text = self.weights.text(self.classes)
         names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
         lines = [docs_text(type(self.graph.spec.model.init).__doc__ or "")]
@@ -442,7 +442,7 @@ class _ModelingWriter:
         return f"@torch.no_grad()\n{_method('_init_weights', lines, 'self, module: nn.Module')}"
 
     def _steps(self, module: nn.Module, result: str) -> list[str]:
-        """Return the statements of a forward, with its result as the value of a name."""
+        """Return the statements of a forward, with its result assigned to a name."""
         (function,) = [f for (owner, name), f in self.whole.functions.items() if owner is module and name == "forward"]
         *steps, last = function.body
         assert isinstance(last, ast.Return)
@@ -450,7 +450,7 @@ class _ModelingWriter:
         target = ast.parse(result, mode="eval").body
         steps.append(ast.Assign([target], last.value, lineno=0))
         text = steps_text(steps)
-        return (columns.renamed(text) if self.dynamic else text).splitlines()
+        return (dynamic_cache.renamed(text) if self.dynamic else text).splitlines()
 
 
 def _method(name: str, lines: Sequence[str], parameters: str = "self") -> str:
@@ -458,7 +458,7 @@ def _method(name: str, lines: Sequence[str], parameters: str = "self") -> str:
 
 
 def _indented(lines: Sequence[str]) -> str:
-    """Return statements for a place in a method of the template."""
+    """Indent statements for a method of the template."""
     return textwrap.indent("\n".join(lines), " " * 8).lstrip()
 
 
@@ -471,7 +471,7 @@ def _type(value: Any) -> str:
 
 
 def _arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
-    """Return the arguments with which a head calls the body."""
+    """Return the arguments in the head's call of the body."""
     names = [first.argument, *["attention_mask"] * flags["masked"]]
     if flags["memory"]:
         names += ["decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values"]
@@ -482,7 +482,7 @@ def _arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
 
 
 def _filled(template: str, words: Mapping[str, str], flags: Mapping[str, bool]) -> str:
-    """Return the text of a template, with its words replaced and without the lines for other models."""
+    """Fill a template: replace its words, and omit the sections for other models."""
     lines: list[str] = []
     omitted: list[str] = []
     for line in (TEMPLATES / f"{template}.py.txt").read_text(encoding="utf-8").splitlines():

@@ -1,6 +1,6 @@
-"""The nodes of a model by what they are for transformers: bodies, which return vectors, and a head for logits.
+"""The nodes of a model by their role in transformers: bodies, which return vectors, and a head for logits.
 
-The body of an encoder-decoder is two bodies: an encoder, and a decoder that is read token by token.
+An encoder-decoder has two bodies: an encoder, and a decoder that runs token by token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Task(NamedTuple):
     """The purpose of a model, and the class of transformers that opens it.
 
     Attributes:
-        auto: the end of the name of this class, `AutoModel...`.
+        auto: the suffix in the name of this class, `AutoModel...`.
         tag: the task's name on the Hub.
         output: the class of the results in transformers.
         returns: a description of the results.
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
     @property
     def class_name(self) -> str:
-        """The end of the name of the class that is written; empty for a body alone."""
+        """The suffix of the name of the written class; empty for a body without a head."""
         generates = self.auto in ("ForSeq2SeqLM", "ForSpeechSeq2Seq")
         return "ForConditionalGeneration" if generates else self.auto
 
@@ -64,7 +64,7 @@ CLASSIFIERS = {
 }
 """The tasks of classifiers, by the types of the model's and of the classifier's input."""
 ARGUMENTS = {"tokens": "input_ids", "image": "pixel_values", "sequence": "input_features"}
-"""The name that transformers has for an input, by its type."""
+"""Names of inputs in transformers, by type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class Body:
     stack: Node
     """The node with the layers."""
     decodes: bool
-    """True if it is read token by token."""
+    """True if the body is decoded token by token."""
     embedding: Node | None = None
     """The node that looks up tokens; None if the input is an image or features."""
     types: str | None = None
@@ -89,12 +89,12 @@ class Body:
 
     @property
     def class_end(self) -> str:
-        """The end of the name of its class."""
+        """The suffix of the name of its class."""
         return self.name.title() or "Model"
 
     @property
     def argument(self) -> str:
-        """The name that transformers has for its input."""
+        """The name of its input in transformers."""
         return ARGUMENTS[self.graph.inputs[self.input].type]
 
     @property
@@ -115,13 +115,13 @@ class Body:
 
     @property
     def pieces(self) -> Pieces:
-        """The tensors that its layers keep while it is read token by token."""
+        """The arguments of its stack for decoding."""
         return self.stack.config.pieces(self.stack.signals) if self.decodes else Pieces()
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The nodes of a model, by what they are for transformers."""
+    """The nodes of a model by their role in transformers."""
 
     graph: Graph
     bodies: tuple[Body, ...]
@@ -148,7 +148,7 @@ class Parts:
 
     @property
     def ties(self) -> dict[str, str]:
-        """Names of tables and matrices, each with the name of the tensor that takes its place."""
+        """Names of tied tables and matrices, each with the name of its original."""
         names, tied = folder_names(self.graph), {}
         embeddings = [body.embedding for body in self.bodies if body.embedding is not None]
         for node in [*embeddings, *self.head[-1:]]:
@@ -160,21 +160,21 @@ class Parts:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The names that transformers has for the inputs."""
+        """Names of the inputs in transformers."""
         names = {body.input: f"{'decoder_' if body.memory else ''}{body.argument}" for body in self.bodies}
         return names | {body.types: "token_type_ids" for body in self.bodies if body.types}
 
     def name_in_class(self, path: str) -> str:
-        """Return the name of a module of the built model in the class that has it: a body, or the head."""
+        """Return the name of a module in the class that contains it, a body or the head."""
         return folder_names(self.graph)(path) if any(path.split(".")[0] == node.name for node in self.head) else path
 
 
 def parts_of(graph: Graph) -> Parts:
-    """Return the parts of a model. Raise SpecError for a model that transformers has no class for."""
+    """Return the parts of a model. Raise SpecError for a model for which transformers has no class."""
     head = head_of(graph)
     nodes = graph.nodes[: len(graph.nodes) - len(head)]
     split = _split(graph, head)
-    if split is None or not split.once:
+    if split is None or not split.initial_nodes:
         source, *further = graph.inputs
         bodies: tuple[Body, ...] = (_body_of(graph, "", source, nodes, further, decodes=split is not None),)
     else:
@@ -187,14 +187,14 @@ def parts_of(graph: Graph) -> Parts:
         vector = last if last.output.type == "vector" else None
         names = {node.name: None for node in (last_sequence(bodies[-1]), last)}
         if not (set(graph.outputs) <= {*names} and graph.outputs[-1] == last.name):
-            raise cannot(graph, f"it returns {listing(graph.outputs)}, and transformers needs logits or vectors")
+            raise cannot(graph, f"it must return logits or vectors; it returns {listing(graph.outputs)}")
     return Parts(graph, bodies, head, vector, _task(graph, bodies, head))
 
 
 def _split(graph: Graph, head: tuple[Node, ...]) -> DecodeSplit | None:
-    """Return the nodes that run once and at every step, for a model that generates text; None for any other model.
+    """Split a model that generates text for decoding; return None for any other model.
 
-    Raise SpecError for a decoder that cannot be read token by token.
+    Raise SpecError for a decoder that cannot be decoded token by token.
     """
     if not head or head[-1].config.head() is None:
         return None
@@ -207,14 +207,15 @@ def _split(graph: Graph, head: tuple[Node, ...]) -> DecodeSplit | None:
 
 
 def _encoder_decoder(graph: Graph, split: DecodeSplit, nodes: tuple[Node, ...]) -> tuple[Body, Body]:
-    if len(graph.inputs) != 2 or len(split.given_once) != 1:
-        raise cannot(graph, f"it takes {listing(graph.inputs)}, and an encoder-decoder has a source and a target")
-    (source,), (target,) = split.given_once, split.given_again
-    once = {node.name for node in split.once}
+    if len(graph.inputs) != 2 or len(split.initial_inputs) != 1:
+        raise cannot(graph, f"an encoder-decoder must take a source and a target; it takes {listing(graph.inputs)}")
+    (source,), (target,) = split.initial_inputs, split.step_inputs
+    once = {node.name for node in split.initial_nodes}
     encoder = tuple(node for node in nodes if node.name in once)
     rest = tuple(node for node in nodes if node.name not in once)
-    if split.read_once != (encoder[-1].name,):
-        raise cannot(graph, f"its decoder reads {listing(split.read_once)}, and only the encoder's output can be read")
+    if split.static_sources != (encoder[-1].name,):
+        message = f"its decoder must take only the output of the encoder; it takes {listing(split.static_sources)}"
+        raise cannot(graph, message)
     return (
         _body_of(graph, ENCODER, source, encoder, [], decodes=False),
         replace(_body_of(graph, DECODER, target, rest, [], decodes=True), memory=encoder[-1].name),
@@ -224,18 +225,18 @@ def _encoder_decoder(graph: Graph, split: DecodeSplit, nodes: tuple[Node, ...]) 
 def _body_of(
     graph: Graph, name: str, source: str, nodes: tuple[Node, ...], further: list[str], *, decodes: bool
 ) -> Body:
-    """Return a body. Raise SpecError unless it has one input, next to the types of tokens, and one stack of layers."""
+    """Return a body. Raise SpecError unless it has one input, not counting token types, and one stack of layers."""
     if graph.inputs[source].type not in ARGUMENTS:
         raise cannot(graph, f"its input `{source}` is {graph.inputs[source].in_words()}")
     readers = [node for node in nodes if source in node.wires.values()]
     embedding = None
     if graph.inputs[source].type == "tokens":
         if len(readers) != 1 or readers[0].config.table() is None:
-            raise cannot(graph, f"`{source}` must be read by one embedding with a table, and by no other node")
+            raise cannot(graph, f"only one node, an embedding with a table, may take `{source}`")
         embedding = readers[0]
     has_types = len(further) == 1 and graph.inputs[further[0]].optional
     if further and (decodes or embedding is None or not has_types or embedding.wires.get("tables") != further):
-        raise cannot(graph, f"it takes {listing(graph.inputs)}, and a folder has one input of tokens")
+        raise cannot(graph, f"it must take a single input of tokens; it takes {listing(graph.inputs)}")
     stacks = [node for node in nodes if node.stack is not None]
     if len(stacks) != 1:
         names = listing(node.name for node in stacks) or "none"
@@ -248,14 +249,14 @@ def last_sequence(body: Body) -> Node:
 
 
 def _check_head(graph: Graph, head: tuple[Node, ...], body: Body) -> None:
-    """Raise SpecError unless the nodes of a head read only each other, and the last vectors of the body."""
+    """Raise SpecError unless the nodes of a head take only each other's outputs, and the last vectors of the body."""
     sources = {body.nodes[-1].name, *(node.name for node in head)}
     for node in head:
         wires = [source for field, source in node.wires.items() if field != "tie"]
         if not all(isinstance(source, str) and source in sources for source in wires):
-            raise cannot(graph, f"`{node.name}` does not read the last node before it")
+            raise cannot(graph, f"`{node.name}` must take the output of the last node before it")
     if masks_in_use(head) - {None, graph.inputs[body.input].mask}:
-        raise cannot(graph, f"`{head[0].name}` has the padding of a node, and a head knows only the padding of inputs")
+        raise cannot(graph, f"`{head[0].name}` must use the padding mask of an input, not of a node")
 
 
 def _task(graph: Graph, bodies: tuple[Body, ...], head: tuple[Node, ...]) -> Task:
@@ -270,11 +271,11 @@ def _task(graph: Graph, bodies: tuple[Body, ...], head: tuple[Node, ...]) -> Tas
     else:
         task = CLASSIFIERS.get((source, over)) if last.config.head() is None else None
     if task is None or last.output.width is None:
-        raise cannot(graph, f"`{last.name}` is not the head of a model that transformers knows")
+        raise cannot(graph, f"`{last.name}` must be a head that transformers supports")
     return task
 
 
 def cannot(graph: Graph, why: str) -> SpecError:
-    """Return the error for a model that transformers has no class for."""
+    """Return the error for a model for which transformers has no class."""
     message = f"`{graph.name}` cannot be written for transformers: {why}"
     return SpecError(Diagnostic(message, help="write it with --layout tfkit"))

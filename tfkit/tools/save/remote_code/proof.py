@@ -1,4 +1,4 @@
-"""Proof that a folder is the model: transformers opens it in a process without tfkit, and it computes the same."""
+"""Verification of a folder: transformers opens it in a process without tfkit, and the results are compared."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tfkit.tools.save.remote_code.parts import Parts
 from tfkit.tools.save.remote_code.proof_runner import ModelFacts
 
 LARGEST = 2**30
-"""Largest number of parameters for which the folder is run: a larger model takes minutes."""
+"""Largest number of parameters for which the model is run. A larger model would take minutes."""
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
 """Largest difference of a cached step, relative to the largest logit, by dtype; 0.05 for narrow types."""
 
 
 def check_transformers() -> None:
-    """Raise SpecError if transformers, which the proof needs, is missing."""
+    """Raise SpecError if transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         message = "the layout transformers needs `transformers`, which is not installed"
         raise SpecError(Diagnostic(message, help='pip install "tfkit[transformers]"'))
 
 
 class Folders(Isolated):
-    """Opens folders in a process with transformers, one after the other."""
+    """A process with transformers that opens folders one after the other."""
 
     def __init__(self) -> None:
         self._scratch = TemporaryDirectory()
@@ -51,7 +51,8 @@ class Folders(Isolated):
 def prove(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -> bool:
     """Compare a folder with the model that was written to it.
 
-    Return False if the model is too large to run, and only its tensors were compared. Raise SpecError if they differ.
+    Return False if only the tensors were compared, because the model is too large to run. Raise SpecError if they
+    differ.
     """
     facts = _facts_of(model, parts)
     place = process.scratch / "facts.pt"
@@ -64,7 +65,7 @@ def prove(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -
 
 
 def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
-    """Return the tensors of a model, and its results for random inputs, also with padding, if it is small enough."""
+    """Return the shapes of a model's tensors and, for a small model, its results for random inputs and padding."""
     graph, names = parts.graph, folder_names(parts.graph)
     shapes = {names(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -88,7 +89,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
             if not parts.decodes or (length > 6 and difference <= tolerance):
                 pieces = [first, *[1] * (length - first - 3), 3] if parts.decodes else []
                 padded = _padded(model, parts, inputs, masks, outputs) if masks else {}
-            else:  # positions are scaled by the length of the sequence, and a cache has the keys of shorter ones
+            else:  # positions depend on the length of the sequence, but a cache has keys of shorter lengths
                 masks = {name: mask | (torch.arange(3) == 2)[:, None] for name, mask in masks.items()}
                 padded = _results(model, parts, inputs | {f"{name}_mask": mask for name, mask in masks.items()})
     arguments = parts.arguments
@@ -133,9 +134,9 @@ def _padded(
     masks: Mapping[str, Tensor],
     outputs: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the results of each sequence without its padding: the model may reject padding between tokens.
+    """Return the results of each sequence without its padding, because the model may reject padding between tokens.
 
-    Results at padding are NaN, which is compared with nothing.
+    Results at padding are NaN, which is not compared.
     """
     padded = {name: torch.full_like(output, torch.nan) for name, output in outputs.items()}
     for row in range(3):

@@ -1,8 +1,7 @@
-"""Opens a folder as transformers does, and compares it with the results of a model: it needs torch and transformers.
+"""Opens a folder with transformers, and compares its results with a model's. It imports only torch and transformers.
 
-As a program it reads lines of JSON. The first has the folders in which Python looks for modules. Each further line has
-the folder of a model and the file of its `ModelFacts`, and is answered with an error or null. tfkit cannot be imported
-there.
+The program reads lines of JSON. The first line has the search path of Python. Each further line has the folder of a
+model and the file of its `ModelFacts`; the answer is an error or null. tfkit cannot be imported in this process.
 """
 
 import json
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ModelFacts(TypedDict):
-    """ModelFacts about a model with which a folder is compared.
+    """Tensors and results of a model, with which a folder is compared.
 
     Attributes:
         shapes: of the model's tensors, by their names in the folder.
@@ -27,10 +26,10 @@ class ModelFacts(TypedDict):
         masks: padding masks, with padding on the left and inside, by the same names.
         outputs: the results for the inputs, by their names; empty if the model is too large to run.
         padded: the results with the padding masks; NaN is not compared. Empty if no input can be padded.
-        steps: the name of the input that is read token by token.
+        steps: the name of the input that is decoded token by token.
         pieces: the number of tokens in each of several calls.
         tolerance: the largest difference where kernels may round differently: with padding, and in cached steps.
-        threads: the number of threads in which the model ran: another number rounds sums differently.
+        threads: the number of threads of the model's run, on which the rounding of sums depends.
     """
 
     shapes: dict[str, list[int]]
@@ -46,7 +45,7 @@ class ModelFacts(TypedDict):
 
 
 def compared(folder: Path, facts: ModelFacts) -> str | None:
-    """Describe an error in a folder; None if its model has the same tensors and computes the same."""
+    """Describe an error in a folder; None if its tensors and results equal the model's."""
     import torch
     import transformers
 
@@ -64,7 +63,7 @@ def compared(folder: Path, facts: ModelFacts) -> str | None:
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
     if shapes != facts["shapes"]:
         names = [name for name in {**shapes, **facts["shapes"]} if shapes.get(name) != facts["shapes"].get(name)]
-        return f"it has other tensors: {', '.join(names[:3])}"
+        return f"its tensors differ: {', '.join(names[:3])}"
     with torch.no_grad():
         return (
             (_computed(model, facts) or _eager(model, facts) or _saved(model, folder, facts))
@@ -74,13 +73,13 @@ def compared(folder: Path, facts: ModelFacts) -> str | None:
 
 
 def _align(model: Any) -> None:
-    """Copy the weights, which begin at any address in a file, to addresses of torch: others round sums differently."""
+    """Copy the weights to aligned memory, because the address of a mapped file affects the rounding of sums."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
 
 
 def _computed(model: Any, facts: ModelFacts) -> str | None:
-    """Describe a difference in what a model computes."""
+    """Describe a difference between the results."""
     inputs, steps = facts["inputs"], facts["steps"]
     no_cache = {"use_cache": False} if facts["pieces"] else {}
     for kind, masks, outputs in (("inputs", {}, facts["outputs"]), ("padded inputs", facts["masks"], facts["padded"])):
@@ -89,7 +88,7 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
         result = model(**inputs, **masks, **no_cache)
         for name, expected in outputs.items():
             if error := _difference(result[name], expected, facts["tolerance"] if masks else 0.0):
-                return f"it computes something else for {kind}: {error}"
+                return f"its results differ for {kind}: {error}"
         cache, start = None, 0
         for count in facts["pieces"]:
             stop = start + count
@@ -99,21 +98,21 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
             result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
             cache = result.past_key_values
             if error := _difference(result.logits, outputs["logits"][:, start:stop], facts["tolerance"]):
-                return f"it computes something else for {kind} that are read in pieces: {error}"
+                return f"its results differ for {kind} in several cached steps: {error}"
             start = stop
     return None
 
 
 def _eager(model: Any, facts: ModelFacts) -> str | None:
-    """Describe a difference if the user chooses attention that is written out."""
-    if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[type(model).__module__]):  # no layer lets the user choose
+    """Describe a difference with `attn_implementation="eager"`."""
+    if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[type(model).__module__]):  # no layer has a choice
         return None
     model.set_attn_implementation("eager")
     result = model(**facts["inputs"])
     model.set_attn_implementation("sdpa")
     errors = (_difference(result[name], facts["outputs"][name], facts["tolerance"]) for name in facts["outputs"])
     error = next(filter(None, errors), None)
-    return error and f"it computes something else with eager attention: {error}"
+    return error and f"its results differ with eager attention: {error}"
 
 
 def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | None:
@@ -125,7 +124,7 @@ def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | Non
 
 
 def _saved(model: Any, folder: Path, facts: ModelFacts) -> str | None:
-    """Describe a difference after the model was saved and loaded again."""
+    """Describe a difference after saving and loading the model."""
     import torch
     import transformers
 
@@ -135,12 +134,12 @@ def _saved(model: Any, folder: Path, facts: ModelFacts) -> str | None:
         _align(loaded)
         results = loaded(**facts["inputs"]), model(**facts["inputs"])
         if not all(torch.equal(results[0][name], results[1][name]) for name in facts["outputs"]):
-            return "it computes something else once it was saved and loaded"
+            return "its results differ after it is saved and loaded"
     return None
 
 
 def answer(folder: Path, facts: Path) -> str | None:
-    """Describe an error in a folder, or one that it raises; None if there is none."""
+    """Describe an error in a folder, or an exception that it raises; None if there is none."""
     import torch
 
     try:
@@ -150,9 +149,9 @@ def answer(folder: Path, facts: Path) -> str | None:
 
 
 def main() -> None:
-    """Answer until there are no further lines."""
+    """Answer each line of standard input."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # text that a file prints is not an answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the folder's code may print
     sys.path[:] = json.loads(sys.stdin.readline() or "[]")
     blocked: dict[str, Any] = sys.modules
     blocked["tfkit"] = None

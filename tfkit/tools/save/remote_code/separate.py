@@ -1,9 +1,8 @@
-"""A model as the modules that transformers requires: a body, which returns vectors, and a head for logits.
+"""Building the modules that transformers requires: a body, which returns vectors, and a head for logits.
 
-A body takes the vectors of the tokens, which users of transformers may compute, or an image, or features. A decoder
-also takes a `Past`, which counts the tokens before them, and the tensors that its layers cache; without these it takes
-entire sequences. A body has the module of each of its nodes. The head has the modules of the last nodes, with the
-output matrix as `lm_head` or `classifier`.
+A body takes the vectors of the tokens, which users of transformers may compute, or an image, or features. For decoding,
+a decoder also takes a `Past`, which counts earlier tokens, and the caches of its layers. A body contains the modules of
+its nodes. The head contains the modules of the last nodes, with the output matrix as `lm_head` or `classifier`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from tfkit.tools.save.remote_code.parts import Body, Parts, cannot, last_sequenc
 
 
 def separated(model: fx.GraphModule, parts: Parts, name: str) -> nn.Module:
-    """Return the head of a built model, with the body as its child `BODY`; or the body of a model without a head.
+    """Build the head of a model, with the body as its child `BODY`; or only the body if there is no head.
 
     Args:
-        model: the model. All parts have its modules.
+        model: the model, whose modules the result shares.
         parts: its nodes.
-        name: the beginning of the names of the classes.
+        name: the prefix of the names of the classes.
     """
     modules = {body.name: _body(model, body, parts, f"{name}{body.class_end}") for body in parts.bodies}
     root = modules.get("")
@@ -47,7 +46,7 @@ def separated(model: fx.GraphModule, parts: Parts, name: str) -> nn.Module:
 
 
 def _body(model: fx.GraphModule, body: Body, parts: Parts, class_name: str) -> fx.GraphModule:
-    """Build a body: its input, and optionally masks, types, a memory, a `Past` and caches -> vectors."""
+    """Build a body: input and optional masks, token types, memory, `Past` and caches -> vectors."""
     program, graph = Program(), parts.graph
     values: dict[str, Value] = {body.input: program.input("x")}
     values |= {body.mask_name: program.input("mask", optional=True)} if body.mask_name else {}
@@ -75,7 +74,7 @@ def _body(model: fx.GraphModule, body: Body, parts: Parts, class_name: str) -> f
 
 
 def _of_vectors(graph: Graph, node: Node, module: nn.Module) -> tuple[Node, nn.Module]:
-    """Return an embedding that takes the vectors of tokens. It has a table, in which callers look them up."""
+    """Return an embedding that takes vectors instead of tokens. Its table stays, for the callers."""
     embedding, children = _written(graph, node, module, "tokens"), dict(module.named_children())
     steps = dict(embedding.steps)
     lookup = _step(steps, "tokens")
@@ -103,7 +102,7 @@ def _of_vectors(graph: Graph, node: Node, module: nn.Module) -> tuple[Node, nn.M
 
 
 def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModule:
-    """Build the head: vectors -> logits. Its matrix is a linear layer also where the model uses the embedding's."""
+    """Build the head: vectors -> logits. A tied matrix also becomes a linear layer."""
     program, (*first, last), graph = Program(), parts.head, parts.graph
     values: dict[Any, Value] = {parts.last.nodes[-1].name: program.input("x")}
     mask = graph.inputs[parts.last.input].mask
@@ -133,14 +132,14 @@ def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModul
 
 
 def _written(graph: Graph, node: Node, module: nn.Module, child: str) -> Written:
-    """Return the module of a node. Raise SpecError unless its steps are known, and call this child or its table."""
+    """Return the module of a node. Raise SpecError unless tfkit wrote its code, and the code calls `child`."""
     if isinstance(module, Written) and any(_looks_up(step, child) for step in module.steps.values()):
         return module
     raise cannot(graph, f"the module of `{node.name}` has no `{child}`, to which transformers gives new rows")
 
 
 def _step(steps: Steps, child: str) -> Value:
-    """Return the step that calls a child, or looks up rows of the table that takes its place."""
+    """Return the step that calls a child, or that uses the table of a tied child."""
     return next(value for value, step in steps.items() if _looks_up(step, child))
 
 
@@ -151,7 +150,7 @@ def _looks_up(step: Step, child: str) -> bool:
 
 
 def _table(embedding: Node) -> Table:
-    """Build the table of an embedding that has the table of another one."""
+    """Build a table for an embedding whose table is tied."""
     table = embedding.config.table()
     assert table is not None
     assert table.rows is not None
@@ -160,7 +159,7 @@ def _table(embedding: Node) -> Table:
 
 
 def _matrix(head: Node, *, bias: bool) -> Linear:
-    """Build the matrix of a head that has the table of an embedding."""
+    """Build a matrix for a head whose matrix is tied."""
     table, logits = head.signals["tie"], head.config.output(head.signals)
     assert not isinstance(table, list)
     assert table.width is not None

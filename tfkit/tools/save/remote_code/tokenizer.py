@@ -1,4 +1,4 @@
-"""The files of a tokenizer as AutoTokenizer reads them, and the special tokens that generation needs."""
+"""Tokenizer files for AutoTokenizer, and the special tokens for generation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tfkit.spec.folder import TOKENIZERS
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>")
-"""Names of the token at the end of a text, for a tokenizer whose settings name none."""
+"""Names of the end-of-text token, for tokenizers whose settings do not name it."""
 ROLES = ("bos_token", "eos_token", "pad_token")
 
 
 def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) -> dict[str, int]:
-    """Add the files to a folder that AutoTokenizer needs, and return the ids of special tokens as a config has them.
+    """Add the files that AutoTokenizer needs to a folder, and return the ids of special tokens for the config.
 
     Args:
         folder: the folder, with the files of a tokenizer.
-        files: their names; without one that tfkit reads, nothing is added.
+        files: their names. If tfkit cannot read any of them, nothing is added.
         max_len: the longest sequence of the model.
     """
     name = next((name for name in TOKENIZERS if name in files), None)
@@ -48,7 +48,7 @@ def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) 
 
 
 def _write_characters(tokenizer: CharacterTokenizer, path: Path) -> None:
-    """Write a tokenizer of characters as a tokenizer.json."""
+    """Write a character tokenizer as a tokenizer.json."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ids = {character: index for index, character in enumerate(tokenizer.characters)}

@@ -1,8 +1,9 @@
 """Full attention with the cache of transformers: a slot for each column of the input, padding included.
 
-tfkit caches tokens, so that windows are rings and padding takes no slot. A model without windows and states needs none
-of that: transformers' `DynamicCache` stores all columns, and a mask hides padding. Here are the functions that take the
-place of tfkit's. In them `past` is the positions of all columns, [b or 1, k], and `caches` the cache of all layers.
+tfkit caches tokens, so windows are rings and padding takes no slot. A model without windows and states can use
+`DynamicCache` of transformers instead, which stores all columns, with a mask that hides padding. The functions here
+replace their counterparts in tfkit. Their argument `past` holds the positions of all columns, [b or 1, k], and
+`caches` the cache of all layers.
 """
 
 # Annotations are evaluated as in `tfkit.nn.context`.
@@ -23,7 +24,7 @@ from tfkit.tools.eject.text import steps_text
 from tfkit.tools.eject.values import SOME, Records
 
 NAMES = {"past": "all_positions", "caches": "past_key_values"}
-"""The arguments with other values than in tfkit, and their names in a folder."""
+"""Arguments whose values differ from tfkit's, and their names in a folder."""
 TYPES = {"past": "Tensor", "caches": "DynamicCache | None"}
 
 
@@ -128,18 +129,18 @@ INSTEAD = {
     "tfkit.nn.context.with_values": with_values,
     "tfkit.nn.context.update_cache": update_cache,
 }
-"""Functions and records that take the place of tfkit's, by the names of these."""
+"""Replacements for functions and records of tfkit, by the name of the original."""
 
 
 def fits(caches: Iterable[Iterable[Cached | State]], depth: int | None) -> bool:
-    """Return True if transformers has a place for what the layers keep: two tensors of all tokens in each of them."""
+    """Return True if `DynamicCache` can store the caches: in each layer, two tensors of all tokens."""
     layers = [list(layer) for layer in caches]
     plain = [isinstance(entry, Cached) and entry.window is None for layer in layers for entry in layer]
     return len(layers) == depth and all(plain) and all(len(layer) == 2 for layer in layers)
 
 
 def join_updates(functions: dict[Key, Function]) -> bool:
-    """Cache keys and values with one call, as transformers does. Return False if a layer caches them in two places."""
+    """Cache keys and values in a single call, as transformers does. Return False if a layer caches them separately."""
     name = update_cache.__name__
     functions.pop((None, update_cache), None)
     for function in functions.values():
@@ -157,7 +158,7 @@ def join_updates(functions: dict[Key, Function]) -> bool:
 
 
 def _index_of(node: ast.AST) -> int | None:
-    """Return the number of the tensor that an expression caches, -1 if it varies; None for any other expression."""
+    """Return the index of the tensor that a call caches, -1 if it varies; None for any other expression."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == update_cache.__name__):
         return None
     last = [*node.args, *(keyword.value for keyword in node.keywords)][-1]
@@ -165,7 +166,7 @@ def _index_of(node: ast.AST) -> int | None:
 
 
 def _join_steps(steps: list[ast.stmt]) -> None:
-    """Write `k = ...` and `v = ...`, next to each other, as one assignment."""
+    """Merge adjacent assignments `k = ...` and `v = ...`."""
     for index in range(len(steps) - 2, -1, -1):
         first, second = steps[index : index + 2]
         if not (isinstance(first, ast.Assign) and isinstance(second, ast.Assign)):
@@ -176,7 +177,7 @@ def _join_steps(steps: list[ast.stmt]) -> None:
 
 
 class _Pairs(ast.NodeTransformer):
-    """Replaces a pair of calls by one call."""
+    """Replaces two calls by a single call."""
 
     count = 0
 
@@ -196,11 +197,11 @@ FIELDS: dict[str, ast.expr] = {
     "tokens": ast.parse("Tensor | None", mode="eval").body,
     "n_keys": ast.Name("int"),
 }
-"""The names that `AttentionContext` has for the fields of `CachedKeys`, and their types."""
+"""Names of the fields of `CachedKeys` in `AttentionContext`, and their types."""
 
 
 def spread_records(functions: Collection[Function], records: Records) -> None:
-    """Write the fields of `CachedKeys` as arguments: a function that gets such a record takes it apart."""
+    """Replace arguments of type `CachedKeys` by separate arguments for its fields."""
     takers = [function for function in functions if "cached" in function.arguments]
     unpacked = {function: step for function in takers for step in function.body if _is_unpacking(step)}
     used = {
@@ -239,7 +240,7 @@ def _take_fields(function: Function, used: set[str]) -> None:
 
 
 class _Spread(ast.NodeTransformer):
-    """Writes the fields of a record where it is an argument."""
+    """Passes the fields of a record where the record is an argument."""
 
     def __init__(self, used: set[str]) -> None:
         self.used = used
@@ -259,7 +260,7 @@ class _Spread(ast.NodeTransformer):
 
 
 def renamed(text: str) -> str:
-    """Return a definition, or statements, with the names and the types that arguments have in a folder."""
+    """Return code with the names and types that its arguments have in a folder."""
     return steps_text(_Renamed().visit(ast.parse(text)).body)
 
 

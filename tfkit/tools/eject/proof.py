@@ -1,4 +1,4 @@
-"""Proof that an ejected file is the model: it runs without tfkit, has the same tensors, computes the same bits."""
+"""Verification of an ejected file: it runs without tfkit, and its tensors and results equal the model's bit by bit."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from tfkit.tools.eject import runner
 from tfkit.tools.eject.runner import CODE, GIVEN, Given
 
 LARGEST = 2**30
-"""Largest number of parameters for which both are run: a larger model takes minutes."""
+"""Largest number of parameters for which both are run. A larger model would take minutes."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Record of a comparison."""
+    """The result of a verification."""
 
     tensors: int
     parameters: int
     ran: bool
-    """True if both computed the same from the same tokens; False if the model is too large to run."""
+    """True if both ran, with equal results; False if the model is too large to run."""
 
 
 class Alone(Isolated):
-    """Runs ejected files in a process, one after the other."""
+    """A process without tfkit that runs ejected files one after the other."""
 
     def __init__(self) -> None:
         super().__init__(runner.__file__)
 
     def error_in(self, text: str, facts: Given, folder: Path) -> str | None:
-        """Describe an error in a file; None if there is none. `folder` is empty, and takes files for the process."""
+        """Describe an error in a file; None if there is none. `folder` is an empty folder for temporary files."""
         (folder / CODE).write_text(text, encoding="utf-8")
         torch.save(facts, folder / GIVEN)
         error: str | None = self.answer(str(folder))
@@ -58,14 +58,14 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
         alone: the process, if several files share it; by default, the check starts a new process.
 
     Raises:
-        SpecError: they differ, because a component does something that its code does not say; or the file needs more
+        SpecError: they differ, because a component depends on more than its code and fields; or the file imports more
             than torch.
     """
     nodes = list(ast.walk(ast.parse(text)))
     names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     if packages := sorted({name.partition(".")[0] for name in names} - {"torch", *sys.stdlib_module_names}):
-        raise _error(f"it imports {listing(packages)}, and a file needs nothing but torch")
+        raise _error(f"it must import only torch; it imports {listing(packages)}")
     with Alone() if alone is None else nullcontext(alone) as process, TemporaryDirectory() as folder:
         model = build(graph, device="meta")
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -78,7 +78,7 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
 
 
 def _facts_of(graph: Graph, runs: bool) -> Given:
-    """Return the tensors that the file must have, and the values that it must compute."""
+    """Return the expected tensors and results of the file."""
     model = build(replace(graph, weights=None), device="cpu" if runs else "meta").eval()
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     cases = []
@@ -94,7 +94,7 @@ def _facts_of(graph: Graph, runs: bool) -> Given:
 
 @contextmanager
 def tried() -> Iterator[None]:
-    """Turn any exception of an ejected file into one error."""
+    """Convert any exception of an ejected file to a SpecError."""
     try:
         yield
     except SpecError:
