@@ -115,21 +115,33 @@ def test_text_of_a_docstring_has_no_other_meaning_in_markdown() -> None:
     assert table(["a"], [("x | y",)]) == "| a |\n|---|\n| x \\| y |\n"
 
 
-def test_a_sidebar_is_built_once_for_a_folder() -> None:
-    pytest.importorskip("sphinx")
-    from tools.docs.conf import sidebar
+def test_a_sidebar_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("furo")
+    from tools.docs import conf
 
-    local = (
-        '<ul class="current"><li class="toctree-l1 current"><a class="current reference internal" href="#">A</a></li>'
+    monkeypatch.setattr(conf, "TREE", [])
+    monkeypatch.setattr(conf, "SIDEBARS", {})
+    link = '<a class="reference internal" href="{}">{}</a>'
+    inner = f'<ul><li class="toctree-l2">{link.format("more/c.html", "C")}</li></ul>'
+    current = link.format("#", "A").replace("reference", "current reference")
+    html = (
+        f'<ul class="current"><li class="toctree-l1 current">{current}</li>'
+        f'<li class="toctree-l1">{link.format("../b.html", "B")}{inner}</li></ul>'
     )
-    rest = (
-        '<li class="toctree-l1"><a href="b.html">B</a><ul><li class="toctree-l2"><a href="c.html">C</a></li></ul></li>'
-    )
-    first = sidebar("pages/a", lambda: f"{local}{rest}</ul>")
-    second = sidebar("pages/c", lambda: pytest.fail("built twice"))
-    entry = re.compile(r'<li class="toctree-l\d( current)?"><a[^>]*href="(\w+).html"')
-    assert entry.findall(first) == [(" current", "a"), ("", "b"), ("", "c")]
-    assert entry.findall(second) == [("", "a"), (" current", "b"), (" current", "c")]
+    entry = re.compile(r'<li class="toctree-l\d([^"]*)"><a[^>]*href="([^"]+)"')
+    first = conf.sidebar("pages/a", lambda: html)
+    assert entry.findall(first) == [
+        (" current current-page", "a.html"),
+        (" has-children", "../b.html"),
+        ("", "more/c.html"),
+    ]
+    second = conf.sidebar("pages/more/c", lambda: pytest.fail("built twice"))
+    assert entry.findall(second) == [
+        ("", "../a.html"),
+        (" current has-children", "../../b.html"),
+        (" current current-page", "c.html"),
+    ]
+    assert [text.count('checked=""') for text in (first, second)] == [0, 1]
 
 
 @pytest.mark.slow
