@@ -60,6 +60,7 @@ def test_the_paths_by_reader_are_the_index_of_the_docs() -> None:
 def test_a_name_has_its_signature_arguments_errors_and_an_example() -> None:
     text = names.entry("build")
     assert "tfkit.build(spec: AnySpec, *, sets" in text
+    assert "stage: Callable[[str], Any] = ...," in names.entry("export")
     assert all(f"**{title}**" in text for title in ("Arguments", "Returns", "Raises"))
     assert re.search(r"\*\*Example\*\*, from the pages .*\n\n```python\n.*tfkit\.build\(", text)
 
