@@ -95,13 +95,15 @@ $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
-	$(INSTALL) --editable ".[docs]"
+	$(INSTALL) --group docs
 	@touch $@
 
 $(VENV)/.release: $(VENV)/.dev
-	$(INSTALL) --editable ".[release]"
+	$(INSTALL) --group release
 	@touch $@
 
+# The pip of a new environment is as old as its Python and may not install groups: `pip` is pinned as well.
 $(VENV)/.dev: $(INPUTS) | $(VENV)/.created
-	$(INSTALL) --editable ".[test,lint,all]" $(PLUGINS:%=--editable ./%)
+	$(INSTALL) pip
+	$(INSTALL) --group test --group lint --editable ".[all]" $(PLUGINS:%=--editable ./%)
 	@touch $(VENV)/.base $@

@@ -10,8 +10,8 @@
 mutated statement: first the tests of the mirrored folder, then the fastest. It stops at the first failure.
 The statements that each test runs are measured once and stored in out/mutants; later runs measure only changed files of
 tests. `tests/mutants.yaml` lists the mutants that compute the same as the code, and the mutants without a test, with
-their reasons; they are not run. The working tree itself is never changed. Needs `pip install -e ".[test,mutants]"`, and
-no network.
+their reasons; they are not run. The working tree itself is never changed. It needs the groups
+`test` and `mutants` of pyproject.toml, and no network.
 """
 
 from __future__ import annotations

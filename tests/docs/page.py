@@ -104,7 +104,7 @@ def run(command: str, read: Callable[[], tuple[str, str]]) -> str:
 
 
 def has_lm_eval() -> bool:
-    """Return True if lm-eval is installed. It is part of the extra `around`."""
+    """Return True if lm-eval is installed. It is part of the group `around`."""
     return find_spec("lm_eval") is not None
 
 

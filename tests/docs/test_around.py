@@ -1,6 +1,6 @@
 """`docs/around.md` does what it says: every block of Python runs, with the tools that are installed.
 
-Those beyond torch come with `pip install -e ".[around]"`, in an environment of their own.
+Those beyond torch come with `pip install --group around -e .`, in an environment of their own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_no_block_is_left_unread() -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_does_what_it_says(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in packages(block):
-        pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[around]'")
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install --group around -e .")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # a minute less
     file, names = tmp_path / "around.py", dict[str, Any]()

@@ -71,6 +71,7 @@ def test_the_paths_by_reader_are_the_index_of_the_docs() -> None:
 def test_a_name_has_its_signature_arguments_errors_and_an_example() -> None:
     text = names.entry("build")
     assert "tfkit.build(spec: AnySpec, *, sets" in text
+    assert "stage: Callable[[str], Any] = ...," in names.entry("export")
     assert all(f"**{title}**" in text for title in ("Arguments", "Returns", "Raises"))
     assert re.search(r"\*\*Example\*\*, from the pages .*\n\n```python\n.*tfkit\.build\(", text)
 
@@ -142,21 +143,33 @@ def test_the_entry_for_bibtex_agrees_with_the_citation() -> None:
     assert fields == {"author": authors, **{name: citation[name] for name in ("title", "version", "license")}}
 
 
-def test_a_sidebar_is_built_once_for_a_folder() -> None:
-    pytest.importorskip("sphinx")
-    from tools.docs.conf import sidebar
+def test_a_sidebar_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("furo")
+    from tools.docs import conf
 
-    local = (
-        '<ul class="current"><li class="toctree-l1 current"><a class="current reference internal" href="#">A</a></li>'
+    monkeypatch.setattr(conf, "TREE", [])
+    monkeypatch.setattr(conf, "SIDEBARS", {})
+    link = '<a class="reference internal" href="{}">{}</a>'
+    inner = f'<ul><li class="toctree-l2">{link.format("more/c.html", "C")}</li></ul>'
+    current = link.format("#", "A").replace("reference", "current reference")
+    html = (
+        f'<ul class="current"><li class="toctree-l1 current">{current}</li>'
+        f'<li class="toctree-l1">{link.format("../b.html", "B")}{inner}</li></ul>'
     )
-    rest = (
-        '<li class="toctree-l1"><a href="b.html">B</a><ul><li class="toctree-l2"><a href="c.html">C</a></li></ul></li>'
-    )
-    first = sidebar("pages/a", lambda: f"{local}{rest}</ul>")
-    second = sidebar("pages/c", lambda: pytest.fail("built twice"))
-    entry = re.compile(r'<li class="toctree-l\d( current)?"><a[^>]*href="(\w+).html"')
-    assert entry.findall(first) == [(" current", "a"), ("", "b"), ("", "c")]
-    assert entry.findall(second) == [("", "a"), (" current", "b"), (" current", "c")]
+    entry = re.compile(r'<li class="toctree-l\d([^"]*)"><a[^>]*href="([^"]+)"')
+    first = conf.sidebar("pages/a", lambda: html)
+    assert entry.findall(first) == [
+        (" current current-page", "a.html"),
+        (" has-children", "../b.html"),
+        ("", "more/c.html"),
+    ]
+    second = conf.sidebar("pages/more/c", lambda: pytest.fail("built twice"))
+    assert entry.findall(second) == [
+        ("", "../a.html"),
+        (" current has-children", "../../b.html"),
+        (" current current-page", "c.html"),
+    ]
+    assert [text.count('checked=""') for text in (first, second)] == [0, 1]
 
 
 @pytest.mark.slow

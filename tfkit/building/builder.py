@@ -228,7 +228,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> Model:
         if dtype is not None:
             model.to(dtype)
     check_layers(model, graph)
-    _check_count(model, graph)
+    check_count(sum(parameter.numel() for parameter in model.parameters()), graph)
     return model
 
 
@@ -244,9 +244,9 @@ def allocate(model: nn.Module, device: torch.device | str) -> None:
     replace_tensors(model, allocated)
 
 
-def _check_count(model: nn.Module, graph: Graph) -> None:
-    """Raise SpecError unless the model has the number of parameters stated in its spec."""
-    stated, count = graph.spec.model.parameters, sum(parameter.numel() for parameter in model.parameters())
+def check_count(count: int, graph: Graph) -> None:
+    """Raise SpecError unless the number of a model's parameters is the number stated in its spec."""
+    stated = graph.spec.model.parameters
     if stated is not None and stated != count:
         message = f"the spec states {stated:,} parameters, but the model has {count:,}"
         span = graph.spec.provenance.span(("parameters",))

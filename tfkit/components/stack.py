@@ -279,10 +279,10 @@ class StackConfig(LayerConfig, BlockConfig):
         shared: dict[str, AttentionContext] = {}
         contexts, layers = self._contexts(make.attention_backend), []
         stack, signal = self.stack(), inputs["input"]
+        wired = stack.wired
         for make.layer, (layer, (name, key)) in enumerate(zip(stack.layers, contexts, strict=True)):
             if name not in shared:
                 shared[name] = key.build(make, gaps=signal.gaps)
-            wired = stack.wired
             layers.append(
                 build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag, wired=wired)
             )
@@ -301,7 +301,7 @@ class StackConfig(LayerConfig, BlockConfig):
             leave=None if streams is None else make(streams, "leave", self.d_model),
             final_norm=None if stack.final_norm is None else make(stack.final_norm, self.d_model),
             conditioned=stack.final_norm is not None and stack.final_norm.takes_condition,
-            wired=stack.wired,
+            wired=wired,
             n_parts=self.n_layers,
         )
 

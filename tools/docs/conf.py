@@ -1,6 +1,6 @@
 """Settings of Sphinx for the site."""
 
-import os
+import posixpath
 import re
 from collections.abc import Callable
 from functools import cache
@@ -8,9 +8,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from furo.navigation import get_navigation_tree
 from sphinx import search
 from sphinx.application import Sphinx
+from sphinx.builders.latex.transforms import FootnoteDocnameUpdater
 from sphinx.search.en import SearchEnglish
+from sphinx.transforms.i18n import RemoveTranslatableInline, TranslationProgressTotaliser
 
 HERE = Path(__file__).parent
 
@@ -32,8 +35,14 @@ suppress_warnings = ["misc.highlighting_failure"]  # a spec with `...` in it is 
 toc_object_entries = False
 smartquotes = False  # prose has plain quotes, as the repository shows it
 
-SIDEBARS: dict[str, str] = {}
-"""The sidebar without a current page, by the folder of the pages that have it: their links are equal."""
+TREE: list[str] = []
+"""The sidebar without a current page, once it is built; its links lead from the root of the site."""
+SIDEBARS: dict[str, list[str]] = {}
+"""The entries of the sidebar by the folder of the page: their links lead from that folder."""
+
+_LINK = re.compile(r'(?<=<a class="reference internal" href=")[^"]+')
+_CURRENT = re.compile(r'( class="current"| current\b|(?<=")current )')
+_ENTRY = '<li class="toctree-l'
 
 
 class CachedEnglish(SearchEnglish):
@@ -45,31 +54,50 @@ class CachedEnglish(SearchEnglish):
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the hooks of the site."""
+    """Connect the hooks of the site; furo computes its sidebar between the two hooks of a page."""
     search.languages["en"] = CachedEnglish
-    app.connect("html-page-context", share_sidebar, priority=400)
+    for transform in (TranslationProgressTotaliser, RemoveTranslatableInline, FootnoteDocnameUpdater):
+        # For translations and LaTeX, which the site has not: each visits all nodes of all pages.
+        app.registry.transforms.remove(transform)
+    app.connect("html-page-context", defer_sidebar, priority=400)
+    app.connect("html-page-context", share_sidebar, priority=600)
+
+
+def defer_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Hide the contents from furo, which takes half of the time of a page to show them."""
+    context["contents"] = context.pop("toctree", None)
 
 
 def share_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Compute the sidebar once for all pages of a folder: it takes half of the time of a page."""
-    if "toctree" in context:
-        build = context["toctree"]
-        context["toctree"] = lambda **options: sidebar(page, lambda: str(build(**options)))
+    """Set the sidebar, built once for all pages."""
+    if contents := context.pop("contents"):
+        options = {"collapse": False, "titles_only": True, "maxdepth": -1, "includehidden": True}  # as furo does
+        context["furo_navigation_tree"] = sidebar(page, lambda: str(contents(**options)))
 
 
 def sidebar(page: str, build: Callable[[], str]) -> str:
-    """Return the sidebar of a page, from the sidebar that was built before for a page of the same folder."""
-    folder, name = os.path.split(page)
+    """Return the sidebar of a page; `build` returns the contents for the page, and is called for the first page."""
+    folder, name = posixpath.split(page)
+    if not TREE:
+        html = _CURRENT.sub("", build().replace('href="#"', f'href="{name}.html"'))
+        TREE.append(
+            get_navigation_tree(_LINK.sub(lambda link: posixpath.normpath(posixpath.join(folder, link[0])), html))
+        )
     if folder not in SIDEBARS:
-        html = build().replace('href="#"', f'href="{name}.html"')
-        SIDEBARS[folder] = re.sub(r'( class="current"| current\b|(?<=")current )', "", html)
-    html = SIDEBARS[folder]
-    end = html.find(f'href="{name}.html"')
-    if end < 0:
-        return html
-    level = int(html[html.rfind('<li class="toctree-l', 0, end) :].removeprefix('<li class="toctree-l')[0])
-    for number in range(level, 0, -1):
-        entry = f'<li class="toctree-l{number}'
-        end = html.rfind(entry, 0, end)
-        html = f"{html[:end]}{entry} current{html[end + len(entry) :]}"
-    return html
+        html = _LINK.sub(lambda link: posixpath.relpath(link[0], folder or "."), TREE[0])
+        SIDEBARS[folder] = html.split(_ENTRY)
+    return _ENTRY.join(_marked(SIDEBARS[folder], f'href="{name}.html"'))
+
+
+def _marked(entries: list[str], link: str) -> list[str]:
+    """Return the entries of a sidebar; the entry with the link, and the entries that contain it, are current."""
+    entries = entries.copy()
+    page = next((number for number, entry in enumerate(entries) if link in entry), 0)
+    level, suffix = int(entries[page][0]) if page else 0, " current-page"
+    for number in range(page, 0, -1):
+        if entries[number].startswith(f"{level}"):
+            head, _, rest = entries[number].partition('">')
+            rest = rest.replace(' class="toctree-checkbox"', ' checked="" class="toctree-checkbox"', 1)
+            entries[number] = f'{level} current{head[1:]}{suffix}">{rest}'
+            level, suffix = level - 1, ""
+    return entries

@@ -14,7 +14,7 @@ from tfkit.cli import main
 from tfkit.plugin.known_specs import own_specs
 from tfkit.spec.source import plain, read
 from tfkit.tools.list_.gallery import Experiment, experiments
-from tools.docs.page import Page, code, hidden_index, joined, link, prose, table
+from tools.docs.page import Page, code, hidden_index, joined, link, plugins, prose, table
 
 ACTIONS = {"run": "train", "sweep": "sweep"}
 
@@ -76,7 +76,11 @@ def plan_of(entry: Experiment) -> list[str]:
 def printed(command: list[str]) -> str:
     """Return what a command of tfkit prints; raise RuntimeError if it fails."""
     output = io.StringIO()
-    with redirect_stdout(output), patch.dict(os.environ, COLUMNS="100", NO_COLOR="1"):
+    with (
+        redirect_stdout(output),
+        patch.dict(os.environ, COLUMNS="100", NO_COLOR="1"),
+        patch("tfkit.plugin.manager.load_plugins", lambda **options: plugins()),  # each command would load them again
+    ):
         status = main(command)
     if status != 0:
         raise RuntimeError(f"`tfkit {' '.join(command)}` must end with status 0; got {status}")

@@ -1,6 +1,6 @@
 """`Trainer`, TRL's SFT and lm-eval on folders of `tfkit save --layout transformers`, in a process without tfkit.
 
-TRL and lm-eval come with `pip install -e ".[around]"`, in an environment of their own.
+TRL and lm-eval come with `pip install --group around -e .`, in an environment of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def small_model(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not all(map(find_spec, ("trl", "lm_eval"))), reason="pip install -e '.[around]'")
+@pytest.mark.skipif(not all(map(find_spec, ("trl", "lm_eval"))), reason="pip install --group around -e .")
 @pytest.mark.parametrize("name", NAMES)
 def test_tools_of_transformers(name: str, tmp_path: Path) -> None:
     (tmp_path / "plugin").mkdir()

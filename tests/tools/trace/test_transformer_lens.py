@@ -1,6 +1,6 @@
 """Values of the exported folder in TransformerLens: equal wherever it has a name for a value of `tfkit.trace`.
 
-TransformerLens comes with `pip install -e ".[around]"`, in an environment of its own.
+TransformerLens comes with `pip install --group around -e .`, in an environment of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROTATED = {"attention.q", "attention.k"}
 @pytest.mark.filterwarnings("ignore")  # of TransformerLens, at its own imports
 @pytest.mark.parametrize("name", FIELDS)
 def test_values_are_those_of_transformer_lens(name: str, tmp_path: Path) -> None:
-    bridge: Any = pytest.importorskip("transformer_lens.model_bridge", reason="pip install -e '.[around]'")
+    bridge: Any = pytest.importorskip("transformer_lens.model_bridge", reason="pip install --group around -e .")
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast

@@ -8,8 +8,9 @@ from typing import Any
 from tfkit.component import Call, Component, Dropout, Lookup, PositionConfig, Projection, Scale, Signal
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, as_list
+from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
-from tfkit.tools.draw.stack_scene import ParameterCounts, chips_of, norm_box, notes_of, tip_of, tower
+from tfkit.tools.draw.stack_scene import chips_of, norm_box, notes_of, tip_of, tower
 from tfkit.tools.show.resolved_values import number
 
 SIZES = ("d_model", "vocab_size", "max_len")

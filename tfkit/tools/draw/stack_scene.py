@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 from tfkit import component
-from tfkit.building.builder import build
 from tfkit.component import (
     AttentionConfig,
     Call,
@@ -29,43 +27,12 @@ from tfkit.component import (
     marker,
 )
 from tfkit.errors import ranges
-from tfkit.graph.expand import Graph, Node
+from tfkit.graph.expand import Node
 from tfkit.plugin.registry import first_paragraph
-from tfkit.tools.common.ownership import LABELS, owners_of
+from tfkit.tools.common.ownership import LABELS
+from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, DrawnLayer, Mark, Note, Segment, Tower
 from tfkit.tools.show.resolved_values import number, text_of
-
-
-class ParameterCounts:
-    """Counts the parameters of a model: all of them, and those not in any box yet."""
-
-    def __init__(self, graph: Graph) -> None:
-        model = build(graph, device="meta")
-        self.components: Mapping[str, Component] = model.meta["components"]
-        self._left: dict[str, int] = {}
-        for path, parameter in model.named_parameters():
-            module = path.rpartition(".")[0]
-            self._left[module] = self._left.get(module, 0) + parameter.numel()
-        self.total = sum(self._left.values())
-        self._inside: dict[str, list[str]] = {}
-        for name in self._left:
-            for path in accumulate(name.split("."), "{}.{}".format):
-                self._inside.setdefault(path, []).append(name)
-        self._labels = {path: part.label for path, part in owners_of(model).items()}
-
-    def take(self, path: str) -> int:
-        """Return the parameters of a module and of everything in it, and remove them from the counts."""
-        return sum(self._left.pop(name, 0) for name in self._inside.get(path, ()))
-
-    def label(self, path: str) -> str:
-        """Return the name of a module's component: the class of a norm, else its slot."""
-        return self._labels.get(path, "")
-
-    def children(self, path: str) -> list[str]:
-        """Return the names of the modules with weights directly inside a module, in order."""
-        inside = [name[len(path) + 1 :] for name in self._inside.get(path, ()) if name != path]
-        return list(dict.fromkeys(name.partition(".")[0] for name in inside))
-
 
 LONGEST_VALUE = 40
 """Longest value, in characters, that is shown in a picture."""
