@@ -22,8 +22,8 @@ from tfkit.graph.input_shapes import beyond, max_len, rows_of
 from tfkit.nn import Linear, WrittenGraph
 from tfkit.torch_private.sharding import computes_in
 
-BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
-"""The type of arguments; `graph_of` tells if a module is one."""
+BuiltModel: TypeAlias = Annotated[nn.Module | Callable[..., Any], nn.Module, "a model that `tfkit.build` returned"]
+"""The type of arguments, which may be wrappers: torch types a compiled model as a function. See `unwrapped`."""
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
     "sequence": "vectors [b, t, width]",
