@@ -10,7 +10,7 @@ another way subclasses `MultiHeadConfig` and overrides `build_core`.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 
-Multi-head: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
+MHA: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
 Grouped-query: https://arxiv.org/abs/2305.13245. QK norm: https://arxiv.org/abs/2010.04245.
 Softcap: https://arxiv.org/abs/2408.00118. Sinks: https://arxiv.org/abs/2309.17453.
 Gate: https://arxiv.org/abs/2505.06708. Inner norm: https://arxiv.org/abs/2210.06423.
