@@ -23,12 +23,11 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
 from tfkit.errors import closest, listing, quoted
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def name_of(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
+def checked(function: F) -> F:
     """Wrap a function, or the constructor of a dataclass, so that it rejects arguments that violate its signature.
 
     Raises:
@@ -85,11 +84,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     signature = functools.cache(functools.partial(inspect.signature, function, eval_str=True))
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Any:
         _check(name, signature(), args, kwargs)
         return function(*args, **kwargs)
 
-    return call
+    return cast(F, call)
 
 
 def _check(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -137,11 +137,20 @@ class PluginWarning(UserWarning):
 
 
 class SpecError(ValueError):
-    """The errors of a spec, in file order and without repetitions, as `diagnostics`."""
+    """Raised for a spec, a run or a file with errors; `str(error)` is the text that commands print.
+
+        try:
+            tfkit.load("my_model.yaml")
+        except tfkit.SpecError as error:
+            messages = [(diagnostic.path, diagnostic.message) for diagnostic in error.diagnostics]
+
+    Attributes:
+        diagnostics: the errors in file order, without repetitions.
+    """
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         assert diagnostics, "a SpecError says what is wrong"
-        self.diagnostics = _in_file_order(_distinct(diagnostics))
+        self.diagnostics: tuple[Diagnostic, ...] = _in_file_order(_distinct(diagnostics))
         super().__init__(*self.diagnostics)
 
     def __str__(self) -> str:
@@ -168,7 +177,7 @@ class Invalid(ValueError):  # noqa: N818 - reads as a sentence: raise Invalid(fi
         super().__init__(field, message)
         self.field = field
         self.message = message
-        self.notes = tuple(notes)
+        self.notes: tuple[str, ...] = tuple(notes)
         self.help = help
 
     def __str__(self) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -171,30 +169,6 @@ def test_a_page_has_at_most_1500_words(page: Path) -> None:
 def test_the_index_lists_every_page() -> None:
     listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8")))
     assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
-
-
-FORMULAS = {"check_runs", "masks", "mixers", "reference", "streams"}
-"""Pages with functions of NumPy formulas, which have no annotations; mypy checks their bodies."""
-FOREIGN = {
-    "around": "uses packages that are in a separate environment",
-    "data": "calls transformers, whose functions are typed in part",
-    "families": "calls transformers, whose functions are typed in part",
-}
-"""Pages that are not checked, and the reason."""
-
-
-@pytest.mark.slow
-def test_the_python_of_the_pages_has_no_type_errors(tmp_path: Path) -> None:
-    """Blocks that are files of plugins are not checked."""
-    for page in (README, *DOCS.glob("*.md")):
-        texts = [block.text for block in blocks(page) if block.language == "python" and not block.file]
-        if texts and page.stem not in FOREIGN:
-            head = "# mypy: allow-untyped-defs, allow-incomplete-defs" if page.stem in FORMULAS else ""
-            (tmp_path / f"{page.stem}_page.py").write_text("\n".join([head, *texts]), encoding="utf-8")
-    files = sorted(path.name for path in tmp_path.iterdir())
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={os.devnull}", *files]
-    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
 
 
 def test_each_hook_has_its_section() -> None:

@@ -22,8 +22,9 @@ from tfkit.graph.input_shapes import beyond, max_len, rows_of
 from tfkit.nn import Linear, WrittenGraph
 from tfkit.torch_private.sharding import computes_in
 
-BuiltModel: TypeAlias = Annotated[fx.GraphModule, nn.Module, "a model that `tfkit.build` returned"]
-"""The type of arguments that are built models. `graph_of` raises an error for other modules."""
+BuiltModel: TypeAlias = Annotated[nn.Module | Callable[..., Any], nn.Module, "a model that `tfkit.build` returned"]
+"""The type of arguments that are built models, or wrappers of built models: see `unwrapped`. torch types a compiled
+model as a function."""
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
     "sequence": "vectors [b, t, width]",

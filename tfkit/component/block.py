@@ -93,7 +93,7 @@ class BlockConfig(Component):
     """
 
     slot = "block"
-    word_key = "block"
+    word_key: ClassVar[str | None] = "block"
     alike: ClassVar[bool] = False
     """True if all `inputs` must have the same shape, because different shapes would broadcast."""
     pairs: ClassVar[bool] = False
@@ -151,7 +151,21 @@ class BlockConfig(Component):
 
 
 def expect(inputs: Signals, field: str, *types: str, width: int | None = None, length: int | None = None) -> Signal:
-    """Return the signal of wire `field` after a check of type, width and length; raise `Invalid` if one differs."""
+    """Return the signal of a wire after a check, for `output` of a block.
+
+        def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+            return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
+
+    Args:
+        inputs: the signals of all wires of the block.
+        field: the name of the wire.
+        types: the types that the signal may have, such as "sequence".
+        width: the required width; None: any width.
+        length: the required number of positions; None: any number.
+
+    Raises:
+        Invalid: the signal has another type, width or length, or belongs to an optional input.
+    """
     signal: Signal = inputs[field]
     if signal.type not in types:
         takes = " or ".join(Signal(cast(Any, type_name)).in_words() for type_name in types)

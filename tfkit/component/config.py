@@ -130,7 +130,7 @@ class Config(BaseModel):
     derived: ClassVar[Mapping[str, str]] = {}
     """Arithmetic for the value of a field that is not set: `{"d_head": "d_model // n_heads"}`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -157,7 +157,7 @@ class Config(BaseModel):
 class Component(Config):
     """A config that fills a slot. Subclasses set `kind: Literal["name"] = "name"` and write `build`."""
 
-    word_key = "kind"
+    word_key: ClassVar[str | None] = "kind"
     slot: ClassVar[str]
     role: ClassVar[str] = "has a place of its own"
     """A verb phrase for the effect of the component, for slots whose components act in different places of a model."""

@@ -295,7 +295,7 @@ class AttentionConfig(SublayerConfig):
     """
 
     slot = "attention"
-    derived = MappingProxyType({"d_head": "d_model // n_heads"})
+    derived: ClassVar[Mapping[str, str]] = MappingProxyType({"d_head": "d_model // n_heads"})
     self_attention_only: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "position": "cross-attention has no positions: queries and keys count in two different sequences",
@@ -576,7 +576,7 @@ class InitConfig(Component):
 
 
 def divisors(number: int, limit: int = 16) -> str:
-    """List the divisors of `number`, at most `limit` of them."""
+    """Format the divisors of a number for an error, at most `limit` of them: `divisors(12)` is "1, 2, 3, 4, 6, 12"."""
     numbers = [d for d in range(1, min(number, 65536) + 1) if number % d == 0]
     return ", ".join(map(str, numbers[:limit])) + (", ..." if len(numbers) > limit else "")
 

@@ -10,7 +10,7 @@ another way subclasses `MultiHeadConfig` and overrides `build_core`.
 
 b batch, t positions, q queries, k keys, h query heads, g key-value heads, d width of a head.
 
-Multi-head: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
+MHA: https://arxiv.org/abs/1706.03762. Multi-query: https://arxiv.org/abs/1911.02150.
 Grouped-query: https://arxiv.org/abs/2305.13245. QK norm: https://arxiv.org/abs/2010.04245.
 Softcap: https://arxiv.org/abs/2408.00118. Sinks: https://arxiv.org/abs/2309.17453.
 Gate: https://arxiv.org/abs/2505.06708. Inner norm: https://arxiv.org/abs/2210.06423.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -212,7 +212,7 @@ class CrossAttention(Attention):
 class GateConfig(Config):
     """Factors of the heads' outputs, computed from the input: a linear layer without bias, and an activation."""
 
-    word_key = "activation"
+    word_key: ClassVar[str | None] = "activation"
 
     activation: ActivationConfig
     """Activation of the linear layer's output."""
@@ -242,9 +242,9 @@ class Gate(nn.Module):
 
 
 class MultiHeadConfig(ProjectedConfig):
-    """Every head has its own keys and values."""
+    """Multi-head attention; a kind that changes one step of it derives from this config."""
 
-    self_attention_only = MappingProxyType(
+    self_attention_only: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             **ProjectedConfig.self_attention_only,
             "temperature": "cross-attention has no positions: no query has a temperature",
@@ -253,7 +253,6 @@ class MultiHeadConfig(ProjectedConfig):
         }
     )
 
-    kind: Literal["mha"] = "mha"
     scale: PositiveFloat | None = None
     """Factor of the scores; by default d_head ** -0.5, and with n terms of positions (d_head * (1 + n)) ** -0.5."""
     softcap: PositiveFloat | None = None
@@ -419,10 +418,16 @@ def _wires(name: str | None) -> tuple[str, ...]:
     return () if name is None else (f"{name}.keys", f"{name}.values")
 
 
+class SeparateHeadsConfig(MultiHeadConfig):
+    """Every head has its own keys and values."""
+
+    kind: Literal["mha"] = "mha"
+
+
 class GroupedQueryConfig(MultiHeadConfig):
     """Groups of query heads share one head of keys and values."""
 
-    kind: Literal["gqa"] = "gqa"  # type: ignore[assignment]
+    kind: Literal["gqa"] = "gqa"
     n_kv_heads: Count
     """Number of key-value heads."""
 
@@ -443,7 +448,7 @@ class GroupedQueryConfig(MultiHeadConfig):
 class MultiQueryConfig(MultiHeadConfig):
     """All query heads share one head of keys and values."""
 
-    kind: Literal["mqa"] = "mqa"  # type: ignore[assignment]
+    kind: Literal["mqa"] = "mqa"
 
     @property
     def kv_heads(self) -> int:

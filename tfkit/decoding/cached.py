@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from tfkit.arguments import Positive, checked, shown
 from tfkit.building.builder import graph_of, inputs_of
@@ -76,13 +76,14 @@ class CachedModel:
             raise ValueError("compile cannot be combined with `fully_shard`, which gathers parameters at each step")
         if any(module.training for module in model.modules()):
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
-        self.length = _checked_length(length, graph)
-        self.used, self.output = 0, output
+        self.length: int = _checked_length(length, graph)
+        self.used: int = 0
+        self.output = output
         self._parts = split_for_decoding(graph)
         self._graph = graph
         self.model = model
         self._reading = reading_module(model, graph, self._parts) if self._parts.initial_nodes else None
-        self.stepping = stepping_module(model, graph, self._parts)
+        self.stepping: fx.GraphModule = stepping_module(model, graph, self._parts)
         self._takes = inputs_of(self.stepping)
         self._compiled = torch.compile(self.stepping, fullgraph=True, dynamic=False, mode=mode) if compile else None
         self._batch = self._asked_for = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from tfkit.arguments import INT64, Natural, Positive, Seed, check_argument, checked, fits, shown
 from tfkit.building.builder import evaluating, graph_of
@@ -36,7 +36,13 @@ OnToken: TypeAlias = Callable[[Sequence[int | None]], Iterable[int] | None]
 
 @dataclass(frozen=True)
 class Generated:
-    """Continuations of prompts by a model. Rows are the samples of the first prompt, then the samples of the next."""
+    """Continuations of b prompts. Rows are the samples of the first prompt, then the samples of the next.
+
+        result = tfkit.generate(model, [[1, 2, 3], [4]], max_new_tokens=8)
+        texts = [tokenizer.decode(row) for row in result.rows()]
+
+    A row includes its stop.
+    """
 
     tokens: Tensor
     """New tokens, [b * n_samples, t], without the prompt, including stops; padded on the right."""
@@ -147,7 +153,7 @@ def generate(
 
 
 def _cached(
-    model: fx.GraphModule | CachedModel, graph: Graph, prompt: int, new: int, length: int | None, compile: bool | str
+    model: BuiltModel | CachedModel, graph: Graph, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
     """Return a `CachedModel` for prompt and answer; raise ValueError if they are too long for the model."""
     if not isinstance(model, CachedModel):

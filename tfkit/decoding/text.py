@@ -48,7 +48,7 @@ class CharacterTokenizer:
         if not characters or len(set(characters)) < len(characters):
             raise ValueError("characters must not be empty or repeat")
         self.characters = characters
-        self.vocab_size = len(characters)
+        self.vocab_size: int = len(characters)
         self._ids = {character: index for index, character in enumerate(characters)}
 
     @classmethod
@@ -139,7 +139,7 @@ class FileTokenizer:
         self._special = {
             token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
-        self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
     def read(cls, path: Path) -> FileTokenizer:

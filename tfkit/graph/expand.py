@@ -49,7 +49,14 @@ class Node:
 
 @dataclass(frozen=True, repr=False)
 class Graph:
-    """A model as a graph: the input of `build`."""
+    """A spec that was read and checked: the nodes of a model, connected. The input of `build`.
+
+        graph = tfkit.load("gpt2")
+        graph.node("decoder").config.n_layers             # the values of a node
+        dict(graph.configs(tfkit.AttentionConfig))        # the configs of a slot, by their paths in the spec
+
+    It is immutable. A built model has its graph in `model.meta["graph"]`.
+    """
 
     spec: Spec
     inputs: Mapping[str, Signal]
@@ -71,10 +78,10 @@ class Graph:
             raise ValueError(f"`{self.name}` has no node {quoted(name)}: {listing(node.name for node in self.nodes)}")
         return node
 
-    def configs(self, cls: type[C]) -> Iterator[tuple[str, C]]:
-        """Yield the configs of a class, including those in layer variants, with their paths in the spec."""
+    def configs(self, cls: Callable[..., C]) -> Iterator[tuple[str, C]]:
+        """Yield the configs of a class with their paths in the spec, including the configs of layer variants."""
         for path, part in parts((), self.spec.model):
-            if isinstance(part, cls):
+            if isinstance(part, cast(type[C], cls)):  # mypy rejects an abstract class as an argument of type[C]
                 yield ".".join(path), part
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -96,14 +103,21 @@ class Graph:
 
 @checked
 def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
-    """Read a spec by its path or by the bare name of one that comes with tfkit, or take it as a mapping.
+    """Read a spec and check it, before any tensor exists.
 
-    A mapping has the keys and values of a spec's YAML; what it extends is found from the current folder. Text in it is
-    an unquoted word of YAML. `sets` are changes: `path=value` as `--set` takes it, a list of these, or a mapping of
-    paths to values. Raises SpecError with every error in the spec, before any tensor exists.
+        graph = tfkit.load("gpt2", sets=["d_model=384", "decoder.n_layers=4"])
+        graph = tfkit.load("my_model.yaml", plugins=tfkit.load_plugins(plugin_dirs=["plugins"]))
 
-    The graph of a model's folder refers to the weights in that folder: `build`, `compare` and `profile` use them. The
-    path of the `spec.yaml` inside gives a graph without weights.
+    Args:
+        spec: the name of a spec that comes with tfkit or a plugin, the path of a file, a mapping with the keys and
+            values of the YAML, or the folder of a model. The graph of a folder refers to the weights in it: `build`,
+            `compare` and `profile` use them. The path of the `spec.yaml` inside gives a graph without weights. A
+            mapping finds the specs that it extends from the current folder; text in it is an unquoted word of YAML.
+        sets: changes: `path=value` as `--set` takes it, a list of these, or a mapping of paths to values.
+        plugins: the result of `load_plugins`; by default, all installed plugins.
+
+    Raises:
+        SpecError: with every error in the spec.
     """
     plugins, changes = plugins or load_plugins(), as_changes(sets)
     if isinstance(spec, Mapping):
@@ -127,7 +141,18 @@ def as_graph(spec: AnySpec) -> Graph:
 
 @checked
 def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> Graph:
-    """Read the text of a spec, as `load` reads a file."""
+    r"""Read a spec from YAML text and check it, before any tensor exists.
+
+        graph = tfkit.loads("extends: gpt2\nd_model: 384")
+
+    Args:
+        text: the YAML; specs that it extends are found from the current folder.
+        sets: as `load` takes them.
+        plugins: as `load` takes them.
+
+    Raises:
+        SpecError: with every error in the spec.
+    """
     return expand(_warned(parse_spec(text, plugins or load_plugins(), sets=as_changes(sets))))
 
 

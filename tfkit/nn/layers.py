@@ -10,6 +10,7 @@ incremental decoding, a `Linear` is `F.linear`, with the same bits as hand-writt
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +34,16 @@ class Linear(nn.Linear):
     """
 
     def __init__(self, d_in: int, d_out: int | Mapping[str, int], *, bias: bool, residual: bool = False) -> None:
-        self.parts = None if isinstance(d_out, int) else dict(d_out)
+        self.parts: dict[str, int] | None = None if isinstance(d_out, int) else dict(d_out)
         self.residual = residual
         super().__init__(d_in, d_out if isinstance(d_out, int) else sum(d_out.values()), bias=bias)
 
     def reset_parameters(self) -> None:
         """Do nothing: the builder fills the weights once they have memory."""
+
+    if TYPE_CHECKING:  # torch types a call of a module as Any
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

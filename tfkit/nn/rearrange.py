@@ -53,7 +53,7 @@ class Rearrange(nn.Module):
         self.pattern = pattern
         self.sizes = sizes
         sizes_by_axis = _by_axis(pattern, sizes)
-        self.known = tuple(sizes_by_axis)
+        self.known: tuple[str, ...] = tuple(sizes_by_axis)
         cut = [(axis, tuple(size)) for axis, size in sizes.items() if isinstance(size, Mapping)]
         self.__class__ = _written(pattern, self.known, tuple(cut))
         vars(self).update(sizes_by_axis)

@@ -8,12 +8,12 @@ LONG = 8
 """The longest list that is shown in full."""
 
 
-def settings(module: nn.Module) -> str:
+def settings(self: nn.Module) -> str:
     """Return the plain attributes of a module, for `extra_repr = settings` in a class. `named` leaves some out."""
     return named(
         **{
             name: value
-            for name, value in vars(module).items()
+            for name, value in vars(self).items()
             if _is_plain(value) and not name.startswith("_") and name != "training"
         }
     )

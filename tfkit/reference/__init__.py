@@ -42,7 +42,19 @@ from tfkit.reference.model import Array, Fused, Kinds, Part, Result, UnknownKind
 from tfkit.reference.pointwise import ACTIVATIONS, FFNS, NORMS
 from tfkit.reference.position import POSITIONS, ROPE_SCALINGS
 
-__all__ = ["BUILT_IN", "Kinds", "Part", "Result", "Scope", "UnknownKind", "Value", "multi_head", "run", "softmax"]
+__all__ = [
+    "BUILT_IN",
+    "Array",
+    "Kinds",
+    "Part",
+    "Result",
+    "Scope",
+    "UnknownKind",
+    "Value",
+    "multi_head",
+    "run",
+    "softmax",
+]
 
 BUILT_IN: Kinds = {
     "activation": ACTIVATIONS,

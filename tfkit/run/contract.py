@@ -239,7 +239,7 @@ class TokenizerConfig(Component):
 class OutputConfig(Config):
     """An output of the model as a term of the loss."""
 
-    word_key = "weight"
+    word_key: ClassVar[str | None] = "weight"
 
     weight: PositiveFloat = 1.0
     """Factor of its loss."""

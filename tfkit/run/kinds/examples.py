@@ -63,7 +63,7 @@ class Stream(Protocol):
     def __len__(self) -> int:
         """Return the number of tokens."""
 
-    def __getitem__(self, places: Ids) -> Ids:
+    def __getitem__(self, places: Ids, /) -> Ids:
         """Return the tokens at these places."""
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
@@ -21,7 +21,7 @@ from tfkit.building.model import BuiltModel, called, explained, is_sharded
 from tfkit.errors import listing
 from tfkit.run.contract import OutputConfig
 from tfkit.run.training.chunked_loss import PiecewiseLoss, count_pieces
-from tfkit.run.training.without_head import find_ends, trained, write_trunk
+from tfkit.run.training.without_head import Ends, find_ends, trained, write_trunk
 from tfkit.torch_private.sharding import local_part
 from tfkit.torch_private.tensors import has_state_dict_hook, storage_key
 from tfkit.torch_private.transforms import is_transformed
@@ -165,24 +165,31 @@ class Loss(nn.Module):
         pieces: Pieces | None = None,
     ) -> None:
         super().__init__()
-        self.model = model = trained(model)
+        built = trained(model)
+        self.model: fx.GraphModule = built
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.z_loss = z_loss
         self.reduction = reduction
         self.pieces = pieces
         self.in_pieces: Callable[..., PiecewiseLoss] = PiecewiseLoss
-        self.ends = find_ends(model, outputs)
-        self.terms = {name: _term(name, outputs[name] if outputs else 1.0) for name in self.ends}
+        self.ends: dict[str, Ends] = find_ends(built, outputs)
+        self.terms: dict[str, OutputConfig] = {
+            name: _term(name, outputs[name] if outputs else 1.0) for name in self.ends
+        }
         main = next(iter(self.ends.values()), None)
         for name, end in self.ends.items():
             if end.tokens is None and self.terms[name].shift > 1 and main is not None:  # it may read the next token
                 self.ends[name] = replace(end, tokens=main.tokens)
         self._named = outputs is not None
-        self._trunk = write_trunk(model, list(self.ends.values()))
-        self._names = inputs_of(model)
-        self._required = [name for name, signal in graph_of(model).inputs.items() if not signal.optional]
-        keep_once(model)
+        self._trunk = write_trunk(built, list(self.ends.values()))
+        self._names = inputs_of(built)
+        self._required = [name for name, signal in graph_of(built).inputs.items() if not signal.optional]
+        keep_once(built)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, inputs: Inputs, targets: Targets | None = None) -> Tensor: ...
 
     def forward(self, inputs: Inputs, targets: Targets | None = None) -> Tensor:
         """Return the loss, a scalar, or the sums of several outputs.
@@ -334,7 +341,13 @@ def loss(
     reduction: Reduction = "mean",
     pieces: Pieces | None = None,
 ) -> Tensor:
-    """Compute `Loss(model, ...)(inputs, targets)` for a single step. Make a `Loss` to compile or distribute it."""
+    """Compute `Loss(model, ...)(inputs, targets)` for a single step.
+
+        tfkit.loss(model, tokens).backward()                  # tokens [b, t]; the next token is the target
+
+    Returns a scalar, or with `reduction="sum"` and `outputs` the sum of each output, [n]. See `Loss` for the arguments
+    and errors; create a `Loss` to compile or distribute it.
+    """
     module = Loss(
         model,
         outputs=outputs,
@@ -344,5 +357,4 @@ def loss(
         reduction=reduction,
         pieces=pieces,
     )
-    value: Tensor = module(inputs, targets)
-    return value
+    return module(inputs, targets)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of
 from tfkit.building.model import unwrapped
@@ -38,7 +38,7 @@ AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "_Fabric
 """Wrappers that must not be inside a loss: it would call the model within and bypass them."""
 
 
-def trained(model: nn.Module) -> fx.GraphModule:
+def trained(model: object) -> fx.GraphModule:
     """Return the built model inside `model`. Raise ValueError if `model` is a wrapper that belongs around the loss."""
     name = type(model).__name__
     if name in AROUND:

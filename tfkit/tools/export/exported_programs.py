@@ -129,7 +129,7 @@ def refusals(model: fx.GraphModule) -> list[Diagnostic]:
 
 def looping(graph: Graph) -> dict[str, str]:
     """Return the kinds of the mixers whose loops fix the length of a program, with the path of a config of each."""
-    mixers = graph.configs(MixerConfig)  # type: ignore[type-abstract]
+    mixers = graph.configs(MixerConfig)
     return {mixer.kind_name(): path for path, mixer in mixers if not mixer.free_length}
 
 

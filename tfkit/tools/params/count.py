@@ -68,10 +68,21 @@ class _Weight(Ownership):
 
 @checked
 def count_params(graph: AnySpec, by: By = "component") -> Params:
-    """Count the parameters of a model or spec, in rows by component, node, layer or module.
+    """Count the parameters of a model or spec, without memory for them.
+
+        params = tfkit.count_params("gpt2", by="layer")
+        params.total                                          # 124,439,808
+        {row.name: row.parameters for row in params.rows}
 
     A parameter belongs to the nearest component around it: the slot of that component, the block's name for a node, or
     `head` for a node that returns logits. The embedding tables belong to embedding nodes, including positions.
+
+    Args:
+        graph: the name, path or mapping of a spec, or the result of `load`.
+        by: the rows: a row for each component, node, layer or module.
+
+    Raises:
+        SpecError: the spec has errors, or the model cannot be built.
     """
     return count_modules(build(as_graph(graph), device="meta"), by)
 

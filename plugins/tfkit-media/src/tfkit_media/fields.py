@@ -66,7 +66,7 @@ class MultiplesConfig(FieldConfig):
         numbers = {path: value for path, value in values.items() if isinstance(value, int)}
         number = next((value // self.multiples[path] for path, value in numbers.items()), None)
         for path, value in numbers.items():
-            if value != number * self.multiples[path]:
+            if number is not None and value != number * self.multiples[path]:
                 message = f"`{path}` must be {self.multiples[path]} times `{name}`, {number}; got {value}"
                 raise tfkit.Invalid("", message)
         file.put(name, number)

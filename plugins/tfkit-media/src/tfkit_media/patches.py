@@ -143,7 +143,7 @@ class Patches(nn.Module):
 class Tokens(Table):
     """Learned tokens for every row of a batch: x [b, t, m] -> [b, rows of the table, m]."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.weight.expand(x.size(0), -1, -1)
 
 
@@ -161,7 +161,7 @@ class LearnedGrid(Table):
         self.to_grid = Rearrange("b (i j) m -> b m i j", j=learned[1])
         self.to_sequence = Rearrange("b m i j -> b (i j) m")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         weight = self.weight
         if self.interpolates:
             learned = self.to_grid(weight[None, self.front :])

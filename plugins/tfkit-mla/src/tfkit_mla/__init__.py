@@ -117,7 +117,7 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
             eager=make.attention_backend == "eager",
         )
 
-    def _build_keys(self, make: tfkit.Make, d_source: int) -> dict[str, nn.Module | None]:
+    def _build_keys(self, make: tfkit.Make, d_source: int) -> dict[str, Any]:
         """Build the modules after the queries, for keys and values of `d_source` channels."""
         return {
             "kv_down": Linear(d_source, {"latent": self.kv_rank, "rope": self.d_rope}, bias=self.bias),
@@ -127,7 +127,7 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
             "output": Linear(self.n_heads * self.d_v, self.d_model, bias=self.bias, residual=True),
         }
 
-    def _build_queries(self, make: tfkit.Make) -> dict[str, nn.Module]:
+    def _build_queries(self, make: tfkit.Make) -> dict[str, Any]:
         width = self.n_heads * (self.d_nope + self.d_rope)
         if self.q_rank is None:
             return {"q": Linear(self.d_model, width, bias=False)}
@@ -151,7 +151,7 @@ class LatentAttention(nn.Module):
         q_up: nn.Module | None = None,
         kv_down: nn.Module,
         kv_norm: nn.Module,
-        kv_up: nn.Module,
+        kv_up: Linear,
         rotate: nn.Module | None,
         output: nn.Module,
         causal: bool,

@@ -16,7 +16,7 @@ https://arxiv.org/abs/2512.02556, section 2.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class IndexedAttentionConfig(LatentAttentionConfig):
     kind: Literal["mla_indexed"] = "mla_indexed"  # type: ignore[assignment]
     chooses_keys: ClassVar[bool] = True
     untrained: ClassVar[tuple[str, ...]] = ("index",)
-    q_rank: tfkit.Dim  # type: ignore[assignment]
+    q_rank: tfkit.Dim  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
     """Width of the latent of the queries, from which the index computes its queries also."""
     index: IndexConfig | None = None
     """The index; null with `index_from`."""
@@ -111,7 +111,7 @@ class SharedIndexAttention(LatentAttention):
 
     def __init__(self, config: IndexedAttentionConfig, **modules: Any) -> None:
         super().__init__(config, **modules)
-        self.choice = config.index_from
+        self.choice = config.index_from or ""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         return self.attend(x, self.queries(x), context, wires_of(context)[self.choice])
@@ -119,6 +119,11 @@ class SharedIndexAttention(LatentAttention):
 
 class IndexedAttention(LatentAttention):
     """[b, q, d_model] -> [b, q, d_model]."""
+
+    if TYPE_CHECKING:  # `q_rank` is set
+        q_down: nn.Module
+        q_norm: nn.Module
+        q_up: nn.Module
 
     def __init__(self, config: IndexedAttentionConfig, *, index: nn.Module, **modules: Any) -> None:
         super().__init__(config, **modules)
@@ -134,7 +139,7 @@ class GivingIndexAttention(IndexedAttention):
 
     def __init__(self, config: IndexedAttentionConfig, **modules: Any) -> None:
         super().__init__(config, **modules)
-        self.choice = config.index_name
+        self.choice = config.index_name or ""
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
         latent = self.q_norm(self.q_down(x))

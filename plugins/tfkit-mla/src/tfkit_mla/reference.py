@@ -69,7 +69,7 @@ def mla_indexed(part: Part, x: Any, scope: Scope) -> Any:
     scores = np.einsum("qhk,qh->qk", products, place.at("weight").linear(x, False))
     visible = np.zeros_like(scope.visible)
     for query, keys in enumerate(scope.visible):
-        best = sorted(np.flatnonzero(keys), key=lambda key, query=query: -scores[query, key])[: index.keep]
+        best = sorted(np.flatnonzero(keys), key=(-scores[query]).__getitem__)[: index.keep]
         visible[query, best] = True
     if config.index_name is not None:
         scope.wires[config.index_name] = visible

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -113,7 +113,7 @@ class BalancedLoss(nn.Module):
 
     def _terms(self, layers: Any) -> Tensor:
         """Return the weighted terms of each group of tokens, [b]."""
-        total = sum(mask.sum(1) for _, _, mask in layers).clamp(min=1)
+        total = cast(Tensor, sum(mask.sum(1) for _, _, mask in layers)).clamp(min=1)
         terms = torch.zeros_like(total)
         if self.config.balance:
             n = layers[0][0].size(-1)

@@ -87,8 +87,9 @@ class LayerSizesConfig(FieldConfig):
         if sizes is None or layers is None:
             return
         numbers = [str(i) for i, variant in enumerate(layers) if variant in self.variants]
-        if not isinstance(sizes, dict) or (unknown := sorted(sizes.keys() - set(numbers))):
-            which = f"layer {unknown[0]}" if isinstance(sizes, dict) else f"`{sizes}`"
+        unknown = sorted(sizes.keys() - set(numbers)) if isinstance(sizes, dict) else []
+        if not isinstance(sizes, dict) or unknown:
+            which = f"layer {unknown[0]}" if unknown else f"`{sizes}`"
             raise tfkit.Invalid("", f"only layers with full attention can have other sizes; got {which}")
         for number, layer in sizes.items():
             if not isinstance(layer, dict):

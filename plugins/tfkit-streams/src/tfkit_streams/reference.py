@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
@@ -46,13 +47,12 @@ def manifold(part: Part, place: str, stream: Any, *further: Any) -> Any:
     names = ["pre"] if place == "leave" else ["pre", "post", "comb"]
     logits = rms(stream.reshape(len(stream), -1), config.norm_eps) @ part.weight("project.weight").T
     scale, base, ends = part.weight("scale"), part.weight("base"), np.cumsum([n, n, n * n])
-    logits = np.split(logits, ends[: len(names) - 1], axis=1)
-    base = np.split(base, ends[: len(names) - 1])
-    pre, *further = [x * s + b for x, s, b in zip(logits, scale, base, strict=True)]
+    columns, offsets = np.split(logits, ends[: len(names) - 1], axis=1), np.split(base, ends[: len(names) - 1])
+    pre, *rest = [x * s + b for x, s, b in zip(columns, scale, offsets, strict=True)]
     x = np.einsum("tn,tnm->tm", sigmoid(pre) + config.eps, stream)
     if place == "leave":
         return x
-    post, comb = further
+    post, comb = rest
     comb = softmax(comb.reshape(-1, n, n)) + config.eps
     for number in range(2 * config.iterations - 1):
         comb = comb / (comb.sum(axis=2 if number % 2 else 1, keepdims=True) + config.eps)
@@ -207,7 +207,7 @@ def sparse_glu(part: Part, x: Any) -> Any:
     return part.at("down").linear(part.at("activation", config.activation)(gate) * up, config.bias)
 
 
-KINDS = {
+KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "residual": {
         "manifold": manifold,
         "independent": independent,

@@ -88,7 +88,7 @@ def _parts(model: nn.Module) -> Mapping[str, Mapping[str, int]]:
 
 def _batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]]:
     """Yield the inputs for which a model is compared with its reference, with the largest error allowed."""
-    scalings = [dict(scaling) for _, scaling in subject.graph.configs(RopeScalingConfig)]  # type: ignore[type-abstract]
+    scalings = [dict(scaling) for _, scaling in subject.graph.configs(RopeScalingConfig)]
     trained = {value for fields in scalings for name, value in fields.items() if name.endswith("max_len")}
     lengths = {*trained, subject.longest} if scalings else {subject.length}
     for length in sorted(lengths):

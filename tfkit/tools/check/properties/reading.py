@@ -277,7 +277,7 @@ def _document(columns: slice, single: Tensor, together: Tensor) -> Pair | None:
 @property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
 def token_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Without positions, tokens in another order have their outputs in that order."""
-    positions = any(True for _ in subject.graph.configs(InputPositionConfig))  # type: ignore[type-abstract]
+    positions = any(True for _ in subject.graph.configs(InputPositionConfig))
     positions = positions or any(attention.config.position is not None for attention in subject.attentions)
     require(not positions, "the spec has positions")
     for node in subject.graph.nodes:

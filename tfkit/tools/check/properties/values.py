@@ -239,7 +239,7 @@ def _neutral(subject: ModelUnderTest) -> dict[str, list[_Neutral]]:
 
 def _is_neutral(subject: ModelUnderTest, path: FieldPath) -> bool:
     """Return True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
-    for place, part in subject.graph.configs(RopeScalingConfig):  # type: ignore[type-abstract]
+    for place, part in subject.graph.configs(RopeScalingConfig):
         if tuple(place.split(".")) == path[:-1]:
             lists = any(isinstance(value, tuple) for _, value in part)
             short = dict(part).get("original_max_len", math.inf) >= subject.length

@@ -15,7 +15,7 @@ def test_guarantees() -> None:
 
 def test_formula() -> None:
     """Compare the FFN with a second implementation, element by element."""
-    ffn = tfkit.build("template_tiny").get_submodule("decoder.layers.0.ffn").eval()
+    ffn = tfkit.build("template_tiny").eval().decoder.layers[0].ffn
     x = torch.randn(1, 1, 64)
     up = x[0, 0] @ ffn.up.weight.T + ffn.up.bias
     hidden = torch.stack([max(up[2 * f], up[2 * f + 1]) for f in range(128)])

@@ -1,14 +1,17 @@
 """The mask rule has every property that tfkit guarantees, and is its formula; the spec builds."""
 
+from typing import Any
+
 import pytest
 import tfkit
 import torch
+from tfkit.reference import Array, Part
 from tfkit.testing import check_component
 
 from tfkit_template import TemplateConfig
 
 
-def reference(part, queries, keys):
+def reference(part: Part, queries: Array, keys: Array) -> Any:
     """Compute the rule in another way: positions of queries [q, 1] and keys [1, k] -> bool [q, k]."""
     fits = queries == keys
     for n in range(1, part.config.width):

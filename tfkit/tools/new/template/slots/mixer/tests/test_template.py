@@ -1,14 +1,17 @@
 """The mixer has every property that tfkit guarantees, and is its formula; the spec builds."""
 
+from typing import Any
+
 import numpy as np
 import tfkit
 import torch
+from tfkit.reference import Array, Part
 from tfkit.testing import check_component
 
 from tfkit_template import TemplateConfig
 
 
-def reference(part, x):
+def reference(part: Part, x: Array) -> Any:
     """Compute the mixer in the slowest way: token by token, x [t, d_model]."""
     weight, bias = part.weight("weight"), part.config.bias
     gate, x = np.split(part.at("input").linear(x, bias), 2, axis=1)

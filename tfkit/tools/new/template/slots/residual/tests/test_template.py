@@ -1,13 +1,16 @@
 """The residual keeps every promise of tfkit, and is its formula; the spec builds."""
 
+from typing import Any
+
 import numpy as np
 import tfkit
+from tfkit.reference import Array, Part
 from tfkit.testing import check_component
 
 from tfkit_template import TemplateConfig
 
 
-def reference(part, place, stream, *further):
+def reference(part: Part, place: str, stream: Array, *further: Any) -> Any:
     """Compute a module in the slowest way, for one sequence: one stream after the other, each [t, d_model]."""
     if place == "enter":
         return np.stack([stream] * part.config.streams, axis=1)
