@@ -127,7 +127,7 @@ def names_in(text: str) -> set[str]:
 
 def warnings_in(text: str) -> Iterator[str]:
     """Yield the warnings of Python in what a command printed, without folders."""
-    for match in re.finditer(r"^(?P<file>\S+):(?P<line>\d+): (?P<text>\w*Warning: .*)", text, re.MULTILINE):
+    for match in re.finditer(r"^(?P<file>.+?):(?P<line>\d+): (?P<text>\w*Warning: .*)", text, re.MULTILINE):
         yield f"{'/'.join(Path(match['file']).parts[-3:])}:{match['line']}: {match['text']}"
 
 
