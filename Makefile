@@ -45,7 +45,7 @@ format: $(VENV)/.dev ## let ruff mend and format the code
 docs: $(VENV)/.docs ## build the site, out/docs/site/index.html, offline
 	$(BIN)/python -m tools.docs.build
 
-release: $(VENV)/.release ## build the distributions in dist/, install them in an empty environment, and follow the README
+release: $(VENV)/.release ## build the distributions in dist/, install them in an empty environment, run README and commands
 	$(BIN)/python tools/release.py $(ARGS)
 
 pictures: $(VENV)/.dev ## draw docs/pictures again, and all specs to out/pictures

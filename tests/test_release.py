@@ -12,12 +12,18 @@ from types import ModuleType
 import pytest
 import yaml
 
+from tfkit.cli import main
+
 ROOT = Path(__file__).parents[1]
 RELATIVE = re.compile(r"\]\((?!https?:|#)[^)]*\)|<img src=\"(?!https?:)")
 
 
 def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / "tools" / "release.py")
+    return tool("release")
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -76,11 +82,56 @@ def test_the_workflows_call_targets_of_the_makefile() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
+def test_the_tests_run_on_each_python_that_a_distribution_names() -> None:
+    tests = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    versions = tests["jobs"]["tests"]["strategy"]["matrix"]["python"]
+    assert versions[0] == "3.11"
+    module = release()
+    for folder in module.PROJECTS:
+        if folder.name != "tfkit-additive":  # the example of a plugin, which its README shows line by line
+            classifiers = "\n".join(module.project(folder)["classifiers"])
+            assert re.findall(r"^Programming Language :: Python :: (3\.\d+)$", classifiers, re.MULTILINE) == versions
+
+
+def test_a_release_runs_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    commands = {line.partition(" ")[0] for line in tool("every_command").COMMANDS.splitlines() if line}
+    assert commands == tool("every_command").names_in(capsys.readouterr().out)
+    assert {"build", "new", "list"} <= commands
+
+
 @pytest.mark.slow
-def test_a_release_is_built_and_its_readme_runs(tmp_path: Path) -> None:
+def test_commands_that_fail_or_are_missing_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tool("every_command")
+    monkeypatch.setattr(module, "COMMANDS", "list gpt2\nshow nothere\n")
+    assert module.main() == 1
+    printed = capsys.readouterr()
+    assert re.search(r"^  0 .* tfkit list gpt2$", printed.out, re.MULTILINE)
+    assert re.search(r"^  1 .* tfkit show nothere$", printed.out, re.MULTILINE)
+    assert printed.out.endswith("2 commands, 1 failed\n")
+    assert "error: COMMANDS is missing attention, build, check, " in printed.err
+    monkeypatch.setattr(module, "names_in", lambda text: {"list"})
+    monkeypatch.setattr(module, "COMMANDS", "list gpt2\n")
+    assert module.main() == 0
+
+
+def test_warnings_of_a_command_are_reported_without_folders() -> None:
+    text = "/a/b/c/d/e.py:7: DeprecationWarning: old\n  call()\nno warning: 7\n"
+    assert list(tool("every_command").warnings_in(text)) == ["c/d/e.py:7: DeprecationWarning: old"]
+
+
+@pytest.mark.slow
+def test_a_release_is_built_and_its_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hatchling")
     module = release()
+    commands: list[Path] = []
+    monkeypatch.setattr(
+        module, "run_commands", lambda python, *_, **__: commands.append(python)
+    )  # other tests run them
     assert module.main(["--offline", "-o", str(tmp_path / "dist")]) == 0
+    assert [python.name for python in commands] == ["python"]
     names = sorted(path.name for path in (tmp_path / "dist").iterdir())
     assert len(names) == 2 * len(module.PROJECTS)
     with zipfile.ZipFile(tmp_path / "dist" / "tfkit-0.1.0-py3-none-any.whl") as wheel:

@@ -1,7 +1,8 @@
-"""Prepare a release: build and check the distributions, install them in an empty environment, follow the README there.
+"""Prepare a release: build and check the distributions, install them in an empty environment, run README and commands.
 
 `python tools/release.py`, or `make release`. The files are in dist/; nothing is published: the workflow `release.yml`
-does that. With `--offline`, the new environment takes the dependencies from the environment of this Python.
+does that. With `--offline`, the new environment takes the dependencies from the environment of this Python. `--python`
+uses other Pythons: `make release ARGS="--python python3.11 python3.14"`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import sysconfig
 import tarfile
 import tempfile
 import tomllib
-import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "dist", help="the folder of the distributions")
     parser.add_argument("--offline", action="store_true", help="take the dependencies from this environment")
+    parser.add_argument("--python", nargs="+", default=[sys.executable], help="install and run with these Pythons")
     options = parser.parse_args(arguments)
+    if options.offline and options.python != [sys.executable]:
+        parser.error("--offline cannot be combined with --python: this environment has packages for this Python only")
     if faults := list(versions()):
         print("\n".join(f"error: {fault}" for fault in faults), file=sys.stderr)
         return 1
@@ -69,10 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         build(output)
         check_sdist(next(output.glob("tfkit-*.tar.gz")))
-        with tempfile.TemporaryDirectory() as folder:
-            python = environment(Path(folder) / "environment", output, offline=options.offline)
-            follow_readme(python, Path(folder))
-    except (subprocess.CalledProcessError, ValueError) as error:
+        for base in options.python:
+            with tempfile.TemporaryDirectory() as folder:
+                python = environment(base, Path(folder) / "environment", output, offline=options.offline)
+                follow_readme(python, Path(folder))
+                run_commands(python, output, offline=options.offline)
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("\n".join(path.name for path in sorted(output.iterdir())))
@@ -149,9 +154,9 @@ def check_sdist(sdist: Path) -> None:
         raise ValueError(f"{sdist.name} is missing {', '.join(missing)}")
 
 
-def environment(folder: Path, wheels: Path, *, offline: bool) -> Path:
-    """Create an environment with the wheels, and return its Python."""
-    venv.create(folder, with_pip=True)
+def environment(base: str, folder: Path, wheels: Path, *, offline: bool) -> Path:
+    """Create an environment of the Python `base` with the wheels and without extras, and return its Python."""
+    run([base, "-m", "venv", str(folder)], Path.cwd())
     python = folder / "bin" / "python"
     files = [str(path) for path in sorted(wheels.glob("*.whl"))]
     pip = [str(python), "-m", "pip"]
@@ -176,11 +181,20 @@ def follow_readme(python: Path, folder: Path) -> None:
         run([str(python), "-m", "tfkit", command], reader)
 
 
-def run(command: Sequence[str], folder: Path, **variables: str) -> None:
+def run_commands(python: Path, wheels: Path, *, offline: bool) -> None:
+    """Add the extras to an environment, and run every command there, on shipped specs."""
+    if not offline:
+        (wheel,) = wheels.glob("tfkit-*.whl")
+        run([str(python), "-m", "pip", "install", "--quiet", f"{wheel}[all]"], wheels)
+        run([str(python), "-m", "pip", "check"], wheels)
+    run([str(python), str(ROOT / "tools" / "every_command.py")], wheels, output=None)
+
+
+def run(command: Sequence[str], folder: Path, *, output: int | None = subprocess.DEVNULL, **variables: str) -> None:
     """Run a command in a folder; raise CalledProcessError if it fails."""
     hidden = {"PYTHONPATH", "TFKIT_DISABLE", "TFKIT_PLUGIN_DIR"}
     outer = {name: value for name, value in os.environ.items() if name not in hidden}
-    subprocess.run(command, cwd=folder, env={**outer, **variables}, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=folder, env={**outer, **variables}, check=True, stdout=output)
 
 
 if __name__ == "__main__":

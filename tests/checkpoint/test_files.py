@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from tfkit.spec.header import MAX_HEADER
 from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, refused
 
 pytestmark = pytest.mark.usefixtures("here")
+
+ZERO_BYTE = r"error: cannot read `a\\x00b`: .*null (byte|character).*"
+"""The reason is Python's, whose words depend on its version."""
 
 TYPES = """
     float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 bool
@@ -142,7 +146,7 @@ def test_paths_that_are_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("pipe.safetensors") == f"error: cannot read `pipe.safetensors`: {special}"
     assert refused("/dev/zero") == f"error: cannot read `/dev/zero`: {special}"
     assert refused("loop") == "error: cannot read `loop`: Too many levels of symbolic links"
-    assert refused("a\0b") == "error: cannot read `a\\x00b`: embedded null byte"
+    assert re.fullmatch(ZERO_BYTE, refused("a\0b"))
 
     def denied(*_: Any) -> int:
         raise PermissionError(13, "Permission denied")
@@ -217,7 +221,7 @@ def test_an_index_that_its_files_contradict() -> None:
     write_index(weight_map | {"gate": "3.safetensors"})
     assert refused(".") == "error: cannot read `3.safetensors`: No such file or directory"
     write_index(weight_map | {"gate": "a\0b"})
-    assert refused(".") == "error: cannot read `a\\x00b`: embedded null byte"
+    assert re.fullmatch(ZERO_BYTE, refused("."))
     write_index(weight_map | {"upp": "1.safetensors", "gate": "1.safetensors"})
     assert refused(".") == (
         f"error: `{INDEX}` assigns tensor `upp` to `1.safetensors`, which does not have it\n"

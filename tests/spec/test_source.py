@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
@@ -177,7 +178,7 @@ def test_unreadable_files(tmp_path: Path, golden: Callable[[str, str], None], mo
     golden("source/missing_file", str(failure(lambda: read("tinny.yaml"))))
     golden("source/missing_folder", str(failure(lambda: read("nowhere/llama.yaml"))))
     golden("source/directory", str(failure(lambda: read(tmp_path, name="specs"))))
-    assert "null byte" in str(failure(lambda: read("a\0b")))
+    assert re.search("null (byte|character)", str(failure(lambda: read("a\0b"))))
     assert "cannot read `" in str(failure(lambda: read("x" * 10_000, name="specs/tiny.yaml")))
 
     def refuse(*_: object) -> bytes:

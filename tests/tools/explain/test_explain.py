@@ -20,7 +20,7 @@ from tfkit.tools.explain.explain import Explained, Explanation, doc_of, explain,
 from ...sampling import some
 
 PLUGIN = '''
-"""A feed-forward network of one's own, https://example.org/whole."""
+"""A feed-forward network of one's own, https://example.org/whole; slow: https://example.org/slow."""
 from typing import Literal
 from torch import nn
 import tfkit
@@ -159,7 +159,7 @@ def test_what_a_plugin_says_of_itself(tmp_path: Path, capsys: pytest.CaptureFixt
         "Two halves that never meet: each has its own layer.",
         "https://example.org/whole",
         "- d_half 1,200: Width of one half. https://example.org/half",
-        "- slow: Whether it takes its time.",
+        "- slow: Whether it takes its time. https://example.org/slow",
     ]
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
@@ -60,12 +60,22 @@ def made(module: ModuleType) -> "nn.Module":
     return model
 
 
+def evaluate_annotations(module: ModuleType) -> None:
+    """Evaluate the annotations of an ejected file, which must also run with a Python older than 3.14, which does so."""
+    kinds = (type, FunctionType)
+    for value in [value for value in vars(module).values() if isinstance(value, kinds) and value.__module__ == FILE]:
+        for member in (value, *vars(value).values()):
+            if isinstance(member, kinds):
+                inspect.get_annotations(member)
+
+
 def compared(text: str, facts: Given) -> str | None:
     """Describe an error in a file; None if its tensors and results equal the model's bit by bit."""
     import torch
 
     torch.set_num_threads(facts["threads"])
     with loaded(text) as module:
+        evaluate_annotations(module)
         with torch.device("meta"):
             model = made(module).eval()
         ours = dict(facts["shapes"])

@@ -344,7 +344,7 @@ def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
     links = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
     words = (name, value if isinstance(value, str) else "")
     for cls in [] if links else type(config).__mro__:
-        if issubclass(cls, Config) and name in vars(cls).get("__annotations__", {}):
+        if issubclass(cls, Config) and name in inspect.get_annotations(cls):
             links = [link for label, link in _links(_module_doc(cls)) if _names(label, words)]
             break
     return tuple(links)
