@@ -32,7 +32,7 @@ demo: $(SCHEMA) ## set up with the base dependencies, build one model, count ano
 test: $(if $(TORCH),$(VENV)/.dev,lint) $(SCHEMA) ## set up, lint, and run the quick tests
 	$(PYTEST) $(ARGS)
 
-test-all: $(if $(TORCH),$(VENV)/.dev,lint) $(SCHEMA) ## lint and run all tests, the slow ones too
+test-all: $(if $(TORCH),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) ## lint and run all tests, the slow ones too
 	$(PYTEST) -m "" $(ARGS)
 
 lint: $(VENV)/.dev ## run all checks that are not tests
@@ -92,6 +92,10 @@ $(VENV)/constraints.txt: constraints.txt | $(VENV)/.created
 
 $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.pyright: $(VENV)/.dev
+	$(INSTALL) --group pyright
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
