@@ -27,7 +27,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "file", "text"),
     [
-        ("solve --params 9", "run.yaml", "`run.yaml` must be a model; got a run"),
         ("show", "model_of_run.yaml", "`run.yaml` must be a model; got a run"),
         ("show", "sweep.yaml", "`sweep.yaml` must be a model; got a sweep"),
         ("train", "model.yaml", "`model.yaml` must be a run; got a model"),

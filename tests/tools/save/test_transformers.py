@@ -208,10 +208,10 @@ def test_a_description_is_no_code(small: tfkit.Graph) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("ernie_3_0_base_zh", "one input of tokens"),
+        ("ernie_3_0_base_zh", "a single input of tokens"),
         ("clip_base_32", "it takes tokens, image"),
         ("dit_small", "it takes patches, time"),
-        ("squeezed", "not the head of a model"),
+        ("squeezed", "must be a head that transformers supports"),
     ],
 )
 def test_a_model_that_cannot_be_saved_is_an_error(name: str, why: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -60,15 +60,15 @@ class ParameterCounts:
 
 def _shortened(node: Node) -> Node:
     """Return a stack with only the first layer of each variant, if its fields can describe that; else the node."""
-    stack, fields = node.stack, type(node.config).model_fields
+    stack, config, fields = node.stack, cast(Any, node.config), type(node.config).model_fields
     if stack is None or "n_layers" not in fields:
         return node
     names = tuple(stack.variants)
     changes: dict[str, Any] = {"n_layers": len(names)}
-    if (layers := getattr(node.config, "layers", None)) is not None:
+    if "layers" in fields and config.layers is not None:
         pattern = {"pattern": names, "groups": None, "order": "in_a_row"}
-        changes["layers"] = layers.model_copy(update=pattern)
-    config = node.config.model_copy(update=changes)
+        changes["layers"] = config.layers.model_copy(update=pattern)
+    config = config.model_copy(update=changes)
     try:
         short = config.stack()
     except Invalid:
