@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from tfkit import reference
@@ -133,7 +134,7 @@ def _formula(doc: ComponentDoc) -> Iterator[str]:
     bound = function.keywords if isinstance(function, partial) else {}
     plain = function.func if isinstance(function, partial) else function
     yield f"What it computes, in NumPy, for one sequence: {link('the meaning of a spec', 'docs/reference')}."
-    values = [f"`{name}` is `{getattr(value, '__name__', value)}`" for name, value in bound.items()]
+    values = [f"`{name}` is `{_name_of(value)}`" for name, value in bound.items()]
     yield f"Here {' and '.join(values)}." if values else ""
     functions = [plain, *filter(inspect.isfunction, bound.values())]
     yield code("\n\n".join(textwrap.dedent(inspect.getsource(part)) for part in _with_helpers(functions)), "python")
@@ -146,11 +147,25 @@ def _with_helpers(functions: Iterable[Callable[..., Any]]) -> list[Callable[...,
         function = pending.pop(0)
         if function not in result:
             result.append(function)
-            names = (function.__globals__.get(name) for name in function.__code__.co_names)
+            values = (function.__globals__.get(name) for name in _names_in(function.__code__))
             pending += [
-                value for value in names if inspect.isfunction(value) and value.__module__ == function.__module__
+                value for value in values if inspect.isfunction(value) and value.__module__ == function.__module__
             ]
     return result
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function uses, also inside comprehensions, which are functions in Python 3.11."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _name_of(value: Any) -> str:
+    """Return the name of a bound value: for a function of the reference, its kind."""
+    kinds = (kind for by_kind in formulas().values() for kind, function in by_kind.items() if function is value)
+    return next(kinds, getattr(value, "__name__", str(value)))
 
 
 def formulas() -> dict[str, dict[str, Callable[..., Any]]]:

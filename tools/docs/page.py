@@ -121,7 +121,7 @@ def _escaped(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    text = re.sub(r"([*_\[\]<>|$])", r"\\\1", text)
+    text = re.sub(r"([*_\[\]<>|$]|^#)", r"\\\1", text, flags=re.MULTILINE)
     text = re.sub(r"(?<!\S)--[a-z][a-z-]*", r"`\g<0>`", text)  # an option of a command
     return re.sub(r"(https://[^\s,;)]*[^\s,;:).])", lambda match: f"<{match[1].replace(chr(92), '')}>", text)
 

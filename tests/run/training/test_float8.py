@@ -239,5 +239,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     sets = options("precision=bfloat16", "machine.float8=rowwise", "model.dropout=0", "machine.micro_batch=3")
     assert main(["train", path, "--no-plugins", "-o", str(tmp_path / "one"), *sets]) == 0
     forked(tmp_path, 2, "small.yaml", "-o", "two", *sets)
-    one, two = ([line["loss"] for line in lines_of(tmp_path / name) if "loss" in line] for name in ("one", "two"))
-    assert one == pytest.approx(two, abs=1e-3)
+    alone, together = (
+        [line["loss"] for line in lines_of(tmp_path / name) if "loss" in line] for name in ("one", "two")
+    )
+    assert together == pytest.approx(alone, abs=1e-3)
