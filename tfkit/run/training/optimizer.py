@@ -27,8 +27,8 @@ def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict
     """Return two parameter groups for an optimizer: parameters that decay, then all others.
 
     Matrices decay; norms, biases, embedding tables, including position tables, and all other vectors do not. A
-    matrix that is also an embedding table, as with a tied head, is a table. Frozen parameters are included: without a
-    gradient they stay as they are.
+    matrix that is also an embedding table, as with a tied head, is a table. Frozen parameters are included: they have
+    no gradient, so they do not change.
 
     Args:
         model: a model that `tfkit.build` returned, or a module that contains it.
@@ -64,11 +64,11 @@ def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: An
         model: see `parameter_groups`.
         lr: the learning rate.
         weight_decay: the decay of the first group.
-        options: further arguments of `torch.optim.AdamW`: `betas`, `eps`.
+        options: additional arguments of `torch.optim.AdamW`, such as `betas` and `eps`.
 
     Raises:
         TypeError: torch has no such argument.
-        ValueError: torch refuses the value of one, or the model has no parameters.
+        ValueError: torch rejects the value of an argument, or the model has no parameters.
     """
     names = [name for name in inspect.signature(torch.optim.AdamW).parameters if name not in ("params", "weight_decay")]
     for name in options:
