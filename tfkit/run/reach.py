@@ -9,7 +9,7 @@ A digest covers the syntax tree without comments, docstrings and layout, so that
 does not use `ast.dump`, whose text differs between versions of Python.
 
 Imports are followed inside the package of the importing module, and into modules next to that package, which belong to
-the same plugin. Installed libraries are not followed: a run's record has the versions of those that matter. Of tfkit,
+the same plugin. Installed libraries are not followed: the run folder records the versions that matter. Of tfkit,
 the modules that compute the numbers of a run are followed. How tfkit reads a spec is not code of the run, since the
 values that it read are compared themselves.
 """

@@ -100,8 +100,8 @@ class StreamData:
 class Windows:
     """Windows of tokens, one at each multiple of `stride`.
 
-    With a stride of 1 all windows are complete. With a stride of `length`, they cover the stream, and targets
-    behind its end do not count.
+    With a stride of 1, all windows are complete. With a stride of `length`, the windows cover the stream, and targets
+    after its end do not count.
     """
 
     def __init__(self, tokens: Stream, length: int, *, stride: int) -> None:

@@ -84,8 +84,8 @@ class BitsPerByteConfig(MetricConfig):
     def build(self, data: Data) -> Metric:
         tokenizer = data.tokenizer
         if tokenizer is None or getattr(data, "n_classes", None) is not None:
-            what = "has no tokenizer" if tokenizer is None else "has classes as targets"
-            raise Invalid("", f"`bits_per_byte` needs text: the data {what}")
+            reason = "has no tokenizer" if tokenizer is None else "has classes as targets"
+            raise Invalid("", f"`bits_per_byte` needs text: the data {reason}")
         try:
             return CrossEntropy(torch.tensor(tokenizer.byte_counts(), device="cpu"))
         except ValueError as error:

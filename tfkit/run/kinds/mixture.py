@@ -151,12 +151,12 @@ class Mixed:
     def batch(self, indices: Ids) -> Batch:
         owners = np.searchsorted(self._ends, indices, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
-        batches, places = [], []
+        batches, rows = [], []
         for owner in np.unique(owners).tolist():
-            part, mine = self._parts[owner], np.flatnonzero(owners == owner)
-            batches.append(part.batch((indices[mine] - starts[owner]) % len(part)))
-            places.append(mine)
-        return batches[0] if len(batches) == 1 else _joined(batches, np.argsort(np.concatenate(places)))
+            part, rows_of_part = self._parts[owner], np.flatnonzero(owners == owner)
+            batches.append(part.batch((indices[rows_of_part] - starts[owner]) % len(part)))
+            rows.append(rows_of_part)
+        return batches[0] if len(batches) == 1 else _joined(batches, np.argsort(np.concatenate(rows)))
 
 
 def _joined(batches: Sequence[Batch], order: Ids) -> Batch:

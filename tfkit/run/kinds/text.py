@@ -81,9 +81,9 @@ def _content(name: str) -> str:
 
 def files_of(name: str, *, folders: bool = False) -> list[str]:
     """Return the file of a path, or all files that a pattern matches; with `folders`, folders count as files."""
-    there = os.path.exists if folders else os.path.isfile
-    paths = [name] if there(name) else sorted(glob.glob(name, recursive=True))
-    files = [path for path in paths if there(path)]
+    exists = os.path.exists if folders else os.path.isfile
+    paths = [name] if exists(name) else sorted(glob.glob(name, recursive=True))
+    files = [path for path in paths if exists(path)]
     if not files:
         near = closest(Path(name).name, _neighbors(Path(name)))
         start = "relative paths start at the folder of the run's file"

@@ -110,9 +110,9 @@ class TokenFile:
             raise self._error(f"has the id {beyond:,}, beyond the vocabulary of {vocab_size:,}")
         return ids
 
-    def _error(self, what: str) -> SpecError:
+    def _error(self, problem: str) -> SpecError:
         help = "restore the file, and continue from the last checkpoint with the same command"
-        return SpecError(Diagnostic(f"{quoted(shown(self.name))} {what}", help=help))
+        return SpecError(Diagnostic(f"{quoted(shown(self.name))} {problem}", help=help))
 
 
 class Joined:
@@ -147,12 +147,8 @@ def _mapped(name: str) -> TokenFile:
     except OSError as error:
         raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:
-        what = (
-            "not a file of numbers of 16 bits"
-            if name.endswith(".bin")
-            else "not a file of numbers that `numpy.save` wrote"
-        )
-        raise Invalid("files", f"{quoted(shown(name))} is {what}") from error
+        expected = "16-bit ids" if name.endswith(".bin") else "an array of numbers that `numpy.save` wrote"
+        raise Invalid("files", f"{quoted(shown(name))} must contain {expected}") from error
     if not isinstance(ids, np.ndarray):
         raise Invalid("files", f"{quoted(shown(name))} must have a single array of token ids; got several arrays")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

@@ -124,12 +124,13 @@ class Loss(nn.Module):
         loss(tokens).backward()                               # the next token, and the token after it
         loss(tokens, {"logits": labels, "later": classes})    # or targets by name
 
-    It equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. It
-    computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which it
-    keeps until `backward`. It is float32 if the model is narrower. `torch.compile(loss)` has no graph break; with
-    `pieces` given it does not depend on the number of tokens. It calls the nodes of the model, not the model itself, so
-    that the model's own hooks do not run: compile the loss instead, or wrap it for distributed training
-    (`docs/around.md`). In a module that holds both, the state dict has the weights once.
+    The loss equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. The
+    module computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which
+    are kept until `backward`. The result is float32 if the model has half precision. `torch.compile(loss)` has no graph
+    break; if `pieces` is set, the compiled code does not depend on the number of tokens. The module calls the nodes of
+    the model, not the model, so hooks on the model do not run: compile the loss instead, or wrap the loss for
+    distributed training (`docs/around.md`). In a module that contains the model and its loss, the state dict has the
+    weights once.
 
     b batch, t length.
 

@@ -68,8 +68,12 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
 @click.option("--params", type=Amount(), metavar="N", help="Number of parameters: 124M, 1.5B.")
 @click.option("--active", type=Amount(), metavar="N", help="Parameters that a token uses: 3B.")
 @click.option("--memory", type=Amount(BYTES, "80GB"), metavar="SIZE", help="Memory of each process of a run: 80GB.")
-@click.option("--processes", type=click.IntRange(1), metavar="N", help="With --memory: of the run.  [default: 1]")
-@click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Fix n_layers or d_model.")
+@click.option(
+    "--processes", type=click.IntRange(1), metavar="N", help="With --memory: processes of the run.  [default: 1]"
+)
+@click.option(
+    "--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model of the spec."
+)
 @output_option("FILE", "Write a spec of the first size.")
 @json_option
 def solve(

@@ -180,20 +180,20 @@ class Form:
     def _plane(self, measure: Measure, depth: int) -> _Plane:
         start = self.family.width
         d_ffs = self.family.hidden_at(start)
-        places = [index for index, rounded in enumerate(self.rounded) if rounded]
+        indices = [index for index, rounded in enumerate(self.rounded) if rounded]
 
         @functools.cache
-        def at(step: int, more: int | None = None) -> int:
+        def at(step: int, grown: int | None = None) -> int:
             exact = self.family.hidden_at(start + step)
-            mine = [o if rounded else e for o, e, rounded in zip(d_ffs, exact, self.rounded, strict=True)]
-            return measure(depth, start + step, tuple(d_ff + (index == more) for index, d_ff in enumerate(mine)))
+            hidden = [o if rounded else e for o, e, rounded in zip(d_ffs, exact, self.rounded, strict=True)]
+            return measure(depth, start + step, tuple(d_ff + (index == grown) for index, d_ff in enumerate(hidden)))
 
         value = at(0)
         if self.family.scale is not None:
-            return _Plane(start, tuple(self._hidden(start)), value, 0, 0, (0,) * len(places), (0,) * len(places))
+            return _Plane(start, tuple(self._hidden(start)), value, 0, 0, (0,) * len(indices), (0,) * len(indices))
         first = at(1) - value
-        slopes = tuple(at(0, index) - value for index in places)
-        mixed = tuple(at(1, index) - at(1) - slope for index, slope in zip(places, slopes, strict=True))
+        slopes = tuple(at(0, index) - value for index in indices)
+        mixed = tuple(at(1, index) - at(1) - slope for index, slope in zip(indices, slopes, strict=True))
         return _Plane(start, tuple(self._hidden(start)), value, first, at(2) - value - 2 * first, slopes, mixed)
 
     def __call__(self, depth: int, width: int) -> int:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     --commands prints the commands that train the missing runs, each on a line,
     for a job array or `xargs -P`: in any order, on machines that share DIR.
     DIR/report.html shows curves, differences, pictures and costs. If the code
-    of a kind has changed, its finished runs are an error; --allow-change
-    accepts them.
+    of a kind has changed, runs with its previous code are an error;
+    --allow-change accepts them.
 
     Exit status: 0; 1 if the sweep is invalid, or one of its runs failed. A run
     that diverged is a result.

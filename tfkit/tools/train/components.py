@@ -146,7 +146,7 @@ def findings(maps: Sequence[HeatMap]) -> Iterator[str]:
 
 
 def components(history: History) -> Iterator[Child]:
-    """Yield the picture of a run's components, its legend, and what stands out; nothing without their numbers."""
+    """Yield the picture of a run's components, its legend, and the findings; nothing if the run did not log them."""
     maps = heat_maps(history)
     if not maps:
         return

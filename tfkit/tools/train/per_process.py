@@ -23,9 +23,9 @@ DEVICES = 8
 
 @dataclass(frozen=True)
 class PerProcess:
-    """Predicted bytes of one process, alone or of several, in a step with several micro-batches, when most are in use.
+    """Predicted memory of one process, in bytes, at the peak of a step with several micro-batches.
 
-    That is in the loss, where all logits of a chunk exist, or in the backward of a layer.
+    The peak is in the loss, where all logits of a chunk exist, or in the backward pass of a layer.
 
     Attributes:
         processes: the number of processes.
@@ -33,15 +33,15 @@ class PerProcess:
         weights: the process's shard of the weights.
         gradients: its shard of the gradients.
         states: its shard of the optimizer's states.
-        gathered: complete weights and gradients, of what is in no layer, and in the backward of a layer. A single
-            process gathers no weights.
-        activations: activations that are kept for the backward, and of a layer that runs again.
-        casts: weights in bfloat16 that autocast keeps, because they were gathered in float32.
+        gathered: full weights and gradients outside of layers, and of a layer in its backward pass. A single process
+            gathers no weights.
+        activations: activations that are saved for the backward pass, and activations of a recomputed layer.
+        casts: bfloat16 copies of weights that autocast keeps, because the weights were gathered in float32.
         logits: logits of a chunk of the loss, with their gradients.
-        evaluation: all that is in memory in an evaluation, which runs layer by layer between two steps; 0 without one.
-        sent: bytes that the process receives in a step; it sends equally many.
-        copied: the part of `sent` that other copies of the weights send.
-        flops: FLOPs of a step, including what runs again, without the pairs of query and key that a mask hides.
+        evaluation: memory of an evaluation, which runs layer by layer between two steps; 0 without evaluations.
+        sent: bytes that the process receives in a step, which equal the bytes that it sends.
+        copied: the part of `sent` that comes from other copies of the weights.
+        flops: FLOPs of a step, including recomputed layers, without the query-key pairs that a mask hides.
     """
 
     processes: int
@@ -86,7 +86,7 @@ def per_process(
 
     `counted` is a cache of the memory of steps by the size of their micro-batches.
 
-    Raises SpecError if that many cannot train the run.
+    Raises SpecError if `processes` processes cannot train the run.
     """
     check_count(run, processes)
     machine = machine or run.config.machine
@@ -127,7 +127,7 @@ def per_process(
 
 
 def _gathered(processes: int, machine: MachineConfig, graph: Graph, single: int, largest: int) -> tuple[int, int]:
-    """Return the bytes of complete weights and gradients in the loss, and in the backward of a layer."""
+    """Return the bytes of full weights and gradients in the loss, and in the backward pass of a layer."""
     if processes == 1:  # the gradients of a chunk and of a layer, until they are added to the gradients of the step
         return 2 * NUMBER * _head(graph), NUMBER * (_head(graph) + largest)
     # Of a layer: its weights, its gradients and a copy to send, and the next weights.
@@ -220,7 +220,7 @@ def least_time(needs: PerProcess, precision: str, device: Device, network: float
     in rings. The ring of a group that is larger than a machine enters each machine once, and the adapters divide its
     bytes among them: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 
-    Raises ValueError if the device cannot compute in that precision.
+    Raises ValueError if the device cannot compute in `precision`.
     """
     if device.interconnect is None:
         return None

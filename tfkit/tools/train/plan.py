@@ -36,11 +36,11 @@ class Plan:
         steps: the number of steps.
         tokens: the total number of positions that the steps train on.
         passes: the number of epochs of the training split, each position once.
-        flops: of all steps, forward and backward.
-        flops_of_evaluations: of all evaluations: a forward pass of every example that they read.
-        memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more. If a step has
-            several micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
-        seconds: the least time of all steps on the device; None where its limits are not known.
+        flops: FLOPs of all steps, forward and backward.
+        flops_of_evaluations: FLOPs of all evaluations, which are a forward pass for every example.
+        memory: the predicted peak memory of a step, in bytes. An evaluation needs no more. If a step has several
+            micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
+        seconds: the minimum time of all steps on the device; None if its limits are not known.
         float8: the matrices that steps multiply in float8; None without `machine.float8`.
         rates: the learning rate at five steps.
     """
