@@ -64,7 +64,7 @@ class Stream(Protocol):
         """Return the number of tokens."""
 
     def __getitem__(self, places: Ids) -> Ids:
-        """Return the tokens at these indices."""
+        """Return the tokens at these places."""
 
 
 @dataclass(frozen=True)

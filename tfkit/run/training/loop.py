@@ -43,7 +43,7 @@ class DivergedError(SpecError):
     """A loss, a gradient or a weight of a run that is not finite."""
 
 
-class _AskedToEndError(Exception):
+class _StopRequestedError(Exception):
     """The process must end before the run is finished."""
 
 
@@ -55,7 +55,7 @@ class Trainer:
         record: the store that the run is written to, and resumed from.
         watchers: additional observers, which are not callbacks of the run.
         until: the step after which this process ends; the run can be resumed later.
-        asked_to_end: returns True as soon as the process must end, for instance after a signal.
+        should_stop: returns True as soon as the process must end, for instance after a signal.
         processes: the processes that train together; by default, this process alone.
 
     Raises:
@@ -69,7 +69,7 @@ class Trainer:
         *,
         watchers: Sequence[Callback] = (),
         until: int | None = None,
-        asked_to_end: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
         processes: Processes | None = None,
     ) -> None:
         self.run, self.record, self.config = run, record, run.config
@@ -83,7 +83,7 @@ class Trainer:
         self._begins = True
         """False if the run continues from one of its checkpoints."""
         self._until = run.steps if until is None else until
-        self._asked_to_end = asked_to_end
+        self._should_stop = should_stop
         self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
         self._batches = Prefetch(self.batch, min(self._until, run.steps))
@@ -143,20 +143,20 @@ class Trainer:
     def _train(self) -> str:
         for name, text in self.notes.items() if self._begins else ():
             self.text(name, text)
-        self._tell("on_start")
+        self._notify("on_start")
         try:
             while not self.ended:
                 self._check_end()
                 self._evaluate()
-                self._go_on()
-        except _AskedToEndError:
+                self._advance()
+        except _StopRequestedError:
             pass
         self._save()
         self._processes.finish_saving()
-        self._tell("on_end")
+        self._notify("on_end")
         return self.ended or INTERRUPTED
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Train the next step, or end the run after the last step."""
         if self.ended:
             return
@@ -182,7 +182,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         norm = whole(norm)
         if not is_finite(loss, norm):
-            self._leave_out(step)
+            self._skip_step(step)
             return
         of_outputs = dict(zip((f"{name}.loss" for name in self._terms), losses.tolist(), strict=False))
         numbers = {"loss": loss.item(), **of_outputs, "lr": self._rates[0] * factor, "grad_norm": norm.item()}
@@ -237,7 +237,7 @@ class Trainer:
         terms = self._terms.values()
         return (losses * losses.new_tensor([term.weight for term in terms])).sum() if terms else losses[0]
 
-    def _leave_out(self, step: int) -> None:
+    def _skip_step(self, step: int) -> None:
         """Skip a step whose update is not finite, or raise DivergedError if no more steps may be skipped."""
         cause = first_not_finite(self.model, lambda: self._gradients(self.batch(step), step))
         cause = self._processes.agreed(cause) or "every output is finite, but their loss is not"
@@ -279,9 +279,9 @@ class Trainer:
 
     def _check_end(self) -> None:
         """Raise if the process must end. Before an evaluation, so that a resumed run does not repeat it."""
-        asked = self._processes.agreed(INTERRUPTED if self._asked_to_end() else None)
-        if asked or self._until <= self.step < self.steps:
-            raise _AskedToEndError
+        stop = self._processes.agreed(INTERRUPTED if self._should_stop() else None)
+        if stop or self._until <= self.step < self.steps:
+            raise _StopRequestedError
 
     def _save(self) -> None:
         """Write a checkpoint. If a weight is not finite, raise an error, and keep the previous checkpoint."""
@@ -374,12 +374,12 @@ class Trainer:
         """Pass numbers to all observers, and log them with the numbers that the observers add."""
         self._line = numbers
         try:
-            self._tell(event, MappingProxyType(numbers))
+            self._notify(event, MappingProxyType(numbers))
         finally:
             self._line = None
             self.record.log(self.step, numbers)
 
-    def _tell(self, event: str, *numbers: Mapping[str, float]) -> None:
+    def _notify(self, event: str, *numbers: Mapping[str, float]) -> None:
         """Call a method of all observers. If an observer stops the run in one process, end it in all processes."""
         for number, callback in enumerate(self._callbacks):
             with self._guarded(number, event):

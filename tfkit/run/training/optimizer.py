@@ -34,18 +34,18 @@ def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict
         model: a model that `tfkit.build` returned, or a module that contains it.
         weight_decay: the decay of the first group.
     """
-    spared = {parameter for module in _spared(model) for parameter in module.parameters()}
-    spared |= {
+    exempt = {parameter for module in _without_decay(model) for parameter in module.parameters()}
+    exempt |= {
         module.bias for module in model.modules() if isinstance(module, StackedLinear) and module.bias is not None
     }
     decaying: list[nn.Parameter] = []
     constant: list[nn.Parameter] = []
     for parameter in model.parameters():
-        (decaying if parameter.dim() > 1 and parameter not in spared else constant).append(parameter)
+        (decaying if parameter.dim() > 1 and parameter not in exempt else constant).append(parameter)
     return [{"params": decaying, "weight_decay": weight_decay}, {"params": constant, "weight_decay": 0.0}]
 
 
-def _spared(model: nn.Module) -> Iterator[nn.Module]:
+def _without_decay(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules whose parameters never decay: embedding tables, and components in a `norm` slot."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -116,11 +116,11 @@ def matrices_of(model: fx.GraphModule) -> dict[nn.Parameter, tuple[int, ...]]:
     graph = graph_of(model)
     heads = [model.get_submodule(name) for name in graph.outputs if graph.node(name).output.type == "logits"]
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    spared = {parameter for module in (*heads, *tables) for parameter in module.parameters()}
+    exempt = {parameter for module in (*heads, *tables) for parameter in module.parameters()}
     layers = {
         module.weight: _rows(module) for module in model.modules() if isinstance(module, nn.Linear | StackedLinear)
     }
-    return {weight: layers[weight] for weight in model.parameters() if weight in layers and weight not in spared}
+    return {weight: layers[weight] for weight in model.parameters() if weight in layers and weight not in exempt}
 
 
 def _rows(layer: nn.Linear | StackedLinear) -> tuple[int, ...]:

@@ -130,7 +130,7 @@ def train_run(
             progress.warn(f"the run continues with other code: {note}")
         begin = time.perf_counter()
         with asked_to_end() as asked:
-            trainer = Trainer(run, record, watchers=[progress], until=until, asked_to_end=asked, processes=processes)
+            trainer = Trainer(run, record, watchers=[progress], until=until, should_stop=asked, processes=processes)
             time_of_start = datetime.now(UTC).isoformat(timespec="seconds")
             record.begin(command, time_of_start, session_code(record.facts, folder, code))
             for name, text in trainer.notes.items():
@@ -179,4 +179,4 @@ def follow_run(run: Run, folder: Path, processes: Processes, *, until: int | Non
     """Train along with the process that writes the folder, unless that process reports the run as complete."""
     if processes.agreed(None) is None:
         with asked_to_end() as asked:
-            Trainer(run, Follower(folder, run), until=until, asked_to_end=asked, processes=processes).train()
+            Trainer(run, Follower(folder, run), until=until, should_stop=asked, processes=processes).train()
