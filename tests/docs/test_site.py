@@ -83,7 +83,7 @@ def test_each_name_has_words() -> None:
 
 def test_a_command_has_its_options() -> None:
     text = pages()["commands/train"].write()
-    assert "| `--plan` | Print its length and costs; train nothing. |" in text
+    assert "| `--plan` | Print the run's length and costs; train nothing. |" in text
     assert "tfkit train \\[OPTIONS\\] RUN" in text or "tfkit train [OPTIONS] RUN" in text
 
 

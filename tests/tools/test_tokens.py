@@ -108,9 +108,7 @@ def test_nanogpt_files_are_read(tmp_path: Path) -> None:
         small_run(tmp_path, f"{{kind: tokens, files: {name}}}", length=20).digest for name in ("ids.npy", "ids.bin")
     }
     assert len(digests) == 1
-    assert "`odd.bin` is not a file of numbers of 16 bits" in refused(
-        tmp_path, "{kind: tokens, files: odd.bin}", length=20
-    )
+    assert "`odd.bin` must contain 16-bit ids" in refused(tmp_path, "{kind: tokens, files: odd.bin}", length=20)
 
 
 def test_a_digest_is_computed_once_for_each_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Runs: their documents, the contract of the kinds in their slots, these kinds, and the training loop.
+"""Runs: their documents, the contract of the kinds in their slots, the built-in kinds, and the training loop.
 
-Nothing below this package knows runs. It reaches tfkit as a plugin, `plugin.py`. Its documents and the contract import
-no torch; `training/` and the kinds do.
+No package below this package depends on runs: tfkit loads them as a plugin, `plugin.py`. The documents and the contract
+do not import torch; `training/` and the kinds do.
 """

@@ -1,4 +1,4 @@
-"""A run that fits together: its model as a graph, its data, the number of its steps, and what it means."""
+"""A checked run: its model as a graph, its data, the number of its steps, and the values that identify it."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ from tfkit.spec.provenance import Provenance
 from tfkit.spec.weight_files import content_of
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
-"""The FLOPs of a forward and a backward of a model, for that many sequences of that length."""
+"""Returns the FLOPs of a forward and backward pass for a model, a number of sequences, and their length."""
 CONTENT = "data_content"
-"""The path of the digest of the data."""
+"""Path of the digest of the data."""
 WEIGHTS_CONTENT = "weights_content"
-"""The path of the digest of the weights that the run begins with."""
+"""Path of the digest of the initial weights."""
 SUFFIX = "_content"
-"""The end of the path of any digest of content."""
+"""Suffix of the paths of digests of content."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was read and checked, before any tensor exists."""
+    """A run that has been read and checked. It contains no tensors."""
 
     file: RunFile
     graph: Graph
     count: CountFlops | None = None
-    """For a length in FLOPs."""
+    """The FLOP counter; required if the length of the run is in FLOPs."""
 
     @property
     def config(self) -> RunSpec:
-        """Its values."""
+        """The values of the run."""
         return self.file.config
 
     @property
     def data(self) -> Data:
-        """Its examples."""
+        """The data of the run."""
         return self.file.data
 
     @cached_property
     def steps(self) -> int:
-        """Updates in all."""
+        """Total number of training steps."""
         config, data = self.config, self.data
         if config.flops is None:
             examples = len(data.examples("train", "sequential"))
             return config.count_steps(tokens_of_step=self.tokens_of_step, examples=examples)
-        assert self.count is not None, "a run in FLOPs, read by something that cannot count them"
+        assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
             return math.ceil(config.flops / self.count(self.graph, config.batch.sequences, data.length))
         except SpecError as error:
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def tokens_of_step(self) -> int:
-        """Positions that an update reads."""
+        """Positions in the batch of a training step."""
         return self.config.batch.sequences * self.data.length
 
     def factor(self, step: int) -> float:
@@ -84,7 +84,7 @@ class Run:
 
     @cached_property
     def meaning(self) -> RunMeaning:
-        """The values that decide its numbers: its own, the model's, and the digests of the files that it reads."""
+        """The values that determine the results: of the run, of its model, and digests of the files that it reads."""
         values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         if self.config.weights is not None:
             values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
@@ -99,12 +99,12 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits that are equal for runs of one meaning."""
+        """32 hexadecimal digits, equal for runs with the same meaning."""
         return self.meaning.digest
 
     @cached_property
     def branch(self) -> Path | None:
-        """The checkpoint that the run branches from; raises SpecError if there is none of that step."""
+        """The checkpoint that the run branches from. Raises SpecError if that step has no checkpoint."""
         config = self.config.branch
         if config is None:
             return None
@@ -120,7 +120,7 @@ class Run:
                 f"the run in {quoted(str(shortest(folder)))} has no checkpoint {which}", "branch", help=help
             )
         if config.step >= self.steps:
-            message = f"a branch of step {config.step:,} must have more steps in all; got {self.steps:,}"
+            message = f"a branch from step {config.step:,} must have a later last step; got {self.steps:,}"
             raise self.error(message, "branch", help="raise `steps`, which includes the steps before the branch")
         return checkpoints[config.step]
 
@@ -143,7 +143,7 @@ class Run:
         return SpecError(Diagnostic(message, self.file.place(path), ".".join(path), help=help))
 
     def guarded(self, config: Component, method: str, *path: str) -> AbstractContextManager[None]:
-        """Turn an exception of a method of a kind into its error at a place of the run; without a path, at none."""
+        """Turn an exception of a kind's method into an error of that kind, located at `path`, or without a location."""
         return guarded(fault_in(type(config), path, self.file.provenance if path else Provenance()), method)
 
     def refused(self, error: Invalid, *path: str) -> SpecError:
@@ -152,14 +152,14 @@ class Run:
 
 
 def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None) -> Run:
-    """Read a run by its path, its folder, or the name of one that comes with tfkit, or take it; see `check_run`."""
+    """Read and check a run, which is a path, a run folder, the name of a shipped run, or a mapping; see `check_run`."""
     return check_run(read_run(run, plugins, sets=sets), count=count)
 
 
 def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
     """Check that the parts of a run fit together, and return the run. Raise SpecError if they do not.
 
-    `count` is for a run whose length is given in FLOPs.
+    `count` is required if the length of the run is in FLOPs.
     """
     with of_model():
         graph = expand(file.model)
@@ -174,7 +174,7 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
 def inputs_for(graph: Graph, names: Iterable[str], ahead: Collection[str] = ()) -> dict[str, str]:
     """Return the input of the model for each input of the data. Raise `Invalid` if they do not fit.
 
-    The loss computes the inputs `ahead`.
+    The data does not have the inputs `ahead`, because the loss computes them.
     """
     required = [name for name, signal in graph.inputs.items() if not signal.optional and name not in ahead]
     data_inputs = list(names)
@@ -188,15 +188,15 @@ def inputs_for(graph: Graph, names: Iterable[str], ahead: Collection[str] = ()) 
 
 def mask_of(graph: Graph, names: Iterable[str]) -> str:
     """Return the pairwise mask that separates the documents in a row. Raise `Invalid` without such a mask."""
-    deaf, (name, *more) = node_ignoring_pairs(graph), names
+    node, (name, *more) = node_ignoring_pairs(graph), names
     mask = graph.inputs[name].mask
     if more or mask is None:
         raise Invalid("", "the documents of a row can be separated only for a model with a single input, of any length")
-    if deaf is not None:
-        message = f"the model cannot separate the documents of a row: `{deaf}` ignores the pairwise mask"
+    if node is not None:
+        message = f"the model cannot separate the documents of a row: `{node}` ignores the pairwise mask"
         help = "use encoders, decoders and heads over single positions, which can separate documents"
-        if crosses_documents(graph.node(deaf)):
-            message = f"the model cannot separate the documents of a row: `{deaf}` carries a state across them"
+        if crosses_documents(graph.node(node)):
+            message = f"the model cannot separate the documents of a row: `{node}` carries a state across them"
             help = "train on rows of a single document"
         raise Invalid("", message, help=help)
     return mask
@@ -212,12 +212,12 @@ def padding_mask_of(graph: Graph, name: str) -> str:
 
 
 def _sizes(values: Array) -> tuple[int, ...] | None:
-    """Return the sizes of real numbers, without their batch and positions; None for ids."""
+    """Return the shape of features without batch and positions; None for ids."""
     return values.shape[2 if values.ndim == 3 else 1 :] if values.dtype == np.float32 else None
 
 
 def _check_model(run: Run) -> None:
-    """Raise SpecError if the model cannot read the data."""
+    """Raise SpecError if the model does not fit the data."""
     data, graph = run.data, run.graph
     first = data.examples("train", run.config.data.order).batch(np.zeros(1, np.int64))
     try:
@@ -272,16 +272,16 @@ def _check_machine(run: Run) -> None:
     ):
         if not has_effect:
             raise run.error(f"`{name}` has no effect: the model has no {lack}", "machine", name, help="remove it")
-    n, most = machine.recompute, max((len(stack.layers) for stack in stacks), default=0)
-    if isinstance(n, int) and n > most:
-        message = f"`recompute` must be at most {most}, the number of layers; got {n}"
+    n, depth = machine.recompute, max((len(stack.layers) for stack in stacks), default=0)
+    if isinstance(n, int) and n > depth:
+        message = f"`recompute` must be at most {depth}, the number of layers; got {n}"
         raise run.error(message, "machine", "recompute")
 
 
 def check_length(run: Run, split: str, *path: str) -> None:
-    """Raise SpecError if the model takes fewer positions than an evaluated split has.
+    """Raise SpecError if the examples of an evaluated split have more positions than the model takes.
 
-    Rows of such a split may be longer than `Data.length`, and have no part in the steps.
+    `Data.length` does not limit the rows of a split that is only evaluated.
     """
     limit, longest = max_len(run.graph), positions_of(run.data, split)
     if limit is not None and longest > limit:
@@ -290,19 +290,19 @@ def check_length(run: Run, split: str, *path: str) -> None:
 
 
 def positions_of(data: Data, split: str) -> int:
-    """Return the positions of the targets of a split's first example; 1 for an example with a single target."""
+    """Return the number of targets in the first example of a split; 1 for an example with a single target."""
     targets = data.examples(split, "sequential").batch(np.zeros(1, np.int64)).targets
     return int(targets[0].size)
 
 
 def _check_loss(run: Run, batch: Batch) -> None:
-    """Raise `Invalid` if the loss names what the model does not have, or if its targets do not fit the data."""
+    """Raise `Invalid` if the loss names unknown outputs or inputs, or if its targets do not fit the data."""
     loss, inputs, length = run.config.loss, run.graph.inputs, run.data.length
     tokens = [name for name, signal in inputs.items() if signal.type == "tokens" and name not in batch.inputs]
     for field, names, allowed in (("outputs", loss.terms, run.graph.outputs), ("ahead", loss.inputs_ahead, tokens)):
         if unknown := [name for name in names if name not in allowed]:
-            what = "an output of the model" if field == "outputs" else "an input of tokens that the data lacks"
-            message, near = f"`{unknown[0]}` is not {what}", similar("a name", unknown[0], allowed)
+            role = "an output of the model" if field == "outputs" else "an input of tokens that the data lacks"
+            message, near = f"`{unknown[0]}` is not {role}", similar("a name", unknown[0], allowed)
             raise Invalid(f"{field}.{unknown[0]}", message, notes=[f"names: {listing(allowed) or 'none'}"], help=near)
     for name, term in loss.terms.items():
         longest = 1 if name in batch.further_targets else length

@@ -1,7 +1,7 @@
 """The slots of a run: data, tokenizer, loss, optimizer, schedule, metric, callback, tracker.
 
-A kind of any of them is a config, registered like a component of a model. Nothing here imports torch: a run is checked,
-and its data read, before any tensor exists.
+A kind for any of these slots is a config, registered like a component of a model. This module does not import torch: a
+run is checked, and its data is read, before any tensor exists.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
 
 Ids: TypeAlias = "NDArray[np.int64]"
-"""Tokens, or numbers of examples."""
+"""Token ids, or indices of examples."""
 Array: TypeAlias = "NDArray[Any]"
-"""Tokens or real numbers of examples."""
+"""Inputs of examples: token ids, or real numbers."""
 IGNORED = -100
 """The target of a position that does not count."""
 Order = Literal["sampled", "shuffled", "sequential"]
@@ -37,7 +37,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**40)]
 """A number of steps, sequences, tokens."""
 Steps = Annotated[int, Field(ge=0, le=2**40)] | Annotated[float, Field(gt=0, lt=1)]
-"""A number of steps; or, below 1, a share of all steps of the run."""
+"""A number of steps; or, below 1, a fraction of the run's steps."""
 
 
 # ---- data ----
@@ -45,13 +45,13 @@ Steps = Annotated[int, Field(ge=0, le=2**40)] | Annotated[float, Field(gt=0, lt=
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples side by side: the model's inputs by name, and the target of each position.
+    """A batch of examples: the model's inputs by name, and the target of each position.
 
-    A model with one input gets the only one, whatever its name.
+    A model with a single input takes the only input of the batch, whatever its name.
     """
 
     inputs: Mapping[str, Array]
-    """Tokens [b, t]; or real numbers in float32: features [b, t, width], images or vectors. Sequences may differ in
+    """Token ids [b, t]; or real numbers in float32: features [b, t, width], images or vectors. Inputs may differ in
     their number of positions."""
     targets: Ids
     """[b, t]; or [b] for a model that returns logits once for each example. `IGNORED` where nothing counts."""
@@ -61,10 +61,11 @@ class Batch:
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Padding masks by input, [b, t], True where there is a token. An input without padding has no mask here."""
     alternatives: tuple[Batch, ...] = ()
-    """Rows to compare with, for a `ChoiceMetric`: the same questions, each with a different continuation. They count in
-    no loss. A row without a further alternative has no target there."""
+    """Batches for a `ChoiceMetric`: the same questions, each with a different continuation. The loss does not include
+    them. A row with fewer alternatives than the others has no targets in the last batches."""
     further_targets: Mapping[str, Ids] = field(default_factory=dict)
-    """Other targets of some outputs, by the name of the output: [b, t], or [b] for an output of a single vector."""
+    """Targets of outputs that do not use `targets`, by the name of the output: [b, t], or [b] for an output of a single
+    vector."""
 
     @property
     def count(self) -> int:
@@ -75,12 +76,12 @@ class Batch:
         """Return the targets of each term of a loss; without terms, `targets` under an empty name."""
         targets = {name: self.further_targets.get(name, self.targets) for name in terms} or {"": self.targets}
         for name, term in terms.items():
-            if further := term.shift - 1:
-                moved = np.full_like(targets[name], IGNORED)
-                moved[:, :-further] = targets[name][:, further:]
+            if distance := term.shift - 1:
+                shifted = np.full_like(targets[name], IGNORED)
+                shifted[:, :-distance] = targets[name][:, distance:]
                 if self.documents is not None:
-                    moved[:, :-further][self.documents[:, further:] != self.documents[:, :-further]] = IGNORED
-                targets[name] = moved
+                    shifted[:, :-distance][self.documents[:, distance:] != self.documents[:, :-distance]] = IGNORED
+                targets[name] = shifted
         return targets
 
     def rows(self, start: int, end: int) -> Batch:
@@ -93,11 +94,11 @@ class Batch:
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back, and to the file that `tfkit generate` reads."""
+    """Converts text to token ids and back, and writes the file that `tfkit generate` reads."""
 
     vocab_size: int
     file: str
-    """The name of its file in the folder of a model."""
+    """Name of the tokenizer's file in a model folder."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the ids of a text; raise ValueError for text that the tokenizer cannot express."""
@@ -109,7 +110,7 @@ class Tokenizer(Protocol):
         """Return the number of UTF-8 bytes that each id stands for."""
 
     def save(self, path: Path) -> None:
-        """Write its file."""
+        """Write the tokenizer's file."""
 
 
 def bare(tokenizer: Tokenizer, text: str) -> Sequence[int]:
@@ -122,14 +123,14 @@ class Examples(Protocol):
     """A finite list of examples, in an order that never changes."""
 
     def __len__(self) -> int:
-        """Return the number of examples, which make up one pass over the split."""
+        """Return the number of examples in one epoch of the split."""
 
     def batch(self, indices: Ids) -> Batch:
-        """Return the examples with these indices, [b]. The result depends on nothing else."""
+        """Return the examples with these indices, [b]. The result must depend only on the indices."""
 
 
 class Data(Protocol):
-    """Data that was read: the same for the same config, on every machine.
+    """Data that has been read. Equal configs must give equal data on every machine.
 
     If targets are classes instead of tokens, the data also has `n_classes`, one more than the largest target. A run's
     model can use it as `data.n_classes`. If each output has its targets in `Batch.further_targets`, `n_classes` is a
@@ -142,19 +143,19 @@ class Data(Protocol):
 
     @property
     def length(self) -> int:
-        """Positions of the longest example."""
+        """Number of positions of the longest example."""
 
     @property
     def splits(self) -> Sequence[str]:
-        """Their names: `train`, and others to evaluate on."""
+        """Names of the splits: `train`, and the splits to evaluate on."""
 
     @property
     def fingerprint(self) -> str:
-        """A digest of all that the config does not say, such as the content of files."""
+        """Digest of everything that the config does not determine, such as the content of files."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Text to ids and back; None if the ids stand for no text."""
+        """The tokenizer of the data; None if its ids do not stand for text."""
 
     def examples(self, split: str, order: Order) -> Examples:
         """Return the examples of a split.
@@ -164,17 +165,17 @@ class Data(Protocol):
 
 
 class DataConfig(Component):
-    """Slot `data`: the examples that a run learns from and is evaluated on.
+    """Slot `data`: the examples that a run is trained and evaluated on.
 
-    `build` reads them. The order in which a step takes examples is not its concern: the loop draws indices.
+    `build` reads the examples. The training loop chooses the indices of the examples of each step.
     """
 
     slot = "data"
 
     order: Order = "shuffled"
-    """sampled: with replacement; shuffled: all examples once in each pass, in a new order; sequential: in theirs."""
+    """sampled: with replacement; shuffled: each example once per epoch, in a new order; sequential: in stored order."""
     split: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=lambda: {"train": 0.9, "val": 0.1})
-    """The share of each split."""
+    """The fraction of the data in each split."""
 
     def check(self) -> None:
         """Raise `Invalid` unless there is a split `train` and the fractions add up to at most 1."""
@@ -188,7 +189,7 @@ class DataConfig(Component):
 
     @property
     def takes_length(self) -> bool:
-        """True if a run states the `length` of its examples; False if the data determines the length."""
+        """True if a run sets the `length` of the examples; False if the data determines the length."""
         return False
 
     @property
@@ -197,15 +198,15 @@ class DataConfig(Component):
         return tuple(self.split)
 
     def idle(self, split: str) -> frozenset[str]:
-        """Return the paths of fields that never change an example of an evaluated split; also `length` of a batch."""
+        """Return the paths of fields without effect on the examples of an evaluated split; also `length` of a batch."""
         return frozenset({"order"})
 
     def ends(self, size: int) -> dict[str, tuple[int, int]]:
-        """Return the range of each split, in the order of the config, in data of that size."""
-        ranges, start, share = {}, 0, 0.0
-        for name, part in self.split.items():
-            share += part
-            end = min(int(share * size + 1e-6), size)
+        """Return the range of each split in data of `size` items, in the order of the config."""
+        ranges, start, total = {}, 0, 0.0
+        for name, fraction in self.split.items():
+            total += fraction
+            end = min(int(total * size + 1e-6), size)
             ranges[name] = (start, end)
             start = end
         return ranges
@@ -216,11 +217,11 @@ class DataConfig(Component):
 
     @abstractmethod
     def build(self, length: int | None) -> Data:
-        """Read the data, in examples of `length` positions; raises `Invalid` if it cannot be used."""
+        """Read the data as examples of `length` positions; raise `Invalid` if the data cannot be used."""
 
 
 class TokenizerConfig(Component):
-    """Slot `tokenizer`: text to ids."""
+    """Slot `tokenizer`: the conversion of text to token ids."""
 
     slot = "tokenizer"
 
@@ -230,7 +231,7 @@ class TokenizerConfig(Component):
 
     @abstractmethod
     def build(self, text: str) -> Tokenizer:
-        """Build the tokenizer for data with this text, all splits together."""
+        """Build the tokenizer for data with this text, which includes all splits."""
 
 
 # ---- the step ----
@@ -242,31 +243,32 @@ class OutputConfig(Config):
     word_key: ClassVar[str | None] = "weight"
 
     weight: PositiveFloat = 1.0
-    """Factor of its loss."""
+    """Factor of the output's loss."""
     shift: PositiveCount = 1
-    """Distance of its targets if they are tokens: 1 predicts the next token, 2 the token after it."""
+    """Distance from a position to its target, for targets that are tokens: 1 predicts the next token, 2 the token after
+    it."""
 
 
 class LossConfig(Component):
-    """Slot `loss`: the function that training makes small."""
+    """Slot `loss`: the function that training minimizes."""
 
     slot = "loss"
 
     @property
     def terms(self) -> Mapping[str, OutputConfig]:
-        """The outputs in the loss, the main output first; empty if it takes the only output of the model."""
+        """The outputs in the loss, the main output first; empty if the loss uses the only output of the model."""
         return {}
 
     @property
     def inputs_ahead(self) -> Mapping[str, int]:
-        """The inputs of the model that are its tokens, this many positions ahead, and that no data has."""
+        """Inputs of the model that the loss fills with the data's tokens, each with its number of positions ahead."""
         return {}
 
     @property
     def undivided(self) -> bool:
         """True if the loss of a step is not the sum of the losses of its sequences.
 
-        It cannot be computed in micro-batches or by several processes.
+        Such a loss cannot be computed in micro-batches or by several processes.
         """
         return False
 
@@ -274,20 +276,21 @@ class LossConfig(Component):
     def build(self, model: fx.GraphModule) -> nn.Module:
         """Build a module that takes inputs and targets, and returns the sum over the positions that count.
 
-        The loop divides it by the number of these positions in the whole step. A loss with `terms` takes the targets of
-        each by name, and returns the sum of each, [n]; the loop divides each sum by its count, then weighs it.
+        The training loop divides the sum by the number of these positions in the full step. A loss with `terms` takes
+        the targets of each term by name, and returns the sum of each term, [n]; the loop divides each sum by the count
+        of its term, and multiplies the quotient by the term's weight.
         """
 
 
 class GroupConfig(Config):
-    """Parameters with settings of their own."""
+    """A group of parameters with separate settings."""
 
     match: str
     """A pattern of parameter names, such as `*.attention.*`."""
     lr: PositiveFloat | None = None
-    """Their learning rate."""
+    """Learning rate of these parameters."""
     weight_decay: NonNegative | None = None
-    """Their weight decay."""
+    """Weight decay of these parameters."""
 
     def check(self) -> None:
         """Raise `Invalid` for a rule without effect."""
@@ -302,39 +305,39 @@ class OptimizerConfig(Component):
     slot = "optimizer"
 
     lr: PositiveFloat
-    """The learning rate; the schedule multiplies it."""
+    """The learning rate, which the schedule multiplies by its factor."""
     weight_decay: NonNegative = 0.0
-    """The decay of matrices; norms, biases and tables have none."""
+    """Weight decay of matrices; norms, biases and embedding tables do not decay."""
     decay_all: bool = False
     """If true, every parameter decays."""
     groups: tuple[GroupConfig, ...] = ()
-    """Parameters with settings of their own; where several match, the last one counts."""
+    """Groups of parameters with separate settings; if several groups match a parameter, the last group applies."""
 
     @property
     def rest(self) -> OptimizerConfig | None:
-        """The optimizer of all but the matrices inside the model; None if this one takes everything."""
+        """The optimizer of all parameters except matrices inside the model; None if this optimizer takes them all."""
         return None
 
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Build the optimizer of these groups, each with `params`, `lr` and `weight_decay`.
 
-        If there is a `rest`, the groups of matrices inside the model also have `matrices`: for each parameter, rows of
-        the matrices in it, several where layers are fused or stacked. The optimizer's state is tensors, and depends on
-        nothing but the gradients and settings of all steps.
+        If the config has a `rest`, the groups of matrices inside the model also have `matrices`: for each parameter,
+        the number of rows of each matrix in it. Parameters of fused or stacked layers contain several matrices. The
+        state of the optimizer must consist of tensors, and depend only on the gradients and settings of all steps.
         """
 
 
 class ScheduleConfig(Component):
     """Slot `schedule`: the factor of the learning rate at each step.
 
-    Step 1 is the first, with the factor 1 / warmup; step `warmup` has the full rate, and step `steps` the final one.
+    Steps count from 1. The factor is 1 / warmup at step 1, rises to 1 at step `warmup`, and ends at step `steps`.
     """
 
     slot = "schedule"
 
     warmup: Steps = 0
-    """Steps of a linear rise to the full rate; below 1, a share of all steps."""
+    """Number of steps in which the rate rises linearly to its full value; below 1, a fraction of all steps."""
 
     def factor(self, step: int, steps: int) -> float:
         """Return the factor at a step, from 1 to `steps`; above 0 during warmup."""
@@ -343,7 +346,7 @@ class ScheduleConfig(Component):
 
     @abstractmethod
     def after(self, done: int, left: int) -> float:
-        """Return the factor `done` steps after the peak, from 1 to `left`, the number of steps after the peak."""
+        """Return the factor `done` steps after the peak. `left` is the total number of steps after the peak."""
 
     def check_steps(self, steps: int) -> None:
         """Raise `Invalid` if the run has too few steps; overriding methods call `super().check_steps(steps)`."""
@@ -353,12 +356,12 @@ class ScheduleConfig(Component):
             raise Invalid("warmup", message, help=f"set `warmup` to at most {steps:,} steps")
 
 
-def count_of(part: int | float, steps: int) -> int:
-    """Convert a number of steps, or a share of the steps, to a number of steps."""
-    return part if isinstance(part, int) else round(part * steps)
+def count_of(number: int | float, steps: int) -> int:
+    """Convert a number of steps, or a fraction of `steps`, to a number of steps."""
+    return number if isinstance(number, int) else round(number * steps)
 
 
-# ---- what is seen of it ----
+# ---- metrics, callbacks, trackers ----
 
 
 @dataclass(frozen=True)
@@ -379,11 +382,11 @@ class Metric:
     position to a value, and adds up the values of complete examples. The evaluation adds these sums over all batches
     and processes, so an instance accumulates nothing. It is built for one evaluation of one split.
 
-    This base class reads targets alone, which are also the values. See `LogitMetric` and `DecodedMetric`.
+    In this base class, the values are the targets. Subclasses compute them: see `LogitMetric` and `DecodedMetric`.
     """
 
     def sums(self, values: Tensor, targets: Tensor) -> Any:
-        """Return the sums over some examples, an object that `+` adds to the sums over others.
+        """Return the sums over some examples, an object that `+` adds to the sums over different examples.
 
         By default, the sum of the values at positions that count, and the number of these positions.
 
@@ -416,33 +419,33 @@ class ChoiceMetric(LogitMetric):
 
 
 class DecodedMetric(Metric):
-    """A metric whose values are computed from what the model generates."""
+    """A metric whose values are computed from tokens that the model generates."""
 
     @abstractmethod
     def values(
         self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
     ) -> Tensor:
-        """Return a value for each position, [b, t]; raise `Invalid` if the examples are not of that kind.
+        """Return a value for each position, [b, t]; raise `Invalid` if the metric does not apply to the examples.
 
         Args:
             model: the model, in eval mode.
             inputs: the inputs of the model, [b, t] each.
             targets: [b, t]; `IGNORED` where nothing counts.
             seed: the number of the batch.
-            first: the number of the first example within the batch. Random numbers must follow from the seed and the
-                number of an example, so that results do not depend on `micro_batch`.
+            first: the index of the first example within the batch. Random numbers must depend only on the seed and the
+                index of an example, so that results do not depend on `micro_batch`.
         """
 
 
 class MetricConfig(Component):
-    """Slot `metric`: a number of an evaluation."""
+    """Slot `metric`: a number that evaluations compute."""
 
     slot = "metric"
     each_output: ClassVar[bool] = False
-    """True if it is computed for each output in the loss; False if it is for the main output alone."""
+    """True if the metric is computed for each output in the loss; False if only for the main output."""
 
     def names(self, split: str, terms: Iterable[str]) -> dict[str, str | None]:
-        """Return the names of its numbers, each with the output that it is about; None for the main output."""
+        """Return the names that the metric has in reports, each with its output; None for the main output."""
         kind, further = self.kind_name(), [*terms][1:] if self.each_output else []
         return {f"{split}.{kind}": None, **{f"{split}.{output}.{kind}": output for output in further}}
 
@@ -452,7 +455,7 @@ class MetricConfig(Component):
 
 
 class Training(Protocol):
-    """The run as a callback sees it."""
+    """The part of a run that callbacks can use."""
 
     model: fx.GraphModule
     """The model, with its current weights."""
@@ -461,31 +464,31 @@ class Training(Protocol):
     seed: int
     """The seed of the run."""
     step: int
-    """Updates so far."""
+    """Number of steps so far."""
     steps: int
-    """Updates in all."""
+    """Total number of steps."""
 
     def log(self, name: str, value: float) -> None:
         """Add a number to the line that this step, or this evaluation, writes to the run's record and trackers.
 
-        Only for `on_step` and `on_eval`. With several processes, the number of the first process is written. A number
-        that is not finite is written, but is not part of any curve.
+        Call it only in `on_step` and `on_eval`. With several processes, the value of the first process is written. A
+        value that is not finite is written, but is not part of any curve.
 
         Raises:
             Invalid: the name is taken, or the value is not a number; or there is no line, as in `on_start`.
         """
 
     def text(self, name: str, text: str) -> None:
-        """Note a text in the run's record and trackers."""
+        """Write a text to the run's record and trackers."""
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the arguments of the model for examples, by name, on the model's device; masks among them."""
+        """Return the arguments of the model for a batch, including masks, by name and on the model's device."""
 
     def stop(self, reason: str) -> None:
-        """End the run after this step; it then counts as finished."""
+        """End the run after this step. The run then counts as finished."""
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the run's splits and metrics with the current weights; return no numbers in a run without `eval`."""
+        """Evaluate the run's splits and metrics with the current weights; return an empty dict without `eval`."""
 
     def save_model(self, name: str) -> None:
         """Write the model with its current weights to the folder `name` in the run's folder, replacing that folder."""
@@ -494,43 +497,43 @@ class Training(Protocol):
 class Callback:
     """An observer of a run, whose methods do nothing unless overridden.
 
-    It may read everything and draw random numbers. It cannot change the training, except that it may reject updates and
-    end the run.
+    A callback may read the state of the run and draw random numbers. It can reject updates and end the run, but cannot
+    affect the training in any different way.
     """
 
     def on_start(self, training: Training) -> None:
         """Run before the first step of this process."""
 
     def reject(self, training: Training, numbers: Mapping[str, float]) -> str | None:
-        """Return a reason to leave out an update, or None, from its `loss`, `lr` and `grad_norm`.
+        """Return a reason to skip an update, or None. `numbers` are the `loss`, `lr` and `grad_norm` of the step.
 
-        The weights are those before the update, and have gradients. The step counts nevertheless, so the next step
-        trains on further examples. `training.step` is the step before.
+        The weights have gradients, but are not updated yet. A skipped step counts, so the next step trains on new
+        examples. `training.step` is the number of the previous step.
         """
         return None
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
-        """Run after an update, with its numbers: `loss`, `lr`, `grad_norm`; `training.log` adds further numbers."""
+        """Run after an update with its `loss`, `lr` and `grad_norm`; `training.log` adds more numbers."""
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
-        """Run after an evaluation, with its numbers: `val.loss`; `training.log` adds further numbers."""
+        """Run after an evaluation with its metrics, such as `val.loss`; `training.log` adds more numbers."""
 
     def on_end(self, training: Training) -> None:
         """Run after the last step of this process."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a continued run needs, as JSON data."""
+        """Return the state that a resumed run needs, as JSON data."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the `state` of a checkpoint."""
+        """Restore the `state` of a checkpoint."""
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors that a continued run needs, by name, such as averages of weights."""
+        """Return the tensors that a resumed run needs, by name, such as averages of weights."""
         return {}
 
     def restore_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up the `tensors` of a checkpoint, if it has any. They are full tensors on the CPU."""
+        """Restore the `tensors` of a checkpoint, if it has any. They are full tensors on the CPU."""
 
 
 class CallbackConfig(Component):
@@ -544,16 +547,16 @@ class CallbackConfig(Component):
 
 
 class Tracker(Protocol):
-    """A place that shows the numbers of a run, in addition to `metrics.jsonl`."""
+    """A service that shows the metrics of a run, in addition to `metrics.jsonl`."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Note the numbers of a step."""
+        """Log the numbers of a step."""
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Note a text."""
+        """Log a text."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending entries, and release resources."""
 
 
 @dataclass(frozen=True)
@@ -562,17 +565,17 @@ class TrackedRun:
 
     name: str
     folder: Path
-    """Its folder, where a tracker may keep files."""
+    """The run folder, in which a tracker may store files."""
     step: int
-    """The step after which it continues: a tracker drops later steps that it has. 0 for a new run."""
+    """The step after which the run resumes; 0 for a new run. A tracker removes later steps that it has stored."""
     values: Mapping[str, Any]
     """Each value of the run and of its model, by its path: `optimizer.lr`, `model.graph.decoder.n_layers`."""
     graph: Graph
-    """Its model."""
+    """The model of the run."""
 
 
 class TrackerConfig(Component):
-    """Slot `tracker`: a place that numbers are shown in."""
+    """Slot `tracker`: a service that shows the metrics of a run."""
 
     slot = "tracker"
     extra: ClassVar[str | None] = None

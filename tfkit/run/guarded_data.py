@@ -1,4 +1,4 @@
-"""Data of a run. Exceptions in its code, and batches that break its contract, become errors of its kind."""
+"""Guards around the data of a run: exceptions and batches that violate the contract become errors of its kind."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tfkit.errors import SpecError
 from tfkit.run.contract import IGNORED, Batch, Data, Examples, Ids, Order, Tokenizer
 
 Fault = Callable[[str, BaseException], SpecError]
-"""The function that returns the error for the name of a method that failed, and its exception."""
+"""Builds the error for the name of a failed method and its exception."""
 
 
 @contextmanager
 def guarded(fault: Fault, method: str) -> Iterator[None]:
-    """Turn an exception of a component's method into its error. SpecError and an interrupt pass."""
+    """Turn an exception of a component's method into an error of the component, except SpecError and interrupts."""
     try:
         yield
     except (SpecError, KeyboardInterrupt):
@@ -26,7 +26,7 @@ def guarded(fault: Fault, method: str) -> Iterator[None]:
 
 
 class GuardedData:
-    """Data whose methods are guarded."""
+    """Data whose exceptions become errors of its kind, and whose batches are checked."""
 
     def __init__(self, data: Data, fault: Fault) -> None:
         self._data, self._fault = data, fault
@@ -37,7 +37,7 @@ class GuardedData:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that the config does not determine, such as the content of files."""
+        """Digest of everything that the config does not determine, such as the content of files."""
         with guarded(self._fault, "`fingerprint`"):
             return self._data.fingerprint
 
@@ -87,7 +87,7 @@ class _GuardedExamples:
             return len(self._examples)
 
     def batch(self, indices: Ids) -> Batch:
-        """Return the examples of these indices."""
+        """Return the examples with these indices."""
         with guarded(self._data._fault, "`batch`"):
             batch = self._examples.batch(indices)
         return self._data.check(batch, len(indices))

@@ -2,14 +2,14 @@
 
 The unit is a statement at the top of a module: a class, a function, a constant. A class reaches the statements that
 bind the names in it, then the names in those, and so on, through imports into other modules. Therefore an edit of a
-helper module changes the digest of each kind that uses it, and a new kind in the same file changes no digest: a
-researcher adds the next variant to the file of the last one, and the runs of the last one stay valid.
+helper module changes the digest of each kind that uses it, and a new kind in the same file changes no digest. When a
+researcher adds the next variant to the file of the previous variant, the runs of the previous variant stay valid.
 
 A digest covers the syntax tree without comments, docstrings and layout, so that a reformatted file is the same code. It
 does not use `ast.dump`, whose text differs between versions of Python.
 
 Imports are followed inside the package of the importing module, and into modules next to that package, which belong to
-the same plugin. Installed libraries are not followed: a run's record has the versions of those that matter. Of tfkit,
+the same plugin. Installed libraries are not followed: the run folder records the versions that matter. Of tfkit,
 the modules that compute the numbers of a run are followed. How tfkit reads a spec is not code of the run, since the
 values that it read are compared themselves.
 """
@@ -50,11 +50,11 @@ _IMPORT = ast.Import | ast.ImportFrom
 _REFERRING = frozenset({ast.Import, ast.ImportFrom, ast.Attribute})
 
 
-@cache  # the first call decides: an edit of a module that was imported does not run in this process
+@cache  # an edit of a module that has been imported does not run in this process
 def reached(cls: type) -> Mapping[str, str]:
     """Return a digest for each module with statements that a class reaches."""
     enabled = gc.isenabled()
-    gc.disable()  # it would search all objects of torch several times, which takes longer than the rest
+    gc.disable()  # a collection would search all objects of torch several times, which takes longer than the rest
     try:
         return _reached(cls)
     finally:
@@ -85,7 +85,7 @@ def _references(module: str, name: str | None, counted: dict[str, set[int]]) -> 
         if any(name in _source(star).names for star in source.stars):
             yield from ((star, name) for star in source.stars)
             return
-        name = None  # made by `__getattr__`, or in a file that is no source
+        name = None  # created by `__getattr__`, or in a file that is not source code
     numbers = counted.setdefault(module, set())
     for number in source.needed(name) - numbers:
         numbers.add(number)
@@ -97,7 +97,7 @@ def _references(module: str, name: str | None, counted: dict[str, set[int]]) -> 
 
 
 def _digest(module: str, numbers: Iterable[int]) -> str:
-    """Return the digest of statements; empty for imports that are followed, whose modules have digests themselves."""
+    """Return the digest of statements; empty if they are followed imports, whose modules have separate digests."""
     statements = [_source(module).statements[number] for number in sorted(numbers)]
     digests = [statement.digest for statement in statements if not (statement.is_import and statement.imports)]
     return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest() if digests else ""
@@ -114,17 +114,17 @@ class _ModuleSource:
         self._foreign = frozenset(name for statement in imports if not statement.imports for name in statement.binds)
 
     def needed(self, name: str | None) -> set[int]:
-        """Return the numbers of the statements that a name needs, or of all."""
+        """Return the indices of the statements that a name needs; of all statements for None."""
         if name is None:
             return set(range(len(self.statements)))
         return self._needed.get(name, set()) | self._needed.get(None, set())
 
     @cached_property
     def _needed(self) -> dict[str | None, set[int]]:
-        """The numbers of the statements that each name needs; by None those that any name needs.
+        """The indices of the statements that each name needs; under None, the statements that every name needs.
 
-        `TABLE["own"] = build` binds no name, and is needed by those in it. `@counted` may put a function into a table.
-        A decorator of a library, such as `dataclass`, acts on the definition below it alone.
+        `TABLE["gqa"] = build` binds no name, so the names in it need it. `@counted` may add a function to a table. A
+        decorator of a library, such as `dataclass`, affects only the definition below it.
         """
         needed: dict[str | None, set[int]] = {}
         for number, statement in enumerate(self.statements):
@@ -144,17 +144,17 @@ class _Statement:
 
     @property
     def digest(self) -> bytes:
-        """The digest of its syntax tree."""
+        """The digest of the statement's syntax tree."""
         return self._content[0]
 
     @property
     def uses(self) -> frozenset[str]:
-        """All names in it."""
+        """All names in the statement."""
         return self._content[1]
 
     @property
     def imports(self) -> frozenset[Reference]:
-        """The references of the imports in it that are followed, at any depth."""
+        """The references of the followed imports in the statement, at any depth."""
         return self._content[2]
 
     @property
@@ -193,7 +193,7 @@ class _SyntaxReader:
         self._module = module
 
     def read(self, node: ast.AST) -> None:
-        """Add a node and all nodes below it."""
+        """Read a node and all nodes below it."""
         add, kind = self.text.append, type(node)
         add(kind.__name__)
         for name in node._fields:
@@ -216,7 +216,7 @@ class _SyntaxReader:
 
 
 def _is_docstring(node: ast.AST) -> bool:
-    """Return True for a docstring, or any other string that is a statement."""
+    """Return True for a statement that consists of a string, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
@@ -255,7 +255,7 @@ def _home(name: str) -> str:
 
 
 def _is_followed(name: str, importer: str) -> bool:
-    """Return True if the code of a module counts where another module imports it."""
+    """Return True if the code of a module belongs to the code of the module that imports it."""
     top, package = name.partition(".")[0], importer.partition(".")[0]
     if top == PACKAGE:
         return any(name == computing or name.startswith(f"{computing}.") for computing in COMPUTING)
@@ -267,7 +267,7 @@ def _is_followed(name: str, importer: str) -> bool:
 
 @cache
 def _source(module: str) -> _ModuleSource:
-    """Return the statements of a module; a file that is no source is a single one."""
+    """Return the statements of a module; a file that is not source code counts as a single statement."""
     file = _file(module)
     content = b"" if file is None else file.read_bytes()
     try:
@@ -279,7 +279,7 @@ def _source(module: str) -> _ModuleSource:
 
 
 def _parts(node: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield a statement without docstrings, an import name by name."""
+    """Yield a statement without docstrings; split an import into one statement per name."""
     if isinstance(node, ast.Import):
         yield from (ast.Import([alias]) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -314,5 +314,5 @@ def _folder(module: str) -> Path | None:
 
 
 def _shown(module: str) -> str:
-    """Return the name of a module; of a plugin that is a file or a folder, without the digest of its path."""
+    """Return the name of a module, without the digest of the path if the module is a plugin file or folder."""
     return re.sub(rf"^{OWN_NAME}(.*?)_[0-9a-f]{{8}}(?=\.|$)", r"\1", module)

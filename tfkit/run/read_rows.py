@@ -1,6 +1,6 @@
 """Rows of data files, read one after the other: jsonl, csv, tsv, parquet, arrow, and folders that `datasets` wrote.
 
-Nothing but the row at hand is in memory. Parquet and arrow need the library pyarrow, the extra `data`.
+Rows that have been yielded are not kept in memory. Parquet and arrow need the library pyarrow, the extra `data`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Row:
         return self.values[column]
 
     def text(self, column: str) -> str:
-        """Return the text in a column; raise `Invalid` for any other value."""
+        """Return the text in a column; raise `Invalid` if the value is not text."""
         value = self[column]
         if not isinstance(value, str):
             raise self.error(column, "text")
         return value
 
     def error(self, column: str, expected: str, help: str = "correct the row, or name a different column") -> Invalid:
-        """Build the error of a value that is not as expected, with file, row, column and value."""
+        """Build the error for an unexpected value, with file, row, column and value."""
         value = json.dumps(self.values[column], default=str, ensure_ascii=False)
         message = f"{self.place}: column `{column}` must be {expected}; got {quoted(value)}"
         return Invalid("files", message, help=help)
@@ -66,7 +66,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file, or of a folder that `Dataset.save_to_disk` of the library `datasets` wrote.
 
     Raises:
-        Invalid: the file is of another type, cannot be read or is damaged; or pyarrow is not installed.
+        Invalid: the file has an unknown type, cannot be read or is damaged; or pyarrow is not installed.
     """
     if path.is_dir():
         read = _folder_rows

@@ -1,6 +1,6 @@
-"""From the file of a run to a checked one: the same language as of models, and a model inside.
+"""Reading a run: from its file to resolved values, a model and data. The language is the language of specs.
 
-`model:` is a path, the name of a spec, or a spec in place. A run that extends another changes its model too.
+`model:` is a path, the name of a spec, or an inline spec. A run that extends a different run also changes its model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
 SIZES = {"data.vocab_size": "vocab_size", "data.n_classes": "n_classes"}
-"""Values in a run's model that stand for a size of the data, and the attribute of the data."""
+"""Values in a run's model that stand for a size of the data, each with the attribute of the data."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def shipped_runs() -> list[str]:
 def find_run(
     name: str | os.PathLike[str], *, folder: Path | None = None, span: Span | None = None, key: str = "extends"
 ) -> Path:
-    """Return the file of a run, named by its path, the folder that it was trained in, or the name of a shipped run.
+    """Return the file of a run. `name` is its path, the folder in which it was trained, or the name of a shipped run.
 
     Relative paths start from `folder`. `key` is the key whose value is the name, at `span`. Raises SpecError
     if there is no such file.
@@ -125,11 +125,11 @@ def is_run(name: str, specs: KnownSpecs, *, folder: Path = Path(), depth: int = 
 
 
 AnyRun: TypeAlias = str | os.PathLike[str] | MappingABC[Any, Any]
-"""A run by its name, its path, its folder, or as a mapping with the keys and values of its YAML."""
+"""The name of a run, its path, its folder, or a mapping with the keys and values of its YAML."""
 
 
 def read_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunFile:
-    """Read a run, its model and its data, changed by `sets` (`path=value`); raises SpecError with every error in it."""
+    """Read a run with its model and data, changed by `sets` (`path=value`). Raise SpecError with all of its errors."""
     if isinstance(run, MappingABC):
         return resolve_run(RunText.take(run, plugins, sets=sets), plugins)
     return resolve_run(RunText.read(find_run(run), plugins, sets=sets), plugins)
@@ -144,18 +144,18 @@ class RunText:
 
     @classmethod
     def read(cls, path: Path, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
-        """Read a file, changed by `sets`."""
+        """Read a file, and apply the changes in `sets`."""
         root = read_based(path, _runs(plugins.specs))
         return cls(_changed(root, list(sets), plugins), str(shortest(path)))
 
     @classmethod
     def take(cls, data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
-        """Take a mapping, changed by `sets`; paths in it start at the current folder."""
+        """Convert a mapping, and apply the changes in `sets`. Relative paths start at the current folder."""
         root = based(read_data(data), Path(), _runs(plugins.specs))
         return cls(_changed(root, list(sets), plugins), root.span.source.name)
 
     def assigned(self, change: Change, plugins: Plugins) -> RunText:
-        """Return the run with a value assigned, as by `--set`."""
+        """Return the run with a value set, as by `--set`."""
         return replace(self, root=_assigned(self.root, change, plugins))
 
     def merged(self, patch: Mapping, folder: Path, plugins: Plugins) -> RunText:
@@ -163,7 +163,7 @@ class RunText:
         return replace(self, root=_runs(plugins.specs).merge(self.root, patch, folder))
 
     def of_length(self, number: Scalar, *, of: Literal["steps", "tokens"]) -> RunText:
-        """Return the run with another length, in steps or tokens."""
+        """Return the run with a new length, in steps or tokens."""
         root = without(self.root, ENDS)
         return replace(self, root=Mapping({**root.items, of: number}, {**root.keys, of: number.span}, root.span))
 
@@ -172,7 +172,7 @@ class RunText:
 
 
 def _runs(specs: KnownSpecs) -> Language:
-    """Build the language of runs."""
+    """Return the functions that find, read and merge runs."""
 
     def find(name: str, folder: Path, span: Span) -> Path:
         return find_run(name, folder=folder, span=span)
@@ -199,7 +199,7 @@ def _ended(patch: Mapping) -> frozenset[str]:
 
 
 def _merged_model(under: Node | None, model: Node | None, folder: Path, specs: KnownSpecs) -> Node | None:
-    """Merge a model over the model of the base. A name, or a model that extends another, replaces it."""
+    """Merge a model over the model of the base. A name, or a model with `extends`, replaces the base's model."""
     if isinstance(model, Mapping) and "extends" not in model.items and isinstance(under, Mapping):
         return extended(without(under, {"parameters"}), model)
     return under if model is None else _model(model, folder, specs)
@@ -210,7 +210,7 @@ def _with_model(root: Mapping, model: Node, key: Span) -> Mapping:
 
 
 def _model(node: Node, folder: Path, specs: KnownSpecs) -> Node:
-    """Return the tree of the spec that `model:` names or holds."""
+    """Return the tree of the spec that `model:` names or contains."""
     language = models(specs)
     if isinstance(node, Scalar) and isinstance(node.value, str):
         return read_named(node, MODEL, folder, language)
@@ -259,7 +259,7 @@ def _assigned(root: Mapping, change: Change, plugins: Plugins) -> Mapping:
 
 
 def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | None = None) -> RunFile:
-    """Resolve a run. `loaded` is the data that was read before; newly read data is added to it. Raises SpecError."""
+    """Resolve a run. `loaded` is a cache of data that has been read; new data is added to it. Raises SpecError."""
     root, model = text.root, text.root.items.get(MODEL)
     settings = without(root, {MODEL})
     scope: dict[str, Scoped] = {}
@@ -334,7 +334,7 @@ def _with_located_content(value: Any, path: tuple[str, ...], provenance: Provena
 
 
 def _absolute(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:
-    """Return a path, or several, that start at the folder of the text that has them."""
+    """Make a path, or several paths, absolute. Relative paths start at the folder of the file that contains them."""
     if isinstance(value, tuple):
         return tuple(_absolute(part, (*path, str(index)), provenance) for index, part in enumerate(value))
     span = provenance.span(path) or provenance.span(path[:-1])
@@ -362,7 +362,7 @@ def _with_sizes(node: Node, data: Data) -> Mapping:
 
 
 def _with_size(node: Scalar, data: Data) -> Scalar:
-    """Return the number of a size of the data; any other value unchanged."""
+    """Replace the name of a size of the data by its number; return all other values unchanged."""
     value = str(node.value)
     key = next((key for key in SIZES if f"{value}.".startswith(f"{key}.")), None)
     if key is None:

@@ -1,7 +1,7 @@
-"""From the file of a sweep to a checked one, whose variants are texts of runs.
+"""Reading a sweep: from its file to checked values, and variants as runs that are not resolved yet.
 
-A key of a variant with a point in it is a path, and its value is assigned as by `--set`; any other key changes the run
-as in a run that extends it: mappings merge, and another kind starts anew.
+A key of a variant that contains a point is a path, and its value is set as by `--set`. Every other key changes the run
+as in a run that extends it: mappings merge, and a different kind discards the fields of the previous kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfkit.spec.tree import Sequence as ListNode
 
 @dataclass(frozen=True)
 class Setting:
-    """The values of a path that a sweep goes through; or their range, with the place where it is written."""
+    """The path of a setting, and its values in the grid or in tuning, or their range with its location in the file."""
 
     path: str
     values: tuple[Change, ...]
@@ -39,13 +39,13 @@ class Setting:
     key: Span
 
     def change(self, value: Any) -> Change:
-        """Return the change to a value of the range."""
+        """Return the change that sets a value of the range."""
         return _change(self.path, self.key, Scalar(value, self.key))
 
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A sweep that has been read. `variants` are runs that are not resolved yet, by name."""
+    """A sweep that has been read. `variants` are unresolved runs by name."""
 
     name: str
     config: SweepSpec
@@ -57,7 +57,7 @@ class SweepFile:
     file: str
 
     def error(self, message: str, *path: str, notes: tuple[str, ...] = (), help: str | None = None) -> SpecError:
-        """Return an error about a value of the sweep."""
+        """Build an error about a value of the sweep."""
         return SpecError(Diagnostic(message, self.provenance.span(path), ".".join(path), notes, help))
 
 
@@ -149,7 +149,7 @@ def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> Run
     for name, value in changes.items.items():
         key = changes.keys[name]
         if name in ("seed", "tfkit", "extends"):
-            help = "use `seeds` of the sweep, which applies to all variants" if name == "seed" else None
+            help = "set the `seeds` of the sweep, which apply to all variants" if name == "seed" else None
             raise SpecError(Diagnostic(f"a variant cannot change `{name}`", key, name, help=help))
         if "." in name:
             run = run.assigned(_change(name, key, value), plugins)

@@ -1,8 +1,8 @@
-"""The meaning of a run: the values that decide its numbers, by which its folder is named and recognized.
+"""The meaning of a run: the values that determine its results, which name and identify its folder.
 
-The digest is of values that are not the defaults of their fields, and so stays as it is when a kind gets a field whose
-default changes nothing. A folder keeps every value: if a default has changed since, it is the folder of another run.
-Files whose content decides the results of a run count by their content, wherever they lie.
+The digest covers only values that differ from the defaults of their fields. It therefore stays the same when a kind
+gets a new field whose default changes nothing. The folder stores every value: if a default has changed since, the
+folder belongs to a different run. Files that determine the results count by their content, not by their path.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tfkit.spec.weight_files import content_of
 
 Value: TypeAlias = "str | int | float | bool | None"
 LABELS = frozenset({"name", "description", "source", "requires", "parameters", "checkpoint"})
-"""Keys at the top of a model that change none of its numbers."""
+"""Keys at the top of a model that have no effect on its results."""
 
 
 @dataclass(frozen=True)
 class RunMeaning:
-    """The values of a run and of its model; `others` are values without a field, such as digests of files."""
+    """The values of a run and its model. `others` are values that are not fields, such as digests of files."""
 
     run: RunSpec
     model: ModelSpec
@@ -41,16 +41,16 @@ class RunMeaning:
 
     @cached_property
     def values(self) -> Mapping[str, Value]:
-        """Each value by its path."""
+        """All values by path."""
         return dict(_flat(self._nested(whole=True), ""))
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits for the values that are not defaults."""
+        """Digest of the values that are not defaults, 32 hexadecimal digits."""
         return _digest(self._given)
 
     def differences(self, before: Mapping[str, Value]) -> list[str]:
-        """Return the paths whose values differ from a folder. A path that the folder lacks has its default."""
+        """Return the paths whose values differ from those in a folder. A path that the folder lacks has its default."""
         here, set_values = self.values, dict(_flat(self._given, ""))
         changed = [path for path, value in before.items() if path not in here or here[path] != value]
         return [*changed, *(path for path in set_values if path not in before)]
@@ -68,13 +68,13 @@ class RunMeaning:
 
 @dataclass(frozen=True)
 class _Plain:
-    """Configs as JSON data: unless `whole`, without values that are the defaults of their fields."""
+    """Converts configs to JSON data. Without `whole`, values that are the defaults of their fields are omitted."""
 
     material: bool
     whole: bool
 
     def entries(self, config: Config) -> dict[str, Any]:
-        """Return the values of a config by name, and its kind."""
+        """Return the values of a config by name, with its kind."""
         values, fields = config.material() if self.material else dict(config), type(config).model_fields
         plain = {name: self.value(value) for name, value in values.items()}
         if not self.whole:
@@ -91,7 +91,7 @@ class _Plain:
         return [self.value(entry) for entry in value] if isinstance(value, tuple | list) else value
 
     def _usual(self, field: FieldInfo, plain: Any) -> bool:
-        """Return True if the plain value of a field is its default; of a slot, the unchanged default kind."""
+        """Return True if the plain value of a field is its default or, for a slot, the unchanged default kind."""
         kind, shape = extra(field, "default_kind"), shape_of(field.annotation)
         if kind is not None and shape is not None:
             usual = {str(shape.config.word_key): kind}
@@ -102,7 +102,7 @@ class _Plain:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Value]]:
-    """Yield each value with its path. Empty lists and mappings yield nothing."""
+    """Yield each value with its path. Empty lists and mappings have no path."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for name, entry in parts:
@@ -120,7 +120,7 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def content_paths(start: tuple[str, ...], root: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield each path whose content counts in a config, with its place below `start`."""
+    """Yield the files and folders of a config whose content counts, each with its path below `start`."""
     for place, part in parts(start, root):
         for name, field in type(part).model_fields.items() if isinstance(part, Config) else ():
             if marker(field, ContentMarker) is not None:
@@ -129,7 +129,7 @@ def content_paths(start: tuple[str, ...], root: Config) -> Iterator[tuple[tuple[
 
 
 def files_content(path: Path) -> str:
-    """Return 64 hexadecimal digits for the content of a file, or of all files in a folder; raise SpecError.
+    """Return a digest of a file or of all files in a folder, 64 hexadecimal digits; raise SpecError if unreadable.
 
     The folder of a run stands for its latest checkpoint.
     """
@@ -147,7 +147,7 @@ def files_content(path: Path) -> str:
 
 @cache  # a sweep has many runs with one teacher
 def _file_content(path: Path, size: int, modified: int) -> str:
-    """Return the digest of a file; its size and time of modification are keys of the cache."""
+    """Return the digest of a file. Its size and modification time are arguments because they are keys of the cache."""
     if path.suffix == ".safetensors":
         return content_of(path)
     with path.open("rb") as file:

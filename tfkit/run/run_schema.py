@@ -16,7 +16,7 @@ def run_schema(plugins: Plugins) -> Schema:
 
 
 def _document(writer: SchemaWriter, *, partial: bool) -> Schema:
-    """Return the schema of the top of a run: its fields and its model, which may inherit name and version."""
+    """Return the schema of the top level of a run: its fields and its model, which may omit name and version."""
     writer.defs.setdefault(f"{CHANGES}spec", writer.document(partial=True))
     whole = writer.mapping(RunSpec, partial=partial)
     properties = whole["properties"]

@@ -30,7 +30,7 @@ from tfkit.spec.render import Data, data_of, document, lines_of
 MODEL = "model"
 """The key of a run's model, a nested spec."""
 ENDS = frozenset({"steps", "tokens", "passes", "flops"})
-"""Keys that say how long a run is; it has one of them."""
+"""Keys that set the length of a run. A run has exactly one of them."""
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
 
@@ -42,18 +42,18 @@ class BatchConfig(Config):
     """The examples of one update, over all processes."""
 
     sequences: PositiveCount
-    """Their number."""
+    """The number of examples."""
     length: PositiveCount | None = None
     """Positions of each example, for data without a fixed length."""
 
 
 class SplitConfig(Config):
-    """The part of a split that an evaluation reads."""
+    """The batches of a split that an evaluation uses."""
 
     word_key = "batches"
 
     batches: PositiveCount | Literal["all"]
-    """A number of batches, drawn once and always the same; or `all`, every token once."""
+    """A number of batches, the same in every evaluation; or `all`, every token once."""
 
 
 class EvalConfig(Config):
@@ -62,16 +62,16 @@ class EvalConfig(Config):
     every: PositiveCount
     """Steps between two evaluations."""
     splits: dict[str, SplitConfig]
-    """The splits to read."""
+    """The splits to evaluate on."""
     metrics: tuple[MetricConfig, ...] = slot("loss")
-    """The numbers to compute."""
+    """The metrics to compute."""
 
     def names(self, terms: Iterable[str]) -> list[str]:
-        """Return the names of its numbers, such as `val.loss`, for a loss with these terms."""
+        """Return the names of the metrics, such as `val.loss`, for a loss with these terms."""
         return [name for split in self.splits for metric in self.metrics for name in metric.names(split, terms)]
 
     def check(self) -> None:
-        """Refuse an evaluation of nothing, and two numbers of one name."""
+        """Raise `Invalid` if there are no splits or metrics, or if two metrics have the same name."""
         super().check()
         if not self.splits or not self.metrics:
             raise Invalid("splits" if not self.splits else "metrics", "there is nothing to evaluate")
@@ -87,9 +87,9 @@ class SavingConfig(Config):
     """The checkpoints of a run. One is always written at its end."""
 
     every: PositiveCount | None = None
-    """Steps between two checkpoints; only at the end unless given."""
+    """Steps between two checkpoints; by default only the checkpoint at the end is written."""
     last: Count = 2
-    """The number of checkpoints to keep, the newest ones."""
+    """The number of checkpoints to keep. Older checkpoints are removed."""
 
 
 class WeightsConfig(Config):
@@ -98,19 +98,19 @@ class WeightsConfig(Config):
     word_key = "path"
 
     path: Immaterial[str]
-    """Safetensors, their folder, or the folder of a run: its latest checkpoint."""
+    """A safetensors file, its folder, or a run folder, which stands for its latest checkpoint."""
     map: WeightMapping | None = None
-    """Weights of the model, and the weights that fill them: `decoder.layers.{i}: decoder.layers.{i // 2}`. With a map,
-    `path` is a folder with a spec, and `unused` has names of its model."""
+    """Weights of the model, each with the weights that fill it: `decoder.layers.{i}: decoder.layers.{i // 2}`. With a
+    map, `path` must be a folder with a spec, and `unused` contains names of the model of that spec."""
     tokens: tuple[str, ...] = ()
     """Patterns of weights with a row for each token, such as `embedding.tokens.*`. Tokens that the tokenizer of the
-    weights has keep their rows; the rows of new tokens begin at random."""
+    weights contains keep their rows; the rows of new tokens are initialized randomly."""
     missing: tuple[str, ...] = ()
-    """Patterns of weights that are not read and begin at random, by their names in the model, such as `logits.*`."""
+    """Patterns of weights to initialize randomly instead, by their names in the model, such as `logits.*`."""
     unused: tuple[str, ...] = ()
-    """Patterns of tensors that the model does not read, by their names in the file, such as `lm_head.weight`."""
+    """Patterns of tensors to ignore, by their names in the file, such as `lm_head.weight`."""
     allow_change: bool | tuple[str, ...] = False
-    """If true, accept weights of a model with other values; or patterns of the values that may differ."""
+    """If true, accept weights of a model with different values; or patterns of the values that may differ."""
 
     def located(self, folder: Path) -> Self:
         """Return the config with an absolute path. A relative path starts at `folder`."""
@@ -118,17 +118,17 @@ class WeightsConfig(Config):
 
 
 class BranchConfig(Config):
-    """The checkpoint of another run that a run continues, with different steps, rates, schedule or data."""
+    """The checkpoint of a different run that this run continues, with different steps, rates, schedule or data."""
 
     word_key = "run"
 
     run: Immaterial[str]
-    """The folder of the run."""
+    """The folder of that run."""
     step: Immaterial[Count | None] = None
-    """The step of the checkpoint; the latest unless given."""
+    """The step of the checkpoint; by default the latest."""
 
     def located(self, folder: Path) -> Self:
-        """Return the config with an absolute path and the number of the latest step, which may be another one later.
+        """Return the config with an absolute path, and with the step of the latest checkpoint if no step is set.
 
         A relative path starts at `folder`.
         """
@@ -142,40 +142,41 @@ class NonFiniteConfig(Config):
     """A step whose loss or gradient is not finite never changes a weight."""
 
     skip: Extent = 0
-    """The number of such steps to leave out; the next one ends the run with an error."""
+    """The number of such steps to skip; the next such step ends the run with an error."""
 
 
 class MachineConfig(Config):
-    """The machine: except for `float8`, it changes no number beyond rounding."""
+    """Settings of the machine. Except for `float8`, they change results only by rounding."""
 
     device: str = "cpu"
-    """cpu, cuda, mps."""
+    """The device: cpu, cuda, mps."""
     micro_batch: PositiveCount | Literal["auto"] | None = None
-    """Sequences of one forward and backward; all at once unless given. `auto`: half as many when memory runs out."""
+    """Sequences in one forward and backward pass, by default the full batch. With `auto`, the number is halved when
+    memory runs out."""
     compile: bool | Literal["layers"] = False
-    """If true, `torch.compile` the loss; or `layers`, which compiles every different layer once."""
+    """If true, `torch.compile` the loss; with `layers`, compile each distinct layer once."""
     recompute: Literal["none", "full", "selective"] | PositiveCount = "none"
-    """Layers that keep only their inputs for the backward and run again in it: all with `full`, every n-th with a
-    number n. With `selective`, all layers do, but also keep the results of matrix products and of attention."""
+    """Layers that save only their inputs for the backward pass, which recomputes the rest: all layers with `full`,
+    every n-th layer with a number n. With `selective`, all layers also save the results of matrix products and of
+    attention."""
     attention: AttentionBackend = "sdpa"
     """The implementation of attention: sdpa, eager, flex."""
     shard: PositiveCount | None = None
-    """Processes that share one copy of the weights, a part in each; all of them unless given."""
+    """Number of processes over which one copy of the weights is sharded; by default all processes."""
     gather: Literal["float32", "bfloat16"] = "float32"
-    """The type in which processes send each other the weights of layers, except norms; `bfloat16` is for runs of that
-    precision."""
+    """The dtype in which processes exchange the weights of layers, except norms; `bfloat16` requires that precision."""
     float8: Literal["tensorwise", "rowwise"] | None = None
-    """The scales with which training steps multiply the matrices of layers in float8: one for each tensor, or one for
-    each row. For `precision: bfloat16`; a run with it is another run."""
+    """Scaling of float8 matrix products in the layers during training: one scale per tensor, or one per row. Requires
+    `precision: bfloat16`. Unlike the settings above, it changes the digest of the run."""
     threads: Count = 1
-    """Threads of the processor for one operation."""
+    """Number of CPU threads for one operation."""
 
     def material(self) -> Mapping[str, Any]:
-        """Return the setting that changes numbers beyond rounding, if it is used."""
+        """Return the setting that changes results by more than rounding, if it is set."""
         return {} if self.float8 is None else {"float8": self.float8}
 
     def recomputes(self, layer: int) -> bool:
-        """Return True if the layer of this number runs again in the backward."""
+        """Return True if the backward pass recomputes the layer with this number."""
         return self.recompute != "none" and (isinstance(self.recompute, str) or layer % self.recompute == 0)
 
 
@@ -194,46 +195,46 @@ class RunSpec(Document):
     description: Immaterial[str | None] = None
     """The purpose of the run."""
     source: Immaterial[str | None] = None
-    """The paper or the page that describes the experiment."""
+    """The paper or page that describes the experiment."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """The seed of the first weights, of the order of the data, and of dropout, apart from each other."""
+    """The seed of the initial weights, the order of the data, and dropout, which have independent random streams."""
     weights: WeightsConfig | None = None
-    """The weights to begin with; random ones unless given."""
+    """The initial weights; by default random."""
     branch: BranchConfig | None = None
-    """The checkpoint to continue, with its weights, optimizer state and step; a new run unless given."""
+    """The checkpoint to continue from, with its weights, optimizer state and step; by default the run starts anew."""
     freeze: tuple[str, ...] = ()
-    """Patterns of weights that stay as they are, such as `embedding.*`."""
+    """Patterns of weights that training does not change, such as `embedding.*`."""
     data: DataConfig
     """The examples."""
     batch: BatchConfig
     """The examples of one update."""
     steps: PositiveCount | None = None
-    """Updates in all; or `tokens`, or `passes`, or `flops`."""
+    """The length of the run in steps. Set this, `tokens`, `passes` or `flops`."""
     tokens: PositiveCount | None = None
-    """Positions that are read in all, rounded up to whole steps."""
+    """The length of the run in positions, rounded up to full steps."""
     passes: PositiveFloat | None = None
-    """Passes over the training split, rounded up to whole steps."""
+    """The length of the run in epochs of the training split, rounded up to full steps."""
     flops: PositiveFloat | None = None
-    """FLOPs of all forwards and backwards, as `tfkit cost` counts them with every pair of query and key, rounded up to
-    whole steps."""
+    """The length of the run in FLOPs of all forward and backward passes, rounded up to full steps. `tfkit cost` counts
+    them, with every pair of query and key."""
     loss: LossConfig = slot("cross_entropy")
-    """The function that training makes small."""
+    """The function that training minimizes."""
     optimizer: OptimizerConfig
     """The update of the weights."""
     schedule: ScheduleConfig = slot("constant")
-    """The learning rate over the steps."""
+    """The learning rate as a function of the step."""
     clip: PositiveFloat | None = None
-    """The largest norm of the gradient of all weights; a larger one is scaled down to it."""
+    """Maximum norm of the gradient of all weights; a larger gradient is scaled down to it."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """The type to compute in; weights and their updates are float32."""
+    """The dtype of the computation; weights and optimizer states are float32."""
     nonfinite: NonFiniteConfig = NonFiniteConfig()
-    """Steps whose loss or gradient is not finite."""
+    """The treatment of steps whose loss or gradient is not finite."""
     eval: EvalConfig | None = None
     """The evaluations during the run."""
     checkpoint: SavingConfig = SavingConfig()
     """The checkpoints."""
     callbacks: tuple[CallbackConfig, ...] = ()
-    """Observers."""
+    """Observers of the run."""
     track: Immaterial[tuple[TrackerConfig, ...]] = ()
     """Trackers that show the metrics, in addition to `metrics.jsonl`."""
     machine: MachineConfig = MachineConfig()
@@ -241,15 +242,15 @@ class RunSpec(Document):
 
     @property
     def fastest(self) -> str:
-        """The type of the fastest matrix products of a step, which bound its time."""
+        """The dtype of the fastest matrix products of a step, for the lower bound of its time."""
         return self.precision if self.machine.float8 is None else "float8"
 
     def check(self) -> None:
-        """Refuse a run of no length, or of several; and a micro-batch that is more than the batch."""
+        """Raise `Invalid` unless the run has exactly one length, and for settings that contradict each other."""
         super().check()
         ends = [name for name in type(self).model_fields if name in ENDS and getattr(self, name) is not None]
         if not ends:
-            raise Invalid("", "the run has no end: it must have one of `steps`, `tokens`, `passes` and `flops`")
+            raise Invalid("", "the length is missing: a run must have one of `steps`, `tokens`, `passes` and `flops`")
         if len(ends) > 1:
             words = " and ".join(f"`{name}`" for name in ends)
             raise Invalid(ends[1], f"the run must have a single end; got {words}", help="remove all ends but one")
@@ -279,12 +280,12 @@ class RunSpec(Document):
 
     @property
     def micro_batch(self) -> int:
-        """Sequences of the first forward."""
+        """Number of sequences in the first forward pass."""
         size = self.machine.micro_batch
         return size if isinstance(size, int) else self.batch.sequences
 
     def count_steps(self, *, tokens_of_step: int, examples: int) -> int:
-        """Return the number of updates for this number of examples. The length of the run must not be in FLOPs."""
+        """Return the number of steps, for a number of training examples. The length must not be in FLOPs."""
         if self.steps is not None:
             return self.steps
         if self.tokens is not None:
@@ -294,7 +295,7 @@ class RunSpec(Document):
 
 
 def render_run(config: RunSpec, model: ModelSpec) -> str:
-    """Return the YAML text of a resolved run, its model inside."""
+    """Return the YAML text of a resolved run, including its model."""
     values = data_of(config)
     inside = {name: value for name, value in document(model).items() if name != "tfkit"}
     first = [name for name in ("tfkit", "name", "description", "source") if name in values]

@@ -1,4 +1,4 @@
-"""The document of a sweep: variants of a run, on equal terms, and the comparison between them."""
+"""The document of a sweep: variants of a run, the sizes that they share, and their comparison."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from tfkit.spec.document import Document
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 LOWER = frozenset({"loss", "bits_per_byte"})
-"""Metrics that everybody wants small."""
+"""Metrics that are better if they are lower."""
 BUDGETS = ("params", "flops", "tokens", "time")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMB]?)")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 MOST = 2**50
-"""Parameters of the largest model."""
+"""Maximum number of parameters of a model."""
 ONE = "base"
-"""The name of the only variant of a sweep that names none."""
+"""Name of the only variant in a sweep without `variants`."""
 PREVIOUS = "previous"
-"""The word for the variant before each."""
+"""The value of `compare.to` that compares each variant to the variant before it."""
 
 
 class EqualConfig(Config):
-    """The sizes that variants share with the one that they are compared to, and how far they may be from it."""
+    """Sizes in which a variant must match its baseline, each with the largest allowed relative difference."""
 
     params: str | None = None
-    """Parameters: `0.5%`."""
+    """Number of parameters: `0.5%`."""
     flops: str | None = None
-    """FLOPs of the whole run, forward and backward."""
+    """FLOPs of the full run, forward and backward."""
     tokens: str | None = None
-    """Positions that are read in the whole run."""
+    """Positions that the full run trains on."""
     time: str | None = None
-    """The least time of the whole run on a device, predicted from FLOPs and bytes: it depends on no neighbour."""
+    """Minimum time of the full run on a device, predicted from FLOPs and bytes. Other processes do not affect it."""
     device: str | None = None
-    """The device of `time`: its name, or a file with its limits; by default the run's device."""
+    """The device for `time`: its name, or a file with its limits; by default the run's device."""
 
     @field_validator(*BUDGETS, mode="before")
     @classmethod
@@ -52,7 +52,7 @@ class EqualConfig(Config):
         return value
 
     def check(self) -> None:
-        """Refuse a comparison of no size."""
+        """Raise `Invalid` if no size is set, or if `device` has no effect."""
         super().check()
         if not self.shares():
             raise Invalid("", "`equal` names no size", help="name a size, for instance `equal: {params: 0.5%}`")
@@ -66,10 +66,10 @@ class EqualConfig(Config):
 
 
 class SizesConfig(Config):
-    """Sizes that every variant is made in, as `tfkit solve` finds them: layers and widths vary, their shape stays."""
+    """Sizes at which every variant is trained. Layers and widths vary as in `tfkit solve`, and their ratio stays."""
 
     params: tuple[Any, ...]
-    """Parameters: `[0.25M, 0.5M, 1M, 2M]`."""
+    """Numbers of parameters: `[0.25M, 0.5M, 1M, 2M]`."""
 
     @field_validator("params")
     @classmethod
@@ -83,16 +83,16 @@ class SizesConfig(Config):
 
 
 class SearchConfig(Config):
-    """A search that chooses the next values by the results so far; each variant has a separate search."""
+    """A search that chooses the next values from the results so far; each variant has a separate search."""
 
     kind: Literal["optuna"] = "optuna"
-    """The library that chooses."""
+    """The library that runs the search."""
     sampler: Literal["tpe", "gp", "random"] = "tpe"
     """tpe: tree of Parzen estimators; gp: a Gaussian process; random: independent draws."""
     trials: Annotated[int, Field(ge=1, le=1000)]
-    """The number of values that each variant tries."""
+    """The number of trials of each variant."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """The seed of the search: equal ones try equal values."""
+    """The seed of the search: searches with equal seeds and results try equal values."""
 
 
 Scale = Literal["log", "linear", "whole"]
@@ -100,7 +100,7 @@ SCALES: tuple[Scale, ...] = ("log", "linear", "whole")
 
 
 class Range(NamedTuple):
-    """All numbers between two ends: `log` is fair to powers of ten, `whole` takes whole ones."""
+    """All numbers between two ends: `log` draws uniformly on a log scale, `whole` draws integers."""
 
     scale: Scale
     low: float
@@ -108,20 +108,20 @@ class Range(NamedTuple):
 
 
 class TuneConfig(Config):
-    """Values of settings that every variant tries on separate seeds, to take the best."""
+    """Settings to tune: every variant tries the values on separate seeds, and is then trained with the best."""
 
     over: dict[str, Any]
-    """The values of each setting, by its path, as `--set` takes it; a search also takes ranges, `{log: [1e-4, 1e-2]}`.
+    """The values of each setting, by the path that `--set` takes. A search also takes ranges, `{log: [1e-4, 1e-2]}`.
     """
     search: SearchConfig | None = None
-    """The search; without one, every combination of values is tried."""
+    """The search; by default, every combination of values is tried."""
     seeds: tuple[Seed, ...]
-    """Seeds to try them on; none of the sweep's own."""
+    """The seeds of the trials, which must not be seeds of the sweep."""
     steps: PositiveCount | None = None
-    """Updates of a trial; by default as many as in a run."""
+    """Steps of a trial; by default as many as in a run."""
 
     def check(self) -> None:
-        """Refuse trials of nothing, and ranges without a search."""
+        """Raise `Invalid` if there is nothing to tune, and for ranges without a search."""
         super().check()
         _check_seeds(self.seeds)
         if not self.over:
@@ -141,7 +141,7 @@ class TuneConfig(Config):
 
 
 class CompareConfig(Config):
-    """The comparison: each variant with one of them."""
+    """The comparison of each variant with its baseline."""
 
     to: str | None = None
     """The baseline variant, by default the first.
@@ -149,11 +149,11 @@ class CompareConfig(Config):
     With `previous`, each variant is compared to the variant before it, as in a series of cumulative changes.
     """
     on: str
-    """A number of the evaluations: `val.loss`."""
+    """The metric to compare: `val.loss`."""
     better: Literal["lower", "higher"] | None = None
-    """The better direction; a loss is better lower."""
+    """The direction that is better; for a loss `lower`, by default."""
     margin: PositiveFloat | None = None
-    """The difference that begins to matter: a variant whose difference is shown to be smaller is the same."""
+    """The smallest difference that matters. A variant counts as the same if its difference is shown to be smaller."""
 
     def check(self) -> None:
         """Reject a metric without a known direction."""
@@ -164,7 +164,7 @@ class CompareConfig(Config):
 
     @property
     def lower(self) -> bool:
-        """True if less is better."""
+        """True if lower values are better."""
         return self.better != "higher"
 
 
@@ -174,34 +174,34 @@ class FitConfig(Config):
     loss: str | None = None
     """The loss, a metric of the evaluations: `val.loss`; by default the metric of `compare`."""
     on: Literal["params", "flops", "tokens"]
-    """N: parameters, FLOPs of the whole run, or positions that it reads."""
+    """N: the number of parameters, the FLOPs of the full run, or the positions that it trains on."""
 
 
 class SweepSpec(Document):
-    """A sweep as it is written; the changes of its variants are read as parts of a run."""
+    """A sweep as in its file. The changes of its variants are not resolved yet."""
 
     sort, command, typical = "sweep", "sweep", ("base", "compare")
 
     description: str | None = None
     """The question that the sweep answers."""
     source: str | None = None
-    """The paper or the page that it is from."""
+    """The paper or page that the sweep is from."""
     base: str
-    """The run that variants change: a path, or the name of one."""
+    """The run that variants change: its path, or the name of a shipped run."""
     variants: dict[str, dict[str, Any]] = Field(default={ONE: {}})
-    """Changes by the variant's name: paths as `--set` takes them, or mappings as of a run that extends another. Unless
-    given, the base is the only one."""
+    """The changes of each variant, by its name: paths as `--set` takes them, or mappings as in a run that extends
+    another run. By default, the base is the only variant."""
     sizes: SizesConfig | None = None
-    """Sizes that every variant is made in."""
+    """Sizes at which every variant is trained."""
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """Values of further settings, by path: every variant is run with each combination of them."""
+    """Values of additional settings, by path: every variant is trained with each combination of the values."""
     seeds: tuple[Seed, ...]
-    """The seeds of every variant: the same for all, so that differences are paired."""
+    """The seeds of every variant. All variants have the same seeds, so differences can be paired by seed."""
     tokens: Any = None
-    """Positions that each run reads, in place of the base's length: a number, or arithmetic over the run's own `params`
-    and its `flops` for one token: `20 * params`, `1e15 / flops`."""
+    """Positions that each run trains on, which replaces the length of the base: a number, or arithmetic over the run's
+    `params` and its `flops` for one token: `20 * params`, `1e15 / flops`."""
     equal: EqualConfig | None = None
-    """The sizes that variants share."""
+    """The sizes in which variants must match their baseline."""
     tune: TuneConfig | None = None
     """Settings that are tuned separately for each variant."""
     compare: CompareConfig
@@ -227,11 +227,11 @@ class SweepSpec(Document):
 
     @property
     def fitted(self) -> str:
-        """The loss of the scaling law."""
+        """The metric that the scaling law is fitted to."""
         return (self.fit.loss if self.fit else None) or self.compare.on
 
     def check(self) -> None:
-        """Refuse a sweep of nothing, a comparison with nothing, and results on the seeds of trials."""
+        """Raise `Invalid` without variants or seeds, for an unknown baseline, and for tuning on the sweep's seeds."""
         super().check()
         _check_seeds(self.seeds)
         _check_lists("grid", self.grid)

@@ -62,7 +62,7 @@ def test_a_branch_may_change_steps_and_rate(parent: Path) -> None:
     ("sets", "message"),
     [
         (["branch={run: PARENT, step: 5}"], "no checkpoint of step 5"),
-        (["branch={run: PARENT, step: 8}"], "must have more steps in all; got 8"),
+        (["branch={run: PARENT, step: 8}"], "must have a later last step; got 8"),
         (["branch=nowhere"], "`branch` must be the folder of a run"),
         (["branch={run: PARENT, step: 4}", "weights=PARENT"], "`weights` has no effect"),
         (["branch={run: PARENT, step: 4}", "optimizer={kind: sgd, lr: 0.1}"], "it has the optimizer adamw"),

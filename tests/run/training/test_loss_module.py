@@ -227,7 +227,7 @@ graph: {{embedding: {{block: embedding, input: tokens}}, decoder: {{block: decod
   logits: {{block: lm_head}}}}"""
     lengths = {"n": torch.tensor([1, 2, 3])}
     for model, inputs in ((build("bert_base"), inputs_of("gpt2")), (loaded(prefix), inputs_of("gpt2") | lengths)):
-        with pytest.raises(ValueError, match="targets are missing: the model may have read the next tokens"):
+        with pytest.raises(ValueError, match="targets are missing: the model may attend to the next tokens"):
             loss(model, inputs)
         assert_same(model, loss(model, inputs, targets_of()), plain(model(**inputs), targets_of()))
 
@@ -237,7 +237,7 @@ def test_the_next_token_of_the_second_output_that_has_read_it() -> None:
 outputs: [logits, classes]
 graph: {{embedding: {{block: embedding}}, decoder: {{block: decoder, {STACK}}}, logits: {{block: lm_head}},
   encoder: {{block: encoder, input: embedding, {STACK}}}, classes: {{block: lm_head}}}}""")
-    with pytest.raises(ValueError, match="targets are missing: the model may have read the next tokens"):
+    with pytest.raises(ValueError, match="targets are missing: the model may attend to the next tokens"):
         loss(model, inputs_of("gpt2"), outputs={"logits": 1.0, "classes": 1.0})
 
 

@@ -288,4 +288,4 @@ def test_data_that_differ_between_processes(folder: Path) -> None:
     status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "out", *options(*SETS), script="begin.py"))
     assert status == 1
     assert errors.count("error: ") == 1
-    assert "reads a run of another meaning: its file, its data or its versions" in errors
+    assert "reads a different run: its file, its data or its versions differ" in errors

@@ -16,24 +16,24 @@ from tfkit.run.kinds.examples import RowsData, StreamData, divided, generator, n
 SYMBOLS = "$()*+-./0123456789=an"
 OPERATORS = "/*-+"
 DIGITS = 10
-"""Places of an operand, and of an answer."""
+"""Number of characters of an operand, and of an answer."""
 WIDTH = 3 * DIGITS + 6
 ANSWER = DIGITS + 1
-"""The places behind `=`."""
+"""Number of characters after `=`."""
 MOST = 1000
 DECIMAL = 0.4
-"""The share of operands that are not whole."""
+"""Probability that an operand is not an integer."""
 DIVIDED, TEST = 0, 1
-"""The keys of the two draws."""
+"""Keys of the random generators: for the problems that are divided into splits, and for `test`."""
 
 
 class CalculatorConfig(DataConfig):
     """Two numbers and one of `/ * - +`, with the answer (https://lesterpjy.me/posts/modern-transformers-1/).
 
-    Each problem has 36 characters. Numbers and answer are padded with zeros to 10; the answer is rounded to two
-    decimals, and stands between `=` and `$`. A number is whole, 1 to 1000; or, with probability 0.4, such a number
-    times one between 0 and 1. Problems are drawn, and may occur in several splits. The split `test` is a draw of its
-    own, of one problem a row; only answers count in it.
+    Each problem has 36 characters. Numbers and the answer are padded with zeros to 10 characters. The answer is rounded
+    to two decimals, and is between `=` and `$`. A number is an integer from 1 to 1000 or, with probability 0.4, such an
+    integer times a random number between 0 and 1. Problems are drawn at random, so a problem may occur in several
+    splits. The split `test` is drawn separately: it has one problem per row, and only answers count.
     """
 
     kind: Literal["calculator"] = "calculator"
@@ -43,11 +43,11 @@ class CalculatorConfig(DataConfig):
     test: PositiveCount = 10_000
     """The number of problems in the split `test`."""
     layout: Literal["stream", "rows"] = "stream"
-    """stream: windows of all problems as one text, which may begin inside a problem; rows: one problem each."""
+    """stream: windows over the text of all problems, which may begin inside a problem; rows: one problem per row."""
     reverse: bool = True
-    """If true, the answer stands backwards, as published: its last digit is known first."""
+    """If true, the answer is written backwards, as published, so its last digit comes first."""
     loss_on: Literal["all", "answer"] = "all"
-    """The positions that count; for `answer`, the layout is `rows`."""
+    """The positions that count; `answer` requires the layout `rows`."""
 
     def check(self) -> None:
         """Raise `Invalid` for a fraction for `test`, and for `loss_on: answer` without rows."""
@@ -82,7 +82,7 @@ class CalculatorConfig(DataConfig):
 
 
 class Problems:
-    """Problems that are drawn once, and written when they are read."""
+    """Problems that are drawn once, and formatted as text when they are read."""
 
     def __init__(self, key: int, count: int, *, reverse: bool = True) -> None:
         random = generator(key)
@@ -120,7 +120,7 @@ def _answer(left: float, operator: str, right: float) -> str:
 
 
 class Text:
-    """A part of all problems as one text; see `Stream`."""
+    """A range of the problems as one text; see `Stream`."""
 
     def __init__(self, problems: Problems, ends: tuple[int, int]) -> None:
         self._problems = problems
@@ -136,7 +136,7 @@ class Text:
 
 
 class Rows:
-    """A part of all problems, one a row."""
+    """A range of the problems, one per row."""
 
     def __init__(self, problems: Problems, ends: tuple[int, int], *, answer_only: bool) -> None:
         self._problems, self._answer_only = problems, answer_only

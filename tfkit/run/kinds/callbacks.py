@@ -1,7 +1,7 @@
 """Callbacks and trackers: observers of a run.
 
-Callbacks write samples of its text, note or leave out jumps of its loss, end it at a goal, average its weights, measure
-its components, or profile some of its steps. Trackers show its numbers, in addition to `metrics.jsonl`.
+Callbacks generate samples, report or skip steps with a jump in the loss, end the run at a goal, average the weights,
+measure the components, or profile some steps. Trackers show the metrics of a run, in addition to `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tfkit.run.contract import (
 
 
 class SamplesConfig(CallbackConfig):
-    """Texts that the model writes as it learns, in the record of the run."""
+    """Generate texts during training, and write them to the record of the run."""
 
     kind: Literal["samples"] = "samples"
 
@@ -49,16 +49,16 @@ class SamplesConfig(CallbackConfig):
     prompt: str
     """The beginning of the text."""
     tokens: PositiveCount = 100
-    """Most tokens to write."""
+    """Maximum number of tokens to generate."""
     temperature: NonNegative = 0.8
-    """Randomness; 0 takes the likeliest token."""
+    """Sampling temperature; with 0, each token is the most likely token."""
 
     def build(self) -> Callback:
         return Samples(self)
 
 
 class Samples(Callback):
-    """Writes a sample at every multiple of a step, always the same for the same weights."""
+    """Generates a sample at every multiple of `every`; equal weights give equal samples."""
 
     def __init__(self, config: SamplesConfig) -> None:
         self._config = config
@@ -93,23 +93,23 @@ class Samples(Callback):
 
 
 class SpikesConfig(CallbackConfig):
-    """A note at every step whose loss is far above those before it."""
+    """Report every step whose loss is far above the losses of the steps before it."""
 
     kind: Literal["spikes"] = "spikes"
 
     window: PositiveCount = 128
-    """The number of earlier steps."""
+    """The number of previous steps to compare to."""
     deviations: PositiveFloat = 6.0
-    """The distance from their mean, in standard deviations."""
+    """The distance above their mean from which a loss is reported, in standard deviations."""
     skip: bool = False
-    """If true, leave out the update of such a step."""
+    """If true, also skip the update of such a step."""
 
     def build(self) -> Callback:
         return Spikes(self)
 
 
 class Spikes(Callback):
-    """Remembers the last losses."""
+    """Compares each loss to the losses of the previous steps."""
 
     def __init__(self, config: SpikesConfig) -> None:
         self._config = config
@@ -125,7 +125,7 @@ class Spikes(Callback):
         self._losses.append(numbers["loss"])
 
     def _spike(self, loss: float) -> str | None:
-        """Describe a loss that is a spike; the losses before it are not changed."""
+        """Describe a loss that is a spike. The stored losses do not change."""
         if len(self._losses) < self._config.window:
             return None
         score = (loss - fmean(self._losses)) / max(pstdev(self._losses), 1e-12)
@@ -146,11 +146,11 @@ class StopAtConfig(CallbackConfig):
     kind: Literal["stop_at"] = "stop_at"
 
     metric: str = "val.loss"
-    """A number of the evaluation: the split, a point, the metric."""
+    """The name of the metric: the split, a point, and the metric's kind."""
     below: float | None = None
-    """The goal of a number that should be small."""
+    """The goal of a metric that is better if it is lower."""
     above: float | None = None
-    """The goal of a number that should be large."""
+    """The goal of a metric that is better if it is higher."""
 
     def check(self) -> None:
         """Raise `Invalid` unless exactly one goal is set."""
@@ -163,7 +163,7 @@ class StopAtConfig(CallbackConfig):
 
 
 class StopAt(Callback):
-    """Stops a run at its goal."""
+    """Stops a run at the goal of its config."""
 
     def __init__(self, config: StopAtConfig) -> None:
         self._config = config
@@ -189,9 +189,9 @@ class PatienceConfig(CallbackConfig):
     kind: Literal["patience"] = "patience"
 
     metric: str = "val.loss"
-    """A number of the evaluation: the split, a point, the metric."""
+    """The name of the metric: the split, a point, and the metric's kind."""
     evaluations: PositiveCount = 5
-    """Evaluations in a row without an improvement, after which the run ends."""
+    """Number of consecutive evaluations without an improvement after which the run ends."""
     better: Literal["lower", "higher"] = "lower"
     """The direction of an improvement."""
     least: NonNegative = 0.0
@@ -202,7 +202,7 @@ class PatienceConfig(CallbackConfig):
 
 
 class Patience(Callback):
-    """Counts the evaluations since the best one."""
+    """Counts the evaluations since the best value."""
 
     def __init__(self, config: PatienceConfig) -> None:
         self._config = config
@@ -232,22 +232,22 @@ class Patience(Callback):
 class EmaConfig(CallbackConfig):
     """Average the weights over the steps, exponentially; evaluate and save the averages.
 
-    At step n the average keeps min(decay, (1 + n) / (10 + n)) of its value, so that the first weights are forgotten.
-    Evaluations report the averages as `ema.val.loss`. The end of a process writes them to the folder `ema` of the run,
-    which every command takes as a model.
+    At step n, min(decay, (1 + n) / (10 + n)) is the weight of the previous average, so the initial weights soon have no
+    effect. Evaluations report the metrics of the averages as `ema.val.loss`. When the process ends, it writes the
+    averages to the folder `ema` in the run folder, which every command accepts as a model.
     """
 
     kind: Literal["ema"] = "ema"
 
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
-    """The fraction of the average that each step keeps."""
+    """The weight of the previous average in each step, at most."""
 
     def build(self) -> Callback:
         return Ema(self)
 
 
 class Ema(Callback):
-    """Holds the averages of the parameters that are trained."""
+    """The averages of the parameters that are trained."""
 
     def __init__(self, config: EmaConfig) -> None:
         self._config = config
@@ -276,7 +276,7 @@ class Ema(Callback):
 
     @contextmanager
     def _as_weights(self, training: Training) -> Iterator[None]:
-        """Give the model the averages as weights inside the block."""
+        """Replace the model's weights by the averages inside the block."""
         parameters = _trained(training)
         weights = [parameter.detach().clone() for parameter in parameters.values()]
         try:
@@ -305,9 +305,9 @@ def _copy(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
 class ComponentsConfig(CallbackConfig):
     """Log how active each component is, by its name in the spec, and draw the numbers over layers and steps.
 
-    It logs the numbers of `tfkit.activity` on the first examples of the training split, without dropout; and the
-    norms of each component's weights, of their gradients after `clip`, and of their update, such as
-    `update/decoder.layers.0.ffn`. The report of the run has heat maps of them.
+    The callback logs the numbers of `tfkit.activity` on the first examples of the training split, without dropout. It
+    also logs the norms of each component's weights, of their gradients after `clip`, and of their update, such as
+    `update/decoder.layers.0.ffn`. The report of the run shows these numbers as heat maps.
     """
 
     kind: Literal["components"] = "components"
@@ -315,14 +315,14 @@ class ComponentsConfig(CallbackConfig):
     every: PositiveCount = 50
     """Steps between two measurements."""
     sequences: PositiveCount = 4
-    """The number of examples. Attention weights of a layer, [sequences, heads, t, t], are in memory at once."""
+    """The number of examples. The attention weights of one layer, [sequences, heads, t, t], must fit into memory."""
 
     def build(self) -> Callback:
         return ComponentActivity(self)
 
 
 class ComponentActivity(Callback):
-    """Measures after some steps; for the size of an update, it copies the weights before it."""
+    """Measures after some steps. Before such a step, the weights are copied, to compute the norm of the update."""
 
     def __init__(self, config: ComponentsConfig) -> None:
         self._config = config
@@ -330,7 +330,7 @@ class ComponentActivity(Callback):
 
     def on_start(self, training: Training) -> None:
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            raise Invalid("", "`components` cannot be used with several processes: each has a part of the weights")
+            raise Invalid("", "`components` cannot be used with several processes: each has a shard of the weights")
         examples = training.data.examples("train", "sequential")
         batch = examples.batch(np.arange(min(self._config.sequences, len(examples))))
         self._inputs: dict[str, Any] = dict(training.inputs(batch))
@@ -354,7 +354,7 @@ class ComponentActivity(Callback):
 
 
 _COMPONENT = re.compile(r"(.+?\.layers\.\d+\.[^.]+|[^.]+)\.")
-"""The beginning of the name of a parameter: a module of a layer, such as `decoder.layers.0.ffn.`, or a node."""
+"""Prefix of a parameter's name: a module of a layer, such as `decoder.layers.0.ffn.`, or a node."""
 
 
 @torch.no_grad()
@@ -369,23 +369,23 @@ def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 class ProfileConfig(CallbackConfig):
-    """The operations that took most time in some steps, as a table in the record of the run."""
+    """Profile some steps, and write a table of the slowest operations to the record of the run."""
 
     kind: Literal["profile"] = "profile"
 
     after: PositiveCount = 10
-    """Steps before the first one that is measured: the first ones are slower than others."""
+    """Number of steps before the first measured step: the first steps of a run are slower."""
     steps: PositiveCount = 3
-    """Steps that are measured."""
+    """Number of measured steps."""
     rows: PositiveCount = 20
-    """Operations in the table."""
+    """Number of operations in the table."""
 
     def build(self) -> Callback:
         return ProfiledSteps(self)
 
 
 class ProfiledSteps(Callback):
-    """Measures from the end of one step to the end of another."""
+    """Profiles from the end of step `after` to the end of the last measured step."""
 
     def __init__(self, config: ProfileConfig) -> None:
         self._config = config
@@ -422,7 +422,7 @@ class TensorBoardConfig(TrackerConfig):
 
 
 class TensorBoard:
-    """Event files. Events of steps that are run again are hidden."""
+    """Writes event files. When a resumed run repeats steps, their earlier events are hidden."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter

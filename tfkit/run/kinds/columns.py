@@ -31,11 +31,11 @@ class ColumnsConfig(DataConfig):
     """Rows of files: jsonl, csv, tsv, parquet, arrow, and folders that `datasets` wrote."""
 
     files: Immaterial[Names | dict[str, Names]]
-    """A path, a pattern such as `data/*.jsonl`, or a list of them, whose rows are divided by `split`; or a mapping from
-    each split to its files. Paths start at the folder of the run's file."""
+    """A path, a pattern such as `data/*.jsonl`, or a list of both, whose rows are divided by `split`; or a mapping from
+    each split to its files. Relative paths start at the folder of the run's file."""
 
     def check(self) -> None:
-        """Raise `Invalid` if there are no rows to learn from, or if two fields define the splits."""
+        """Raise `Invalid` if the split `train` is missing, or if two fields define the splits."""
         super().check()
         if not isinstance(self.files, dict):
             return
@@ -81,7 +81,7 @@ def _rows(names: Names) -> Iterator[Row]:
 
 
 class Ragged:
-    """Sequences of unequal length, in one array: of ids, or of vectors."""
+    """Sequences of unequal length in one array. Their items are ids or vectors."""
 
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
         values, ends = array("i"), array("q")
@@ -105,7 +105,7 @@ class Ragged:
         return len(self.ends)
 
     def padded(self, indices: Ids, fill: int = 0) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return sequences side by side, [b, t] or [b, t, width], with `fill` behind them; and their mask, [b, t]."""
+        """Return sequences as a batch, [b, t] or [b, t, width], padded with `fill` at the end; and its mask, [b, t]."""
         ends, sizes = self.ends[indices], self.sizes[indices]
         mask = np.arange(sizes.max()) < sizes[:, None]
         dtype = np.int64 if self.values.dtype == np.int32 else np.float32
@@ -120,12 +120,15 @@ class Ragged:
 
 
 def masks_of(masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, NDArray[np.bool_]]:
-    """Return the masks of inputs with padding."""
+    """Return only the masks that have padding."""
     return {name: mask for name, mask in masks.items() if not mask.all()}
 
 
 def fitted(rows: Sequence[Row], sizes: Sequence[int], length: int, long: Long) -> list[int]:
-    """Return the numbers of the rows to use, whose examples have `sizes` positions. Raise `Invalid` for a long one."""
+    """Return the indices of the rows to use; `sizes` are their numbers of positions.
+
+    Raise `Invalid` if no row fits `length` or, with `long: error`, if a row does not.
+    """
     too_long = [number for number, size in enumerate(sizes) if size > length]
     if too_long and long == "error":
         row, size = rows[too_long[0]], sizes[too_long[0]]
@@ -140,14 +143,14 @@ def fitted(rows: Sequence[Row], sizes: Sequence[int], length: int, long: Long) -
 
 
 class Digested(Protocol):
-    """Examples with a digest."""
+    """Examples that provide a digest of their content."""
 
     def digest(self) -> bytes:
         """Return a digest of all ids."""
 
 
 def fingerprint(texts: Iterable[str], examples: Mapping[str, Digested]) -> str:
-    """Return a digest of the content of data: of texts, and of the examples of each split."""
+    """Return a digest of texts and of the examples of each split."""
     digest = hashlib.blake2b(digest_size=32)
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text.encode("utf-8", "surrogatepass"))
@@ -157,7 +160,7 @@ def fingerprint(texts: Iterable[str], examples: Mapping[str, Digested]) -> str:
 
 
 def encoded(row: Row, text: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int]:
-    """Return the ids of a text in a row; raise `Invalid` if there are none, or the tokenizer cannot express it."""
+    """Return the ids of a text in a row; raise `Invalid` if it has no ids, or if the tokenizer cannot express it."""
     try:
         ids = encode(text)
     except ValueError as error:
@@ -171,7 +174,7 @@ def encoded(row: Row, text: str, encode: Callable[[str], Sequence[int]]) -> Sequ
 class DocumentsConfig(ColumnsConfig):
     """The texts in a column, each followed by a separator, in windows of `length` tokens.
 
-    The target of each token is the next one. No text is in two splits. `{kind: packed}` keeps texts apart.
+    The target of each token is the next token. No text is in two splits. `{kind: packed}` separates the texts of a row.
     """
 
     kind: Literal["documents"] = "documents"
@@ -179,7 +182,7 @@ class DocumentsConfig(ColumnsConfig):
     text: str = "text"
     """The column of the text."""
     separator: Token | None = None
-    """The token behind each text; by default a new token, whose id is above all others."""
+    """The token after each text; by default a new token with the highest id."""
     tokenizer: TokenizerConfig = slot("characters")
     """Text to tokens."""
 

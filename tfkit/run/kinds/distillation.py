@@ -18,7 +18,7 @@ from tfkit.run.contract import IGNORED, LossConfig
 
 TEACHER = "teacher"
 MOST_LOGITS = 2**25
-"""Logits that are in memory together."""
+"""Maximum number of logits that are in memory at the same time."""
 
 
 class DistillationConfig(LossConfig):
@@ -30,12 +30,12 @@ class DistillationConfig(LossConfig):
     kind: Literal["distillation"] = "distillation"
 
     teacher: ContentPath
-    """The folder of a model, or of a run, whose latest checkpoint is the teacher. It has the inputs and the vocabulary
-    of the model. Its content is part of the run's meaning."""
+    """A model folder, or a run folder, whose latest checkpoint is the teacher. The teacher must have the inputs and the
+    vocabulary of the model. The digest of the run covers its content."""
     temperature: PositiveFloat = 2.0
     """The divisor of the logits of both models."""
     weight: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The weight of the divergence; cross-entropy has the rest."""
+    """The weight of the divergence; the weight of cross-entropy is 1 minus this weight."""
 
     def build(self, model: fx.GraphModule) -> nn.Module:
         return DistillationLoss(model, tfkit.build(self.teacher), self)
@@ -44,7 +44,7 @@ class DistillationConfig(LossConfig):
 class DistillationLoss(tfkit.Loss):
     """Inputs and targets -> the sum of the loss over the positions that count.
 
-    The teacher is in eval mode, has no gradient, and is no submodule: it is neither trained nor saved.
+    The teacher is in eval mode, has no gradient, and is not a submodule, so it is neither trained nor saved.
     """
 
     def __init__(self, model: fx.GraphModule, teacher: fx.GraphModule, config: DistillationConfig) -> None:
@@ -68,7 +68,7 @@ class DistillationLoss(tfkit.Loss):
         return {**super().read(inputs), TEACHER: read}
 
     def of(self, reads: Mapping[str, Any], targets: Any = None) -> Tensor:
-        """Return the loss of what `read` returned; targets as in `tfkit.Loss`."""
+        """Return the loss for a result of `read`; targets as in `tfkit.Loss`."""
         states = dict(reads)
         teacher_read = states.pop(TEACHER)
         ((name, read),) = states.items()

@@ -1,4 +1,4 @@
-"""Examples of data kinds: rows of one length, and windows over a long row of tokens."""
+"""Examples of data kinds: rows of equal length, and windows over a long sequence of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RowsData:
 
     @property
     def splits(self) -> list[str]:
-        """Their names."""
+        """Names of the splits."""
         return list(self.parts)
 
     def examples(self, split: str, order: Order) -> Examples:
@@ -44,7 +44,7 @@ def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
 def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
     """Build a batch from rows of tokens [b, t + 1], in which the target of each token is the next token.
 
-    With `counted`, only that many targets at the end count.
+    With `counted`, only the last `counted` targets of each row count.
     """
     targets = rows[:, 1:].copy()
     if counted is not None:
@@ -53,12 +53,12 @@ def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
 
 
 def generator(*key: int) -> np.random.Generator:
-    """Return a random generator for a data kind, independent for each key and of the seed of a run."""
+    """Return a random generator for a data kind. It depends only on the key, not on the seed of a run."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 class Stream(Protocol):
-    """Tokens in a row, as an array of them or something that computes or reads them."""
+    """A sequence of tokens: an array, or an object that computes or reads the tokens."""
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -76,7 +76,7 @@ class StreamData:
     """
 
     parts: Mapping[str, Stream]
-    """The tokens of each split, [n]: an array, or an object that reads tokens at any places."""
+    """The tokens of each split, [n]: an array, or an object that reads tokens at any indices."""
     length: int
     vocab_size: int
     tokenizer: Tokenizer | None
@@ -90,7 +90,7 @@ class StreamData:
 
     @property
     def splits(self) -> list[str]:
-        """Their names."""
+        """Names of the splits."""
         return list(self.parts)
 
     def examples(self, split: str, order: Order) -> Examples:
@@ -100,8 +100,8 @@ class StreamData:
 class Windows:
     """Windows of tokens, one at each multiple of `stride`.
 
-    With a stride of 1 all windows are complete. With a stride of `length`, they cover the stream, and targets
-    behind its end do not count.
+    With a stride of 1, all windows are complete. With a stride of `length`, the windows cover the stream, and targets
+    after its end do not count.
     """
 
     def __init__(self, tokens: Stream, length: int, *, stride: int) -> None:

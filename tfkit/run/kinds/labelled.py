@@ -31,16 +31,16 @@ class LabelledConfig(ColumnsConfig):
     text: str | None = None
     """The column of the text; or `features`."""
     features: Names | None = None
-    """A column of vectors, a list of lists of numbers, or a list of numbers, which are vectors of width 1. Or several
-    columns of numbers, which together are a single vector."""
+    """The column of the features: a list of vectors, or a list of numbers, which are vectors of width 1. Or several
+    columns of numbers, which together form a single vector."""
     target: str | dict[str, str] = "label"
-    """The column of the class: its number, or its name. A list has a class for each position. For a model with several
-    outputs, a mapping from each output in the loss to its column."""
+    """The column of the class, which is a number or a name, or a list with a class for each position. For a model with
+    several outputs, a mapping from each output in the loss to its column."""
     classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
     """The names of the classes, in order; by default all names in the files, sorted, unless classes are numbers. With
     several targets, a mapping from outputs to the names."""
     long: Long = "error"
-    """The treatment of an example of more than `length` positions: report it, leave it out, or use its beginning."""
+    """The treatment of an example of more than `length` positions: report it, omit it, or use its beginning."""
     tokenizer: TokenizerConfig | None = optional_slot("characters")
     """Text to tokens, with its special tokens around each text."""
 
@@ -117,9 +117,9 @@ class _Target:
     """A column of classes.
 
     Attributes:
-        column: its name.
+        column: the name of the column.
         numbers: the number of each class.
-        each: whether there is a class for each position.
+        each: True if each position has a class, False if each example has.
     """
 
     column: str
@@ -128,7 +128,7 @@ class _Target:
 
     @classmethod
     def of(cls, rows: Sequence[Row], column: str, names: Sequence[str] | None) -> _Target:
-        """Return the target in a column of the rows, with the names of its classes if they are given."""
+        """Return the target in a column of the rows. `names` are the classes; by default, the rows determine them."""
         numbers: dict[str | int, int]
         values = {value for row in rows for value in _classes(row, column)}
         if names is not None:
@@ -141,7 +141,7 @@ class _Target:
 
     @property
     def n_classes(self) -> int:
-        """One more than the largest number."""
+        """One more than the largest number of a class."""
         return max(self.numbers.values()) + 1
 
     def labels(self, row: Row, count: int) -> list[int]:
@@ -164,7 +164,7 @@ def _classes(row: Row, column: str) -> Iterator[str | int]:
 
 
 def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float32]:
-    """Return the finite numbers in a column, [n, width], at least one."""
+    """Return the finite numbers in a column, [n, width]; raise `Invalid` if the column has none."""
     try:
         values = np.asarray(row[column], dtype=np.float32)
     except (ValueError, TypeError) as error:
@@ -176,7 +176,7 @@ def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.flo
 
 @dataclass(frozen=True)
 class LabelledExamples:
-    """Inputs with their classes, one for each example, or for each position, by output; a single target has no name."""
+    """Inputs with their classes by output, for each example or each position. The name of a single target is empty."""
 
     inputs: Ragged
     labels: Mapping[str, Ragged]

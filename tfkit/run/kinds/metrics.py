@@ -38,15 +38,15 @@ class CrossEntropyConfig(LossConfig):
     kind: Literal["cross_entropy"] = "cross_entropy"
 
     label_smoothing: Probability = 0.0
-    """The share of every target that is spread evenly over the vocabulary."""
+    """The fraction of every target that is distributed evenly over the vocabulary."""
     z_loss: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The weight of log(Z)^2, Z the sum of the exponentials of a position's logits (https://arxiv.org/abs/2204.02311)."""
     outputs: dict[str, OutputConfig] = Field(default_factory=dict)
     """The outputs in the loss, the main output first, each with its weight or `{weight: 0.3, shift: 2}`: a shift of 2
-    predicts the token after the next (https://arxiv.org/abs/2404.19737). By default the only output."""
+    predicts the token after the next token (https://arxiv.org/abs/2404.19737). By default the model's only output."""
 
     ahead: dict[str, PositiveCount] = Field(default_factory=dict)
-    """Inputs of the model that are the tokens of the data, this many positions ahead: `{after: 1}`."""
+    """Inputs of the model that receive the tokens of the data from a number of positions ahead: `{after: 1}`."""
 
     @property
     def terms(self) -> Mapping[str, OutputConfig]:
@@ -84,8 +84,8 @@ class BitsPerByteConfig(MetricConfig):
     def build(self, data: Data) -> Metric:
         tokenizer = data.tokenizer
         if tokenizer is None or getattr(data, "n_classes", None) is not None:
-            what = "has no tokenizer" if tokenizer is None else "has classes as targets"
-            raise Invalid("", f"`bits_per_byte` needs text: the data {what}")
+            reason = "has no tokenizer" if tokenizer is None else "has classes as targets"
+            raise Invalid("", f"`bits_per_byte` needs text: the data {reason}")
         try:
             return CrossEntropy(torch.tensor(tokenizer.byte_counts(), device="cpu"))
         except ValueError as error:
@@ -93,7 +93,7 @@ class BitsPerByteConfig(MetricConfig):
 
 
 class AccuracyConfig(MetricConfig):
-    """The share of positions whose likeliest token is the target."""
+    """The fraction of positions whose most likely token is the target."""
 
     each_output = True
     kind: Literal["accuracy"] = "accuracy"
@@ -103,9 +103,9 @@ class AccuracyConfig(MetricConfig):
 
 
 class ExactMatchConfig(MetricConfig):
-    """The share of examples in which the likeliest token is the target at all positions that count.
+    """The fraction of examples in which the most likely token is the target at all positions that count.
 
-    These are the examples whose counted part a model writes without an error when it always takes the likeliest token.
+    Greedy decoding generates the targets of exactly these examples without an error.
     """
 
     each_output = True
@@ -116,7 +116,7 @@ class ExactMatchConfig(MetricConfig):
 
 
 class CrossEntropy(LogitMetric):
-    """Nats for each position; or, if the bytes of each token are given, bits for each byte."""
+    """Nats per position; or, with the number of bytes of each token, bits per byte."""
 
     def __init__(self, sizes: Tensor | None) -> None:
         self._sizes = sizes
@@ -132,21 +132,21 @@ class CrossEntropy(LogitMetric):
 
 
 class Accuracy(LogitMetric):
-    """The share of positions whose most likely token is the target."""
+    """Fraction of positions whose most likely token is the target."""
 
     def values(self, logits: Tensor, targets: Tensor) -> Tensor:
         return logits.argmax(-1) == targets
 
 
 class ExactMatch(Accuracy):
-    """The share of examples that are right at all positions that count."""
+    """Fraction of examples that are correct at all positions that count."""
 
     def sums(self, values: Tensor, targets: Tensor) -> Ratio:
         return exact_matches(values, targets)
 
 
 def exact_matches(values: Tensor, targets: Tensor) -> Ratio:
-    """Return the number of examples, [b, t], with a true value wherever they count; and of all that count anywhere."""
+    """Return the number of examples, [b, t], that are true at all positions that count, and of all that have any."""
     counted = targets != IGNORED
     examples = counted.any(-1)
     matches = (values | ~counted).all(-1) & examples
@@ -154,19 +154,19 @@ def exact_matches(values: Tensor, targets: Tensor) -> Ratio:
 
 
 class ChoiceAccuracyConfig(MetricConfig):
-    """The share of examples of the data kind `choices` whose right continuation is more likely than each other one."""
+    """The fraction of examples of data `choices` whose correct continuation is more likely than every alternative."""
 
     kind: Literal["choice_accuracy"] = "choice_accuracy"
 
     normalize: bool = False
-    """If true, the likelihood of a continuation is divided by its number of tokens."""
+    """If true, divide the log-likelihood of a continuation by its number of tokens."""
 
     def build(self, data: Data) -> Metric:
         return ChoiceAccuracy(normalize=self.normalize)
 
 
 class ChoiceAccuracy(CrossEntropy, ChoiceMetric):
-    """Comparisons of summed log-likelihoods."""
+    """Compares the summed log-likelihoods of the continuations."""
 
     def __init__(self, *, normalize: bool) -> None:
         super().__init__(None)
@@ -181,16 +181,16 @@ class ChoiceAccuracy(CrossEntropy, ChoiceMetric):
 
 
 class _DecodedConfig(MetricConfig):
-    """The settings of both metrics of decoding."""
+    """Common settings of the metrics that decode."""
 
     temperature: NonNegative = 0.0
-    """Randomness; 0 takes the likeliest token."""
+    """Sampling temperature; with 0, each token is the most likely token."""
     stop: str | None = None
-    """The text of the token that ends an answer; all places behind it count as this token."""
+    """The text of the token that ends an answer; all later positions count as this token."""
 
 
 class DecodedAccuracyConfig(_DecodedConfig):
-    """The share of right tokens in the answers that the model writes, each token from those it wrote before."""
+    """The fraction of correct tokens in the answers that the model generates."""
 
     kind: Literal["decoded_accuracy"] = "decoded_accuracy"
 
@@ -199,7 +199,7 @@ class DecodedAccuracyConfig(_DecodedConfig):
 
 
 class DecodedExactMatchConfig(_DecodedConfig):
-    """The share of answers that the model writes without an error; at temperature 0, `exact_match` is the same."""
+    """The fraction of answers that the model generates without an error; at temperature 0, it equals `exact_match`."""
 
     kind: Literal["decoded_exact_match"] = "decoded_exact_match"
 
@@ -208,13 +208,13 @@ class DecodedExactMatchConfig(_DecodedConfig):
 
 
 class DecodedAccuracy(DecodedMetric):
-    """The share of right tokens in generated answers."""
+    """Fraction of correct tokens in generated answers."""
 
     def __init__(self, config: _DecodedConfig, data: Data) -> None:
         self._temperature = config.temperature
         self._stop = None if config.stop is None else id_of(config.stop, data.tokenizer, "stop")
         self._cached: tfkit.CachedModel | None = None
-        """The model with its caches, which takes long to prepare."""
+        """The model with its caches, stored because it takes long to prepare."""
 
     def values(
         self, model: fx.GraphModule, inputs: Mapping[str, Tensor], targets: Tensor, *, seed: int, first: int
@@ -247,16 +247,16 @@ class DecodedAccuracy(DecodedMetric):
 
 
 class DecodedExactMatch(DecodedAccuracy):
-    """The share of generated answers without an error."""
+    """Fraction of generated answers without an error."""
 
     def sums(self, values: Tensor, targets: Tensor) -> Ratio:
         return exact_matches(values, targets)
 
 
 def _start(targets: Tensor, *, least: int) -> int:
-    """Return the position where all answers start; raise `Invalid` unless every answer ends its example.
+    """Return the position at which all answers start; raise `Invalid` unless every answer ends its example.
 
-    Before `least` there is a question.
+    Answers must start at position `least` or later, so that a question precedes them.
     """
     counted = targets != IGNORED
     start = int(counted[0].int().argmax())
@@ -267,7 +267,7 @@ def _start(targets: Tensor, *, least: int) -> int:
 
 
 class ConstantAccuracyConfig(MetricConfig):
-    """The accuracy of always writing the most frequent token of each place: a floor, without a model."""
+    """The accuracy of always predicting the most frequent token of each position: a floor that needs no model."""
 
     kind: Literal["constant_accuracy"] = "constant_accuracy"
 
@@ -276,7 +276,7 @@ class ConstantAccuracyConfig(MetricConfig):
 
 
 class ConstantExactMatchConfig(MetricConfig):
-    """The share of the most frequent answer: a floor of `exact_match`, without a model."""
+    """The fraction of the most frequent answer: a floor of `exact_match` that needs no model."""
 
     kind: Literal["constant_exact_match"] = "constant_exact_match"
 
@@ -285,7 +285,7 @@ class ConstantExactMatchConfig(MetricConfig):
 
 
 class ConstantTokens(Metric):
-    """Counts of the tokens of each place."""
+    """Counts of the tokens at each position."""
 
     def sums(self, values: Tensor, targets: Tensor) -> Counter[tuple[int, int]]:
         counted = targets != IGNORED
@@ -293,8 +293,8 @@ class ConstantTokens(Metric):
 
     def compute(self, sums: Counter[tuple[int, int]]) -> float:
         best: Counter[int] = Counter()
-        for (place, _), count in sums.items():
-            best[place] = max(best[place], count)
+        for (position, _), count in sums.items():
+            best[position] = max(best[position], count)
         return best.total() / sums.total()
 
 

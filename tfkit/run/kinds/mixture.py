@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_EXAMPLES = 2**40
-"""The most examples of a pass."""
+"""Maximum number of examples in an epoch."""
 
 
 class MixedConfig(Config):
-    """Data that is a part of a mixture."""
+    """One part of a mixture."""
 
     weight: NonNegative = 1.0
-    """The share of its examples, relative to the other parts; with 0, it is only evaluated."""
+    """The frequency of the part's examples, relative to the weights of the other parts; a part with 0 is only
+    evaluated."""
     data: DataConfig
-    """The data."""
+    """The data of the part."""
 
 
 class MixtureConfig(DataConfig):
-    """Examples of several data kinds, by weight. All parts need the same inputs and the same vocabulary.
+    """Examples of several data kinds, mixed by weight. All parts must have the same inputs and the same vocabulary.
 
-    In one pass, every example of each part occurs at least once. The splits are `train`, with the training examples
-    of all parts, and the remaining splits of each part, such as `web_val` for `val` of the part `web`.
+    In one epoch, every example of each part occurs at least once. The split `train` has the training examples of all
+    parts. The remaining splits are those splits of each part, such as `web_val` for `val` of the part `web`.
     """
 
     kind: Literal["mixture"] = "mixture"
@@ -43,7 +44,7 @@ class MixtureConfig(DataConfig):
     """The parts by name."""
 
     def check(self) -> None:
-        """Raise `Invalid` for fields without effect, and for a mixture that has nothing to learn from."""
+        """Raise `Invalid` for fields without effect, and if no part has a weight above 0."""
         super().check()
         if "split" in self.model_fields_set:
             raise Invalid("split", "`split` has no effect here", help="write it in the data of each part")
@@ -62,7 +63,7 @@ class MixtureConfig(DataConfig):
         return ("train", *(f"{name}_{split}" for name, split in self._evaluated()))
 
     def _evaluated(self) -> list[tuple[str, str]]:
-        """Return the parts with their splits for evaluations."""
+        """Return the parts, each with the splits that can be evaluated."""
         splits = [(name, split) for name, part in self.of.items() for split in part.data.split_names]
         return [(name, split) for name, split in splits if split != "train" or not self.of[name].weight]
 
@@ -83,7 +84,7 @@ class MixtureConfig(DataConfig):
 
 
 def _check_equal(parts: Mapping[str, Data]) -> None:
-    """Raise `Invalid` unless an id means the same in all parts."""
+    """Raise `Invalid` unless all parts have the same token for each id."""
     for name, data in parts.items():
         if isinstance(getattr(data, "n_classes", None), Mapping):
             raise Invalid(f"of.{name}.data", "a part of a mixture must have one target; got several")
@@ -99,7 +100,7 @@ def _check_equal(parts: Mapping[str, Data]) -> None:
 
 
 def _file(tokenizer: Tokenizer) -> bytes:
-    """Return the content of a tokenizer's file."""
+    """Return the contents of a tokenizer's file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / tokenizer.file
         tokenizer.save(path)
@@ -107,7 +108,7 @@ def _file(tokenizer: Tokenizer) -> bytes:
 
 
 class Mixture:
-    """The parts of a mixture; see `Data`."""
+    """The data of a mixture; see `Data`."""
 
     def __init__(
         self, parts: Mapping[str, Data], weights: Mapping[str, float], evaluated: Sequence[tuple[str, str]]
@@ -134,14 +135,14 @@ class Mixture:
 
 
 class Mixed:
-    """Examples of several parts. An index below the number of examples of the first part belongs to it, and so on."""
+    """Examples of several parts. The first indices are examples of the first part, and so on."""
 
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float]) -> None:
         self._parts = parts
         passes = max(len(part) / weight for part, weight in zip(parts, weights, strict=True))
         counts = [max(round(passes * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
         if sum(counts) > MAX_EXAMPLES:
-            raise Invalid("of", "the weights differ too much: a pass would have more than 2^40 examples")
+            raise Invalid("of", "the weights differ too much: an epoch would have more than 2^40 examples")
         self._ends = np.cumsum(counts)
 
     def __len__(self) -> int:
@@ -150,16 +151,16 @@ class Mixed:
     def batch(self, indices: Ids) -> Batch:
         owners = np.searchsorted(self._ends, indices, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
-        batches, places = [], []
+        batches, rows = [], []
         for owner in np.unique(owners).tolist():
-            part, mine = self._parts[owner], np.flatnonzero(owners == owner)
-            batches.append(part.batch((indices[mine] - starts[owner]) % len(part)))
-            places.append(mine)
-        return batches[0] if len(batches) == 1 else _joined(batches, np.argsort(np.concatenate(places)))
+            part, rows_of_part = self._parts[owner], np.flatnonzero(owners == owner)
+            batches.append(part.batch((indices[rows_of_part] - starts[owner]) % len(part)))
+            rows.append(rows_of_part)
+        return batches[0] if len(batches) == 1 else _joined(batches, np.argsort(np.concatenate(rows)))
 
 
 def _joined(batches: Sequence[Batch], order: Ids) -> Batch:
-    """Return the examples of several batches, padded to the longest, in an order."""
+    """Join batches, padded to the longest example, and reorder their examples by `order`."""
     names = list(batches[0].inputs)
     for batch in batches:
         if list(batch.inputs) != names or batch.targets.ndim != 2 or batch.alternatives:

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
 
 PARAMETERS, METRICS = 100, 1000
-"""Parameters, and metrics, that MLflow takes in a request."""
+"""Maximum number of parameters, and of metrics, in a request to MLflow."""
 LENGTH = 500
-"""Characters of a parameter that all stores of MLflow take."""
+"""Maximum length of a parameter, in characters, that all stores of MLflow accept."""
 PAUSE = 5.0
-"""Seconds between two requests with numbers."""
+"""Seconds between two requests with metrics."""
 
 
 class MlflowConfig(TrackerConfig):
@@ -32,7 +32,7 @@ class MlflowConfig(TrackerConfig):
 
 
 class Mlflow:
-    """A run of MLflow. A resumed run has the same id, and points of steps that are run again appear twice."""
+    """A run of MLflow. A resumed run has the same id, and the points of repeated steps appear twice."""
 
     def __init__(self, mlflow: Any, config: MlflowConfig, run: TrackedRun) -> None:
         self._metric = mlflow.entities.Metric

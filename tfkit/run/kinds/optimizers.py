@@ -1,4 +1,4 @@
-"""Updates of weights: torch's own optimizers; and Muon for the matrices inside a model."""
+"""Optimizers of torch, and Muon for the matrices inside a model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class _Moments(OptimizerConfig):
     """The settings that Adam and AdamW share."""
 
     betas: tuple[Probability, Probability] = (0.9, 0.999)
-    """The memory of the mean gradient, and of its square."""
+    """Decay rates of the running averages of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
-    """The least scale."""
+    """Term added to the denominator for numerical stability."""
 
 
 class AdamConfig(_Moments):
-    """Adam (https://arxiv.org/abs/1412.6980): a step for each weight by its own scale; decay is added to gradients."""
+    """Adam (https://arxiv.org/abs/1412.6980): adaptive step sizes per weight; decay is added to the gradients."""
 
     kind: Literal["adam"] = "adam"
 
@@ -32,7 +32,7 @@ class AdamConfig(_Moments):
 
 
 class AdamWConfig(_Moments):
-    """AdamW (https://arxiv.org/abs/1711.05101): a step for each weight by its own scale, and a separate decay."""
+    """AdamW (https://arxiv.org/abs/1711.05101): adaptive step sizes per weight, with decoupled weight decay."""
 
     kind: Literal["adamw"] = "adamw"
 
@@ -41,17 +41,17 @@ class AdamWConfig(_Moments):
 
 
 class SGDConfig(OptimizerConfig):
-    """Steps along the gradient."""
+    """Stochastic gradient descent, with optional momentum."""
 
     kind: Literal["sgd"] = "sgd"
 
     momentum: Probability = 0.0
-    """The share of the former step in the next one."""
+    """Factor of the previous update in the next update."""
     nesterov: bool = False
-    """If true, the gradient is taken ahead of the momentum."""
+    """If true, use Nesterov momentum."""
 
     def check(self) -> None:
-        """Raise `Invalid` for Nesterov's rule without momentum."""
+        """Raise `Invalid` for `nesterov` without momentum."""
         super().check()
         if self.nesterov and not self.momentum:
             raise Invalid("nesterov", "`nesterov` has no effect without `momentum`")
@@ -61,10 +61,10 @@ class SGDConfig(OptimizerConfig):
 
 
 class MuonConfig(OptimizerConfig):
-    """Muon (https://kellerjordan.github.io/posts/muon/): steps along a momentum whose singular values are made equal.
+    """Muon (https://kellerjordan.github.io/posts/muon/): momentum updates whose singular values are made equal.
 
-    It is for the matrices inside the model. Fused layers are taken apart, so that q, k and v are a matrix each, and so
-    is every expert of a stack. Heads, tables, norms and biases are left to `others`. The `groups` are rules for both.
+    Muon updates the matrices inside the model. Fused layers are split, so q, k and v are separate matrices, as is each
+    expert of a stack. `others` updates heads, embedding tables, norms and biases. The `groups` apply to both.
     """
 
     kind: Literal["muon"] = "muon"
@@ -72,16 +72,17 @@ class MuonConfig(OptimizerConfig):
     others: OptimizerConfig
     """The optimizer of all other parameters."""
     momentum: Probability = 0.95
-    """The share of the former direction in the next one."""
+    """Factor of the previous momentum in the next momentum."""
     nesterov: bool = True
-    """If true, the gradient is taken ahead of the momentum."""
+    """If true, use Nesterov momentum."""
     iterations: Count = 5
-    """Iterations that make the singular values equal."""
+    """Number of Newton-Schulz iterations, which make the singular values equal."""
     scale: Literal["original", "match_rms_adamw"] = "original"
-    """original: the rate times sqrt(max(1, rows / columns)); match_rms_adamw: times 0.2 sqrt(max(rows, columns))."""
+    """Factor of the learning rate. original: sqrt(max(1, rows / columns)); match_rms_adamw: 0.2 sqrt(max(rows,
+    columns))."""
 
     def check(self) -> None:
-        """Raise `Invalid` if `others` has rules: names are looked up in one place."""
+        """Raise `Invalid` if `others` has groups, or cannot optimize all parameters."""
         super().check()
         if self.others.groups:
             raise Invalid("others.groups", "`others` cannot have `groups`", help="write them as `optimizer.groups`")
@@ -108,8 +109,8 @@ class MuonConfig(OptimizerConfig):
 class Muon(torch.optim.Optimizer):
     """torch's Muon on each matrix separately, and another optimizer for all other parameters.
 
-    The state of a parameter is the momentum of all matrices in it. Where several processes have parts of a parameter,
-    each gathers it, computes the whole update, and keeps its part.
+    The state of a parameter is the momentum of all matrices in it. If a parameter is sharded over several processes,
+    each process gathers it, computes the full update, and keeps its shard.
     """
 
     def __init__(self, groups: list[dict[str, Any]], rest: torch.optim.Optimizer, options: dict[str, Any]) -> None:
@@ -139,7 +140,7 @@ class Muon(torch.optim.Optimizer):
             matrix.grad, muon.state[matrix]["momentum_buffer"] = gradient_part, former
         muon.step()
         for tensor, updated in zip(stored, (weight, momentum), strict=True):
-            tensor.copy_(part(updated, tensor))  # onto itself, it does nothing
+            tensor.copy_(part(updated, tensor))  # no effect if both are the same tensor
 
 
 def _split(tensor: Tensor, rows: tuple[int, ...]) -> list[Tensor]:

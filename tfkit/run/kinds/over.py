@@ -1,7 +1,7 @@
 """Data kinds that change the examples of any other data.
 
-Masked language modelling is https://arxiv.org/abs/1810.04805. Packing puts several documents, which do not see each
-other, into a row: https://arxiv.org/abs/2107.02027, section 3.2.
+Masked language modelling is https://arxiv.org/abs/1810.04805. Packing puts several documents into a row, and no
+document attends to a different document: https://arxiv.org/abs/2107.02027, section 3.2.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class OverConfig(DataConfig):
-    """Other data with one input, whose order and splits are those given here."""
+    """Changed examples of other data, which must have a single input."""
 
     of: DataConfig
-    """The data; its order and its splits are those given here."""
+    """The data to change. Set `order` and `split` next to `of`, not inside it."""
 
     def check(self) -> None:
         """Raise `Invalid` for an order and splits without effect."""
@@ -77,7 +77,7 @@ class OverConfig(DataConfig):
 
 @dataclass(frozen=True)
 class OverData:
-    """Other data with changed examples."""
+    """Data with changed examples."""
 
     of: Data
     vocab_size: int
@@ -109,15 +109,16 @@ class OverData:
 
 
 HIDDEN, RANDOM = 0.8, 0.1
-"""The shares of chosen tokens that become the mask token, and any token; the others stay."""
+"""Fractions of chosen tokens that become the mask token, and a random token; the remaining tokens stay."""
 
 
 class MaskedConfig(OverConfig):
-    """Other data with some of its tokens hidden: a model reads the rest and finds them.
+    """Other data with some of its tokens hidden, for masked language modelling: the model predicts the hidden tokens.
 
-    Of the tokens that the other data asks for, which is all but the first of a window, a share is chosen; 80% of them
-    become the mask token, whose id is above all others, 10% a random token, and 10% stay. The choice depends on the
-    number of the example alone. An example is in the split `train` several times, each with another choice.
+    Tokens are chosen at random among the targets of the other data, which are all tokens except the first of a window.
+    Of the chosen tokens, 80% become the mask token, which has the highest id, 10% become a random token, and 10% stay.
+    The choice depends only on the index of the example. The split `train` contains every example several times, with
+    different choices.
     """
 
     kind: Literal["masked"] = "masked"
@@ -125,7 +126,7 @@ class MaskedConfig(OverConfig):
     share: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """The probability of a token to be chosen."""
     choices: PositiveCount = 10
-    """The number of choices for each example of `train`; together, they are one pass."""
+    """The number of choices for each example of `train`; an epoch contains all of them."""
 
     def idle(self, split: str) -> frozenset[str]:
         return super().idle(split) | (set() if split == "train" else {"choices"})
@@ -138,7 +139,7 @@ class MaskedConfig(OverConfig):
 
 
 class Hidden:
-    """Examples with some of their tokens hidden: all examples with a first choice, then with a second, and so on."""
+    """Examples with hidden tokens: all examples with the first choice, then with the second choice, and so on."""
 
     def __init__(self, of: Examples, share: float, choices: int, *, mask: int) -> None:
         self._of, self._share, self._choices, self._mask = of, share, choices, mask
@@ -160,7 +161,7 @@ class Hidden:
 
 
 def _behind(targets: Ids) -> NDArray[np.bool_]:
-    """Mark the positions after the last token: there is no target at them, at the position before, or after."""
+    """Mark the padding at the end of each row: positions i without a target at position i - 1 or later."""
     counted = np.maximum.accumulate((targets != IGNORED)[:, ::-1], axis=1)[:, ::-1]
     behind = np.zeros(targets.shape, dtype=bool)
     behind[:, 1:] = ~counted[:, :-1]
@@ -170,8 +171,8 @@ def _behind(targets: Ids) -> NDArray[np.bool_]:
 class PackedConfig(OverConfig):
     """Data whose rows hold several documents. The model treats each document as if it were alone in its row.
 
-    No token attends to a token of a different document, positions start again in each document, and the last token
-    of a document predicts nothing. A document is cut where a row ends.
+    No token attends to a token of a different document, positions start from 0 in each document, and the last token of
+    a document has no target. A document is cut where a row ends.
     """
 
     kind: Literal["packed"] = "packed"
@@ -188,7 +189,7 @@ class PackedConfig(OverConfig):
 
 
 class Packed:
-    """Examples that know the documents of each row."""
+    """Examples with the document number of each position."""
 
     def __init__(self, of: Examples, separator: int) -> None:
         self._of, self._separator = of, separator

@@ -1,4 +1,4 @@
-"""Texts with texts that follow them: a target for a source, an answer to a prompt, or several continuations."""
+"""Texts and their continuations: a source with a target, a prompt with an answer, or a prompt with several choices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Layout = Literal["pair", "sequence"]
 
 @dataclass(frozen=True)
 class Question:
-    """A text to read, and the texts that may follow it, of which `answer` is the number of the right one."""
+    """A text, and the texts that may follow it; `answer` is the index of the correct continuation."""
 
     row: Row
     source: str
@@ -31,7 +31,7 @@ class Question:
 
 @dataclass(frozen=True)
 class PairForm:
-    """The form of examples: their layout, the ids before and behind each target, and the size of the vocabulary."""
+    """The form of examples: their layout, the ids before and after each target, and the size of the vocabulary."""
 
     layout: Layout
     before: Sequence[int]
@@ -39,17 +39,17 @@ class PairForm:
     vocab_size: int
 
     def size(self, source: Sequence[int], target: Sequence[int]) -> int:
-        """Return the positions of an example. The last id of a target is only predicted."""
+        """Return the number of positions of an example. The last id of a target is not an input."""
         return max(len(source), len(target) - 1) if self.layout == "pair" else len(source) + len(target) - 1
 
 
 class QuestionsConfig(ColumnsConfig):
-    """Texts with texts that follow them, padded to the longest of a batch."""
+    """Texts and their continuations, padded to the longest example of a batch."""
 
     long: Literal["error", "skip"] = "error"
-    """The treatment of an example of more than `length` positions: report it, or leave it out."""
+    """The treatment of an example of more than `length` positions: report it, or omit it."""
     tokenizer: TokenizerConfig = slot("characters")
-    """Text to tokens. It puts its special tokens around the first text, but not around a text that follows."""
+    """The tokenizer. Its special tokens are added around the first text, but not around the continuation."""
 
     @abstractmethod
     def question(self, row: Row) -> Question:
@@ -83,24 +83,25 @@ class QuestionsConfig(ColumnsConfig):
 
 
 class PairsConfig(QuestionsConfig):
-    """Pairs of texts, of which the second is to be written: translations, or prompts with answers.
+    """Pairs of a source and a target to generate: translations, or prompts with answers.
 
-    Only the target counts. Examples are as long as their texts, up to `length`, and padded to the longest of a batch.
+    Only the tokens of the target count. Examples have the length of their texts, at most `length`, and are padded to
+    the longest example of a batch.
     """
 
     kind: Literal["pairs"] = "pairs"
 
     source: str = "source"
-    """The column of the text to read."""
+    """The column of the source text."""
     target: str = "target"
-    """The column of the text to write."""
+    """The column of the target text."""
     layout: Layout = "pair"
     """pair: inputs `source` and `target`, for an encoder-decoder; sequence: the target follows the source, for a
     decoder."""
     start: Token | None = None
-    """The token before a target: by default a new token, whose id is above all others, or none in a sequence."""
+    """The token before a target: by default a new token with the highest id, or none in a sequence."""
     end: Token | None = None
-    """The token behind a target; by default a new token, whose id is above all others."""
+    """The token after a target; by default a new token with the highest id."""
 
     def question(self, row: Row) -> Question:
         return Question(row, row.text(self.source), [row.text(self.target)])
@@ -115,9 +116,10 @@ class PairsConfig(QuestionsConfig):
 
 
 class ChoicesConfig(QuestionsConfig):
-    """Prompts with several continuations, one of them right: the metric `choice_accuracy` compares their likelihoods.
+    """Prompts with several continuations, of which one is correct. `choice_accuracy` compares their likelihoods.
 
-    An example is the prompt with the right continuation, which alone counts in a loss and in all other metrics.
+    An example is the prompt with the correct continuation. Only this continuation counts in the loss and in all other
+    metrics.
     """
 
     kind: Literal["choices"] = "choices"
@@ -125,11 +127,11 @@ class ChoicesConfig(QuestionsConfig):
     prompt: str = "prompt"
     """The column of the text that the continuations follow."""
     choices: str = "choices"
-    """The column of the continuations, a list of texts. They follow the prompt as they are, without a space between."""
+    """The column of the continuations, a list of texts. They follow the prompt directly; no space is added."""
     answer: str = "answer"
-    """The column of the number of the right continuation; the first is 0."""
+    """The column of the index of the correct continuation, from 0."""
     end: Token | None = None
-    """The token behind a continuation; none by default."""
+    """The token after a continuation; by default none."""
 
     def question(self, row: Row) -> Question:
         texts = row[self.choices] if isinstance(row[self.choices], list) else []
@@ -147,7 +149,7 @@ class ChoicesConfig(QuestionsConfig):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sources with targets in one of two layouts. The `counts` targets of an example are next to each other."""
+    """Sources and targets in a layout. The `counts[i]` targets of example i are stored one after the other."""
 
     sources: Ragged
     targets: Ragged
@@ -159,7 +161,7 @@ class Pairs:
     def of(
         cls, sides: Sequence[tuple[Sequence[int], Sequence[list[int]]]], answers: Sequence[int], layout: Layout
     ) -> Pairs:
-        """Return the examples of sources, each with its targets."""
+        """Build the examples from sources, each with its targets."""
         pairs = [(source, target) for source, targets in sides for target in targets]
         targets = Ragged([*source, *target] if layout == "sequence" else target for source, target in pairs)
         counts = np.array([len(targets) for _, targets in sides])

@@ -1,4 +1,4 @@
-"""The learning rate over the steps of a run, as a factor; each kind begins with a `warmup`."""
+"""Schedules: the factor of the learning rate at each step of a run. Every kind begins with a `warmup`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfkit.run.contract import NonNegative, ScheduleConfig, Steps, count_of
 
 
 class ConstantConfig(ScheduleConfig):
-    """A full rate at all steps after the warmup."""
+    """The full rate at all steps after the warmup."""
 
     kind: Literal["constant"] = "constant"
 
@@ -19,7 +19,7 @@ class ConstantConfig(ScheduleConfig):
 
 
 class CosineConfig(ScheduleConfig):
-    """Half a wave down (https://arxiv.org/abs/1608.03983)."""
+    """Decay along half a cosine wave (https://arxiv.org/abs/1608.03983)."""
 
     kind: Literal["cosine"] = "cosine"
 
@@ -31,7 +31,7 @@ class CosineConfig(ScheduleConfig):
 
 
 class LinearConfig(ScheduleConfig):
-    """A straight line down."""
+    """Linear decay."""
 
     kind: Literal["linear"] = "linear"
 
@@ -43,12 +43,12 @@ class LinearConfig(ScheduleConfig):
 
 
 class WSDConfig(ScheduleConfig):
-    """Warmup, a stable rate, and a straight decay (https://arxiv.org/abs/2404.06395)."""
+    """Warmup, a constant rate, and a linear decay (https://arxiv.org/abs/2404.06395)."""
 
     kind: Literal["wsd"] = "wsd"
 
     decay: Steps = 0.2
-    """The last steps, in which the rate falls; below 1, a share of all steps."""
+    """The number of steps of the decay, at the end of the run; below 1, a fraction of all steps."""
     end: NonNegative = 0.0
     """The factor of the last step."""
 
@@ -72,7 +72,7 @@ class WSDConfig(ScheduleConfig):
 
 
 class InverseSqrtConfig(ScheduleConfig):
-    """One over the root of the step, from the end of the warmup (https://arxiv.org/abs/1706.03762)."""
+    """Decay with the inverse square root of the step after the warmup (https://arxiv.org/abs/1706.03762)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
 

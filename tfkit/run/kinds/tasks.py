@@ -1,6 +1,6 @@
-"""Synthetic tasks: sums of two numbers, sequences to write again, and multi-query associative recall.
+"""Synthetic tasks: sums of two numbers, sequences to copy, and multi-query associative recall.
 
-In associative recall (https://arxiv.org/abs/2312.04927), pairs come first, then keys whose values are asked.
+In associative recall (https://arxiv.org/abs/2312.04927), pairs come first, then keys, whose values are the targets.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ HELD_OUT = 1  # the seed of the order in which problems are divided into splits
 class AdditionConfig(DataConfig):
     """Sums of two numbers: `12+34=640`, both padded with zeros, the answer with its last digit first.
 
-    Every pair of numbers is one problem, and belongs to one split: the others have never been seen in training.
+    Every pair of numbers is one problem and belongs to one split, so evaluations use problems that training does not.
     """
 
     kind: Literal["addition"] = "addition"
 
     digits: Annotated[int, Field(ge=1, le=3)] = 2
-    """Digits of each number."""
+    """Number of digits of each number."""
     reverse: bool = True
-    """If true, the answer begins with its last digit, so that a carry is known when it is needed."""
+    """If true, the answer begins with its last digit, so each carry precedes the digit that needs it."""
     loss_on: Literal["answer", "all"] = "answer"
     """The positions that count."""
 
@@ -68,9 +68,9 @@ def _digits(numbers: Ids, count: int) -> Ids:
 
 
 class CopyConfig(DataConfig):
-    """Random sequences, and what is to be written for each: the same, its reverse, or its symbols in order.
+    """Random sequences, each with an answer: a copy of the sequence, its reverse, or its symbols in order.
 
-    No sequence is in two splits. Symbols are 0 and above; the id above them stands before the answer.
+    No sequence is in two splits. Symbols have ids from 0; the next id separates the sequence from the answer.
     """
 
     kind: Literal["copy"] = "copy"
@@ -80,9 +80,9 @@ class CopyConfig(DataConfig):
     symbols: Annotated[int, Field(ge=2, le=2**20)] = 16
     """The number of symbols."""
     items: Annotated[int, Field(ge=1, le=2**16)] = 16
-    """Symbols of a sequence."""
+    """The number of symbols in a sequence."""
     sequences: PositiveCount = 100_000
-    """The number of sequences to draw; one that is drawn twice counts once."""
+    """The number of sequences to draw; repeated sequences count once."""
     layout: Literal["sequence", "pair"] = "sequence"
     """sequence: the answer follows, for a decoder; pair: inputs `source` and `target`, for an encoder-decoder."""
 
@@ -124,10 +124,10 @@ class Tasks:
 
 
 class MQARConfig(DataConfig):
-    """Pairs of key and value, then every key once more among random tokens: its target is its value.
+    """Pairs of a key and a value, then every key again among random tokens, with its value as the target.
 
-    Keys are below half of the vocabulary, but not 0, and values from there on; both are drawn without repetition. A key
-    is asked soon after the pairs, and later ones become rarer by a power of the distance.
+    Keys are ids from 1 to below half of the vocabulary, and values are ids from there on. Both are drawn without
+    repetition. The probability that a key is repeated falls with a power of its distance from the pairs.
     """
 
     kind: Literal["mqar"] = "mqar"
@@ -135,11 +135,11 @@ class MQARConfig(DataConfig):
     symbols: Annotated[int, Field(ge=4, le=2**20)] = 8192
     """The size of the vocabulary."""
     positions: Annotated[int, Field(ge=4, le=2**20)] = 64
-    """Tokens of an example."""
+    """The number of tokens in an example."""
     pairs: Annotated[int, Field(ge=1, le=2**16)] = 4
-    """Pairs of an example."""
+    """The number of pairs in an example."""
     power: PositiveFloat = 0.01
-    """The distance d, in pairs of tokens, has the weight d^(power - 1)."""
+    """The exponent: a distance d, in pairs of tokens, has the probability weight d^(power - 1)."""
     examples: PositiveCount = 100_000
     """The number of examples."""
 
@@ -159,7 +159,7 @@ class MQARConfig(DataConfig):
 
 
 class Recall:
-    """Examples, each drawn by its number."""
+    """Examples, each drawn from a generator for its index."""
 
     def __init__(self, config: MQARConfig, ends: tuple[int, int]) -> None:
         self._config = config
@@ -177,7 +177,7 @@ class Recall:
         return Batch({"tokens": tokens}, targets)
 
     def _draw(self, number: int) -> tuple[Ids, Ids]:
-        """Draw the tokens and targets of an example."""
+        """Draw the tokens and targets of the example with this index."""
         random, pairs, half = generator(number), self._config.pairs, self._config.symbols // 2
         keys = 1 + random.choice(half - 1, pairs, replace=False)
         values = half + random.choice(self._config.symbols - half, pairs, replace=False)

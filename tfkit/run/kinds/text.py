@@ -1,4 +1,4 @@
-"""Text in windows of equal length, to predict the next token; and tokenizers: characters, bytes, or a trained one."""
+"""Text in windows of equal length, for next-token prediction; and tokenizers for characters, bytes, and from files."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ SHIPPED = "tinyshakespeare"
 
 
 class TextConfig(DataConfig):
-    """Text in windows of `length` tokens; the target of each token is the next one.
+    """Text in windows of `length` tokens; the target of each token is the next token.
 
-    The files are read in the order of the list, the files of a pattern by name, and follow each other without anything
-    between them. Splits are ranges of the text, in their order.
+    Files are joined in the order of the list, the files of a pattern in the order of their names, without a separator.
+    Splits are consecutive ranges of the text.
     """
 
     kind: Literal["text"] = "text"
 
     files: Immaterial[str | tuple[str, ...]]
-    """`tinyshakespeare`, which comes with tfkit; a path or a pattern such as `src/**/*.py`; or a list of them."""
+    """`tinyshakespeare`, which comes with tfkit; a path or a pattern such as `src/**/*.py`; or a list of paths and
+    patterns."""
     tokenizer: TokenizerConfig = slot("characters")
     """Text to tokens."""
 
@@ -80,9 +81,9 @@ def _content(name: str) -> str:
 
 def files_of(name: str, *, folders: bool = False) -> list[str]:
     """Return the file of a path, or all files that a pattern matches; with `folders`, folders count as files."""
-    there = os.path.exists if folders else os.path.isfile
-    paths = [name] if there(name) else sorted(glob.glob(name, recursive=True))
-    files = [path for path in paths if there(path)]
+    exists = os.path.exists if folders else os.path.isfile
+    paths = [name] if exists(name) else sorted(glob.glob(name, recursive=True))
+    files = [path for path in paths if exists(path)]
     if not files:
         near = closest(Path(name).name, _neighbors(Path(name)))
         start = "relative paths start at the folder of the run's file"
@@ -100,7 +101,7 @@ def _neighbors(path: Path) -> list[str]:
 
 
 def shown(name: str) -> str:
-    """Return a path as errors show it: relative if it is below the current folder."""
+    """Return a path relative to the current folder if it lies below that folder, else unchanged."""
     relative = os.path.relpath(name)
     return name if relative.startswith(os.pardir) else relative
 
@@ -115,7 +116,7 @@ def _read(path: str) -> str:
 
 
 class CharactersConfig(TokenizerConfig):
-    """One token for each character of the data, numbered in the order of Unicode."""
+    """One token for each character in the data, with ids in the order of Unicode."""
 
     kind: Literal["characters"] = "characters"
 
@@ -153,7 +154,8 @@ class FileConfig(TokenizerConfig):
 class PretrainedConfig(TokenizerConfig):
     """A folder with a tokenizer, as `AutoTokenizer` of transformers writes it.
 
-    It is read by transformers if that is installed, otherwise from its `tokenizer.json`. Code in the folder never runs.
+    transformers reads the folder if it is installed; otherwise tfkit reads its `tokenizer.json`. Code in the folder
+    never runs.
     """
 
     kind: Literal["pretrained"] = "pretrained"
@@ -183,7 +185,7 @@ class PretrainedConfig(TokenizerConfig):
 
 
 def id_of(token: str | int, tokenizer: Tokenizer | None, field: str) -> int:
-    """Return the id of a token, a text or an id; raise `Invalid` about a field if the text is not one token."""
+    """Return the id of a token, which is a text or an id; raise `Invalid` for `field` if the text is not one token."""
     if isinstance(token, int):
         return token
     try:

@@ -1,6 +1,6 @@
-"""Token ids in `.npy` and `.bin` files, which are read where they lie.
+"""Token ids in `.npy` and `.bin` files, which are mapped into memory.
 
-The digest of files that were read once is in a file next to them, so that a start does not read them again.
+The digest of the files is stored in a file next to them, so later runs do not need to read the full files first.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from tfkit.run.kinds.examples import StreamData
 from tfkit.run.kinds.text import shown
 
 CHUNK = 2**22
-"""Tokens that are looked at in one piece."""
+"""Number of tokens that are read at a time."""
 
 
 class TokensConfig(DataConfig):
-    """Windows of `length` token ids from `.npy` or `.bin` files; the target of each token is the next one.
+    """Windows of `length` token ids from `.npy` or `.bin` files; the target of each token is the next token.
 
-    The files follow each other in the order of the list. They are mapped into memory. The first run that reads them
-    computes their digest and their largest id, and keeps both in a file next to the first one, `NAME.digest`, which
-    counts as long as sizes and times of change stay the same. Splits are ranges of all tokens, in their order. A file
-    that changes while the run reads it ends the run with an error.
+    The files are joined in the order of the list, and mapped into memory. The first run computes their digest and their
+    largest id, and stores both next to the first file, in `NAME.digest`. Later runs use that file if the sizes and
+    modification times of all files are unchanged. Splits are consecutive ranges of the tokens. A run ends with an error
+    if one of its files changes.
     """
 
     kind: Literal["tokens"] = "tokens"
 
     files: Immaterial[str | tuple[str, ...]]
-    """The path of a file with one axis of whole numbers, as `numpy.save` and `tfkit tokens` write it; or of a `.bin`
-    file with ids of 16 bits and no header, as nanoGPT writes it; or a list of them."""
+    """The path of a file with one axis of integers, as `numpy.save` and `tfkit tokens` write it; or of a `.bin` file
+    with 16-bit ids and no header, as nanoGPT writes it; or a list of paths."""
     vocab_size: Dim | None = None
-    """The size of the vocabulary; one more than the largest id unless given."""
+    """The size of the vocabulary; by default one more than the largest id."""
     separator: Annotated[int, Field(ge=0)] | None = None
-    """The id that ends a document: if given, a split ends behind one, so that no document is in two."""
+    """The id that ends a document. With a separator, every split ends after a document, so no document is in two
+    splits."""
 
     @property
     def takes_length(self) -> bool:
@@ -69,7 +70,7 @@ class TokensConfig(DataConfig):
         return (self.files,) if isinstance(self.files, str) else self.files
 
     def _moved(self, files: Joined, end: int) -> int:
-        """Return the end of a split, moved to the end of the document that lies across it."""
+        """Return the end of a split, moved to the end of the document that contains it."""
         if self.separator is None or end == 0:
             return end
         for start in range(end - 1, len(files), CHUNK):
@@ -81,7 +82,7 @@ class TokensConfig(DataConfig):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A file that is mapped into memory, with the size and the time of change that it had before."""
+    """A file that is mapped into memory, with the size and modification time that it had when it was mapped."""
 
     name: str
     size: int
@@ -92,7 +93,7 @@ class TokenFile:
         return len(self.ids)
 
     def at(self, places: Ids, vocab_size: int | None) -> Ids:
-        """Return the ids at these places.
+        """Return the ids at these indices.
 
         Raises SpecError if the file has changed, or has ids beyond the vocabulary. Reading a mapped file that has
         been truncated would end the process without a message.
@@ -109,13 +110,13 @@ class TokenFile:
             raise self._error(f"has the id {beyond:,}, beyond the vocabulary of {vocab_size:,}")
         return ids
 
-    def _error(self, what: str) -> SpecError:
+    def _error(self, problem: str) -> SpecError:
         help = "restore the file, and continue from the last checkpoint with the same command"
-        return SpecError(Diagnostic(f"{quoted(shown(self.name))} {what}", help=help))
+        return SpecError(Diagnostic(f"{quoted(shown(self.name))} {problem}", help=help))
 
 
 class Joined:
-    """Files one after the other, from a place to another; see `Stream`."""
+    """A range of the ids of several files, joined one after the other; see `Stream`."""
 
     def __init__(
         self, parts: list[TokenFile], start: int = 0, end: int | None = None, vocab_size: int | None = None
@@ -146,12 +147,8 @@ def _mapped(name: str) -> TokenFile:
     except OSError as error:
         raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:
-        what = (
-            "not a file of numbers of 16 bits"
-            if name.endswith(".bin")
-            else "not a file of numbers that `numpy.save` wrote"
-        )
-        raise Invalid("files", f"{quoted(shown(name))} is {what}") from error
+        expected = "16-bit ids" if name.endswith(".bin") else "an array of numbers that `numpy.save` wrote"
+        raise Invalid("files", f"{quoted(shown(name))} must contain {expected}") from error
     if not isinstance(ids, np.ndarray):
         raise Invalid("files", f"{quoted(shown(name))} must have a single array of token ids; got several arrays")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -163,7 +160,7 @@ def _mapped(name: str) -> TokenFile:
 
 
 def _known(files: list[TokenFile]) -> tuple[str, int] | None:
-    """Return the digest and the largest id that are kept next to the first file; None if the files have changed."""
+    """Return the digest and the largest id stored next to the first file; None if the files have changed."""
     try:
         kept = json.loads(_digest_file(files).read_bytes())
         if kept["files"] == _states(files):
@@ -174,11 +171,11 @@ def _known(files: list[TokenFile]) -> tuple[str, int] | None:
 
 
 def _keep(files: list[TokenFile], digest: str, largest: int) -> None:
-    """Keep the digest and the largest id next to the first file, if its folder can be written to."""
+    """Store the digest and the largest id next to the first file, if its folder is writable."""
     path = _digest_file(files)
     text = json.dumps({"files": _states(files), "digest": digest, "largest": largest})
     try:
-        staged = path.with_name(f".{path.name}.{os.getpid()}")  # a kill leaves no half of it
+        staged = path.with_name(f".{path.name}.{os.getpid()}")  # a process that is killed leaves no incomplete file
         staged.write_text(text, encoding="utf-8")
         os.replace(staged, path)
     except OSError:
@@ -194,7 +191,7 @@ def _states(files: list[TokenFile]) -> list[list[str | int]]:
 
 
 def _read_through(files: list[TokenFile]) -> tuple[str, int]:
-    """Return a digest of the ids of all files, and the largest id; raise `Invalid` for an id below 0."""
+    """Read all files, and return the digest and the largest of their ids; raise `Invalid` for an id below 0."""
     digest, largest = hashlib.blake2b(digest_size=32), 0
     for file in files:
         for start in range(0, len(file), CHUNK):

@@ -26,7 +26,7 @@ class WandbConfig(TrackerConfig):
 
 
 class Wandb:
-    """A run of Weights & Biases. A resumed run has the same id, and points of steps that are run again appear twice."""
+    """A run of Weights & Biases. A resumed run has the same id, and the points of repeated steps appear twice."""
 
     def __init__(self, wandb: Any, config: WandbConfig, run: TrackedRun) -> None:
         path = run.folder / "wandb.id"

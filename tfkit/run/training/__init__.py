@@ -1,1 +1,1 @@
-"""A training step without waste: the loss in chunks, and the parameters that decay."""
+"""The training loop and its parts: loss, optimizer, evaluation, checkpoints, and several processes."""

@@ -31,7 +31,7 @@ class Checkpoint:
     optimizer: Mapping[str, Tensor]
     """The optimizer's tensors, `PARAMETER/NAME`."""
     callbacks: tuple[Mapping[str, Any], ...]
-    """The memory of each callback."""
+    """The state of each callback."""
     ended: str | None = None
     """The reason why no step follows; None if one does."""
     skipped: int = 0
@@ -42,7 +42,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read: see `Checkpoint`."""
+    """A checkpoint that has been read; see `Checkpoint`."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -53,43 +53,43 @@ class Restored:
     skipped: int = 0
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     branch: bool = False
-    """True if it belongs to the run that this run branches from."""
+    """True if the checkpoint belongs to the run that this run branches from."""
 
 
 class Record(Protocol):
-    """The place where a run is written down."""
+    """The store of a run: its metrics, texts and checkpoints."""
 
     def restored(self, model: fx.GraphModule) -> Restored | None:
-        """Read the latest checkpoint, or the checkpoint that a branch starts from; None if there is neither.
+        """Read the latest checkpoint, or the checkpoint that a branch starts from; return None without either.
 
-        Nothing is changed.
+        Files do not change.
 
-        Raises SpecError if it cannot be read completely, or does not fit the run and its model.
+        Raises SpecError if the checkpoint cannot be read completely, or does not fit the run and its model.
         """
 
     def resume(self) -> None:
         """Remove everything that was recorded after the checkpoint of `restored`; entries follow."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Note the numbers of a step, or of an evaluation after it."""
+        """Write the numbers of a step, or of an evaluation after it."""
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Note a text."""
+        """Write a text."""
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, completely or not at all."""
 
     def saving(self) -> Callable[[Checkpoint], None]:
-        """Return the function that writes a checkpoint of this step, in any thread and also after more steps."""
+        """Return a function that writes a checkpoint of this step. It may run in any thread, and after later steps."""
 
     def shards(self) -> AbstractContextManager[Path]:
-        """Yield an empty folder for the parts of a checkpoint, which exists as long as the context."""
+        """Yield an empty folder for the shards of a checkpoint, which exists until the context ends."""
 
     def save_model(self, name: str, model: fx.GraphModule) -> None:
         """Write a model to the folder `name` in the folder of the run, completely or not at all."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending entries, and close the files."""
 
 
 def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -
 
 
 def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, restored: Restored) -> None:
-    """Set a model and its optimizer to a checkpoint that fits them. Tensors are copied: the files may go."""
+    """Set a model and its optimizer to a checkpoint that fits them. Tensors are copied, so files may be removed."""
     state = model.state_dict()
     model.load_state_dict({name: part(tensor, state[name]) for name, tensor in restored.weights.items()})
     parameters = dict(model.named_parameters())

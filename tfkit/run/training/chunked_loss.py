@@ -1,7 +1,7 @@
 """Cross-entropy over logits that are never all in memory: in chunks of rows, forward and backward together.
 
-The gradients of a chunk are computed while its logits exist, so that nothing is computed twice, and nothing of the size
-of the logits is kept. Known for a linear head from https://github.com/linkedin/Liger-Kernel; this works for any head.
+The gradients of a chunk are computed while its logits exist. Nothing is computed twice, and no tensor with the size of
+all logits is saved. https://github.com/linkedin/Liger-Kernel does so for a linear head; this module supports any head.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 PIECES = 8
-"""Enough chunks to make the logits small. More cost time: each chunk adds to the gradient of the whole vocabulary."""
+"""Target number of chunks. More chunks take more time, because each chunk adds to the full gradient of the head."""
 LEAST_LOGITS = 2**25
-"""Least logits in a chunk: shorter ones cost time and save little."""
+"""Minimum number of logits in a chunk: smaller chunks cost time and save little memory."""
 MOST_ROWS = 4096
-"""Most rows in a chunk: longer ones save no time."""
+"""Maximum number of rows in a chunk: larger chunks save no time."""
 
 
 def count_pieces(n_rows: int, vocab_size: int) -> int:
-    """Return the number of chunks in which to compute that many rows of logits."""
+    """Return the number of chunks for `n_rows` rows of logits."""
     rows = min(max(n_rows // PIECES, LEAST_LOGITS // vocab_size), MOST_ROWS)
     return max(1, -(-n_rows // max(rows, 1)))
 
@@ -37,8 +37,8 @@ class PiecewiseLoss:
 
     Args:
         head: [n, d] -> logits [n, v]; computes each row independently.
-        extra: further arguments of the head: weights that belong to other modules.
-        options: of `torch.nn.functional.cross_entropy`.
+        extra: additional arguments of the head, which are weights of other modules.
+        options: options of `torch.nn.functional.cross_entropy`.
         z: the weight of the square of each row's log-sum-exp.
     """
 
@@ -73,7 +73,7 @@ class PiecewiseLoss:
         return total, [self._joined(of_rows), *gradients] if of_rows else gradients
 
     def _ranges(self, rows: Tensor, pieces: int) -> Iterable[tuple[int, int]]:
-        """Return the first row of each chunk, and the row after its last."""
+        """Return the range of rows of each chunk."""
         # `split` would make each length another graph.
         return pairwise([rows.size(0) * i // pieces for i in range(pieces + 1)])
 
@@ -122,14 +122,14 @@ class PiecewiseLoss:
 def _leaf(tensor: Tensor, learned: bool) -> Tensor:
     """Return a view of the same memory with a separate gradient.
 
-    Hooks of a parameter wait for the gradient of all chunks.
+    The hooks of a parameter must run once, with the gradient of all chunks.
     """
     alone = tensor.detach()
     return alone if torch.compiler.is_compiling() else alone.requires_grad_(learned)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type to add up in: sums over many chunks would lose digits in half precision."""
+    """Return the dtype of sums: in half precision, sums over many chunks would lose digits."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -56,10 +56,10 @@ def evaluate(
     Args:
         model: the model, whose modes and random numbers do not change.
         run: the run, for its data, batch size and precision.
-        splits: the part of each split to read.
+        splits: the part of each split to evaluate.
         metrics: the metrics to compute.
         micro_batch: the number of sequences to compute at once; by default the run's `micro_batch`.
-        between: called before each batch; may raise to give up.
+        between: called before each batch; may raise to end the evaluation.
         processes: the processes that share the rows of a batch; by default, this process computes all rows.
 
     Raises:
@@ -90,7 +90,7 @@ def computing(run: Run, device: torch.device) -> torch.autocast:
 
 @dataclass(frozen=True)
 class _BuiltMetric:
-    """A metric, and what an error in its code needs."""
+    """A metric, with the names and paths that its errors contain."""
 
     model: fx.GraphModule
     run: Run
@@ -99,7 +99,7 @@ class _BuiltMetric:
     metric: Metric
     name: str
     output: str | None
-    """The output that it is about; None for the main output."""
+    """The output that the metric is computed from; None for the main output."""
 
     @classmethod
     def of(
@@ -112,13 +112,13 @@ class _BuiltMetric:
             return cls(model, run, config, path, config.build(run.data), *named)
 
     def applies(self, split: str, splits: Iterable[str]) -> bool:
-        """Return False for a metric of choices on a split without any, if one of the other splits has choices."""
+        """Return False for a `ChoiceMetric` on a split without choices, if a different split has choices."""
         first = np.zeros(1, np.int64)
         compared = {name for name in splits if self.run.data.examples(name, "sequential").batch(first).alternatives}
         return not isinstance(self.metric, ChoiceMetric) or split in compared or not compared
 
     def guarded(self, method: str) -> AbstractContextManager[None]:
-        """Turn an exception in a method of the metric into its error."""
+        """Turn an exception of a method of the metric into an error of its kind."""
         return guarded(self.run, self.model, self.config, f"`{method}`", *self.path)
 
     def add(self, sums: Any, further: Any) -> Any:
@@ -142,7 +142,7 @@ class _Evaluation:
         self._of_logits = [(built, built.metric) for built in metrics if isinstance(built.metric, LogitMetric)]
         try:
             self._loss = Loss(model, outputs=run.config.loss.terms or None) if self._of_logits else None
-        except ValueError:  # the head needs all positions together
+        except ValueError:  # the head takes all positions together
             self._loss = None
 
     def totals(self, split: str, part: SplitConfig, micro_batch: MicroBatch, between: Callable[[], None]) -> list[Any]:
@@ -261,7 +261,7 @@ def tensors(
 
 
 def _moved(values: Array, device: torch.device) -> Tensor:
-    """Copy values to a device; to a GPU without waiting for the copy."""
+    """Copy values to a device; a copy to a GPU is asynchronous."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

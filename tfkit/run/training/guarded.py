@@ -1,4 +1,4 @@
-"""Errors in the code of a run's kinds while the run trains or is evaluated: each names its kind and its place."""
+"""Exceptions of a run's kinds during training and evaluation: each becomes an error with its kind and location."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfkit.run.training.memory import is_out_of_memory
 
 @contextmanager
 def guarded(run: Run, model: fx.GraphModule, config: Component, method: str, *path: str) -> Iterator[None]:
-    """Turn an exception of a method of a kind into its error, as `run.guarded`.
+    """Turn an exception of a kind's method into an error of that kind, as `run.guarded` does.
 
     Exceptions of the model that the method runs, and out-of-memory errors, are raised unchanged.
     """

@@ -1,4 +1,4 @@
-"""The layers of a model as the machine of a run treats them: sharded, recomputed and compiled one by one."""
+"""Settings of `machine` for the layers of a model: recomputation, compilation and float8, layer by layer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPENSIVE = [
 ]
 """The operations whose results `recompute: selective` keeps: matrix products, and attention."""
 CAPABILITY = (8, 9)
-"""The oldest compute capability of a GPU with float8."""
+"""The lowest compute capability of a GPU with float8."""
 
 
 def layers_of(model: fx.GraphModule, *, once: bool = False) -> Iterator[tuple[int, nn.Module]]:
@@ -58,7 +58,7 @@ def prepare_layers(model: fx.GraphModule, machine: MachineConfig) -> None:
         if forward != layer.forward:
             layer.forward = partial(_with_gradients, forward, layer.forward)
         if machine.gather == "bfloat16" and is_sharded(layer):
-            # Its weights are never float32: outside of the loop's autocast, as in a generated text, it needs another.
+            # Its weights are never float32, so calls outside of the loop's autocast, as in generation, need autocast.
             layer.forward = torch.autocast(next(layer.parameters()).device.type, torch.bfloat16)(layer.forward)
 
 
@@ -76,9 +76,9 @@ def matrices_in_float8(model: fx.GraphModule, run: Run) -> tuple[list[nn.Linear]
 
 
 def use_float8(model: fx.GraphModule, run: Run, device: torch.device) -> str:
-    """Let the steps of a run multiply matrices in float8, which a CPU emulates, and return a description.
+    """Multiply matrices in float8 in training steps, emulated on a CPU; return a description.
 
-    The modules, their names and their weights stay.
+    The modules, their names and their weights do not change.
 
     Raises SpecError if torchao is missing, if the device has no float8, or if there are no matrices for it.
     """
@@ -93,12 +93,12 @@ def use_float8(model: fx.GraphModule, run: Run, device: torch.device) -> str:
         message = f"`float8` needs the package {error.name}"
         raise run.error(message, "machine", "float8", help='pip install "tfkit[float8]"') from error
     recipe = float8.Float8LinearConfig.from_recipe_name(run.config.machine.float8)
-    # A GPU multiplies only multiples of 16, also of positions, whose number depends on the data.
+    # A GPU requires multiples of 16 in every axis, including positions, whose number depends on the data.
     recipe = replace(recipe, emulate=emulate, pad_inner_dim=True)
     for matrix in matrices:
         product = float8.convert_to_float8_training(matrix, config=recipe)
         product._parameters = matrix._parameters  # the same mapping, in which `fully_shard` exchanges the weights
-        matrix.__dict__["in_float8"] = product  # no child, which would add names to the model
+        matrix.__dict__["in_float8"] = product  # not a submodule, which would add names to the model
         # `torch.compile` would compile a `partial` for each layer: it compares its identity.
         matrix.forward = MethodType(_forward, matrix)  # type: ignore[method-assign]
     return f"{text}, emulated" if emulate else text
@@ -107,7 +107,7 @@ def use_float8(model: fx.GraphModule, run: Run, device: torch.device) -> str:
 def _forward(self: Any, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return type(self).forward(self, x)
-    return self.in_float8(x.to(torch.bfloat16))  # torchao uses the type of autocast for CUDA, but not for a CPU
+    return self.in_float8(x.to(torch.bfloat16))  # torchao uses the dtype of autocast on CUDA, but not on a CPU
 
 
 def _with_gradients(forward: Callable[..., Any], plain: Callable[..., Any], *args: Any) -> Any:

@@ -1,8 +1,8 @@
 """The training loop: one file, from the first step to the last.
 
-A step is a pure function of the run, the weights, and its number: its examples, its dropout and its learning rate are
-computed from the seed and the step, and no generator is carried along. So a run that continues from a checkpoint makes
-the same steps as one that was never interrupted, and an evaluation cannot change what is learned.
+A step is a pure function of the run, the weights, and its number: its examples, dropout and learning rate are computed
+from the seed and the number, and no random generator is carried from step to step. A run that resumes from a checkpoint
+therefore trains the same steps as an uninterrupted run, and an evaluation cannot affect training.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DivergedError(SpecError):
     """A loss, a gradient or a weight of a run that is not finite."""
 
 
-class _AskedToEndError(Exception):
-    """The process is to end before the run does."""
+class _StopRequestedError(Exception):
+    """The process must end before the run is finished."""
 
 
 class Trainer:
@@ -52,11 +52,11 @@ class Trainer:
 
     Args:
         run: the run.
-        record: where it is written down, and continued from.
-        watchers: further observers, which the run does not know of.
-        until: the step to end this process after; the run can be continued.
-        asked_to_end: true as soon as the process is to end, as by a signal.
-        processes: those that train together; this one alone unless given.
+        record: the store that the run is written to, and resumed from.
+        watchers: additional observers, which are not callbacks of the run.
+        until: the step after which this process ends; the run can be resumed later.
+        should_stop: returns True as soon as the process must end, for instance after a signal.
+        processes: the processes that train together; by default, this process alone.
 
     Raises:
         SpecError: the model cannot be built, or does not fit the run.
@@ -69,7 +69,7 @@ class Trainer:
         *,
         watchers: Sequence[Callback] = (),
         until: int | None = None,
-        asked_to_end: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
         processes: Processes | None = None,
     ) -> None:
         self.run, self.record, self.config = run, record, run.config
@@ -77,22 +77,22 @@ class Trainer:
         self.data: Data = run.data
         self._terms = run.config.loss.terms
         self.skipped = 0
-        """Steps without an update, since their loss or gradient was not finite."""
+        """Number of steps without an update, because their loss or gradient was not finite."""
         self.micro_batch = MicroBatch(run, lambda text: self.text("micro_batch", text))
         self.ended: str | None = None
         self._begins = True
         """False if the run continues from one of its checkpoints."""
         self._until = run.steps if until is None else until
-        self._asked_to_end = asked_to_end
+        self._should_stop = should_stop
         self._processes = processes or Processes()
         self._examples = run.data.examples("train", run.config.data.order)
         self._batches = Prefetch(self.batch, min(self._until, run.steps))
         self._callbacks = [self._callback(number) for number in range(len(run.config.callbacks))]
         self._rejecting = [n for n, call in enumerate(self._callbacks) if type(call).reject is not Callback.reject]
-        """The callbacks that can reject an update; a step without them needs no agreement of processes."""
+        """Indices of callbacks that can reject an update. Without any, processes need not agree before an update."""
         self._watchers = watchers
         self._line: dict[str, float] | None = None
-        """The numbers of the line that observers may add to."""
+        """The numbers of the current line, to which observers may add; None outside of `on_step` and `on_eval`."""
         self._set_up()
 
     def _set_up(self) -> None:
@@ -105,7 +105,7 @@ class Trainer:
             raise self.run.error(str(error), "machine", "device") from None
         self.model = self._processes.build(self.run, self.device)
         self.notes = begin(self.model, self.run)
-        """Sentences about the weights before the first step and about float8, by name."""
+        """Descriptions of the initial weights and of float8, by name."""
         with self.run.guarded(config.loss, "`build`", "loss"):
             try:
                 loss = config.loss.build(self.model)
@@ -127,7 +127,7 @@ class Trainer:
     # ---- from the first step to the last ----
 
     def train(self) -> str:
-        """Make all steps that are left; return `finished`, `interrupted`, or the reason of a callback to stop.
+        """Train all remaining steps; return `finished`, `interrupted`, or a callback's reason to stop.
 
         Raises:
             DivergedError: a loss, a gradient or a weight is not finite; the weights of the last checkpoint stay.
@@ -143,21 +143,21 @@ class Trainer:
     def _train(self) -> str:
         for name, text in self.notes.items() if self._begins else ():
             self.text(name, text)
-        self._tell("on_start")
+        self._notify("on_start")
         try:
             while not self.ended:
                 self._check_end()
                 self._evaluate()
-                self._go_on()
-        except _AskedToEndError:
+                self._advance()
+        except _StopRequestedError:
             pass
         self._save()
         self._processes.finish_saving()
-        self._tell("on_end")
+        self._notify("on_end")
         return self.ended or INTERRUPTED
 
-    def _go_on(self) -> None:
-        """Make the next step, if there is one."""
+    def _advance(self) -> None:
+        """Train the next step, or end the run after the last step."""
         if self.ended:
             return
         if self.step == self.steps:
@@ -171,7 +171,7 @@ class Trainer:
     # ---- one step ----
 
     def _update(self) -> None:
-        """Make one step."""
+        """Train one step."""
         step = self.step + 1
         factor = self.run.factor(step)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
@@ -182,7 +182,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         norm = whole(norm)
         if not is_finite(loss, norm):
-            self._leave_out(step)
+            self._skip_step(step)
             return
         of_outputs = dict(zip((f"{name}.loss" for name in self._terms), losses.tolist(), strict=False))
         numbers = {"loss": loss.item(), **of_outputs, "lr": self._rates[0] * factor, "grad_norm": norm.item()}
@@ -195,7 +195,7 @@ class Trainer:
         self._report("on_step", numbers)
 
     def _rejected(self, numbers: Mapping[str, float]) -> str | None:
-        """Return the first reason of a callback to leave out an update; every callback sees its numbers."""
+        """Return the first reason of a callback to skip an update. Every callback receives the numbers of the step."""
         reasons = []
         for number in self._rejecting:
             with self._guarded(number, "reject"):
@@ -209,7 +209,7 @@ class Trainer:
         return self._examples.batch(self._processes.rows(indices))
 
     def _gradients(self, batch: Batch, step: int) -> Tensor:
-        """Compute the loss of a step and its gradients; use fewer sequences at once if memory runs out."""
+        """Compute the loss of a step and its gradients, in smaller micro-batches if memory runs out."""
         return self.micro_batch.fit(partial(self._summed, batch, step))
 
     def _summed(self, batch: Batch, step: int, size: int) -> Tensor:
@@ -237,8 +237,8 @@ class Trainer:
         terms = self._terms.values()
         return (losses * losses.new_tensor([term.weight for term in terms])).sum() if terms else losses[0]
 
-    def _leave_out(self, step: int) -> None:
-        """Pass over a step that must not change the weights, or raise SpecError."""
+    def _skip_step(self, step: int) -> None:
+        """Skip a step whose update is not finite, or raise DivergedError if no more steps may be skipped."""
         cause = first_not_finite(self.model, lambda: self._gradients(self.batch(step), step))
         cause = self._processes.agreed(cause) or "every output is finite, but their loss is not"
         if self.skipped < self.config.nonfinite.skip:
@@ -246,10 +246,10 @@ class Trainer:
             self.text("skipped", cause)
             return
         message = f"step {step:,} has a loss or a gradient that is not finite: {cause}"
-        raise self._diverged(message, "the weights were not changed by it")
+        raise self._diverged(message, "the step did not change the weights")
 
     def _diverged(self, message: str, note: str) -> DivergedError:
-        """End the run as diverged, note the cause in the record, and return the error to raise."""
+        """End the run as diverged, write the cause to the record, and return the error to raise."""
         self.ended = DIVERGED
         self.text(DIVERGED, message)
         return DivergedError(Diagnostic(message, notes=(note,), help=HELP))
@@ -263,7 +263,7 @@ class Trainer:
             self._report("on_eval", self.evaluate(self._check_end))
 
     def evaluate(self, between: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Evaluate the current weights; see `tfkit.run.contract.Training`. `between` may raise to give up."""
+        """Evaluate the current weights; see `tfkit.run.contract.Training`. `between` may raise to end it early."""
         config = self.config.eval
         if config is None:
             return {}
@@ -278,13 +278,13 @@ class Trainer:
         )
 
     def _check_end(self) -> None:
-        """Raise if the process is to end: before an evaluation, which would then be made twice."""
-        asked = self._processes.agreed(INTERRUPTED if self._asked_to_end() else None)
-        if asked or self._until <= self.step < self.steps:
-            raise _AskedToEndError
+        """Raise if the process must end. Before an evaluation, so that a resumed run does not repeat it."""
+        stop = self._processes.agreed(INTERRUPTED if self._should_stop() else None)
+        if stop or self._until <= self.step < self.steps:
+            raise _StopRequestedError
 
     def _save(self) -> None:
-        """Write a checkpoint. Raise an error if a weight is not finite: the last checkpoint then stays."""
+        """Write a checkpoint. If a weight is not finite, raise an error, and keep the previous checkpoint."""
         if cause := self._processes.agreed(broken_weight(self.model)):
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
             raise self._diverged(message, "the last checkpoint stays")
@@ -306,7 +306,7 @@ class Trainer:
             return data, callback.tensors()
 
     def _restore(self) -> None:
-        """Continue from the latest checkpoint. Nothing is removed from the record until everything is restored."""
+        """Resume from the latest checkpoint. The record is truncated only after everything is restored."""
         restored = self.record.restored(self.model)
         step = str(restored and restored.step)
         self._processes.check_equal(step, "found another checkpoint: they need a common folder")
@@ -347,13 +347,13 @@ class Trainer:
 
     @cached_property
     def _reserved(self) -> set[str]:
-        """The names of numbers that the loop writes."""
+        """Names of numbers that only the loop may log."""
         config = self.config.eval
         metrics = config.names(self._terms) if config else ()
         return {"step", "loss", *(f"{name}.loss" for name in self._terms), "lr", "grad_norm", *metrics}
 
     def text(self, name: str, text: str) -> None:
-        """Note a text in the record; see `tfkit.run.contract.Training`."""
+        """Write a text to the record; see `tfkit.run.contract.Training`."""
         self.record.text(self.step, name, text)
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -371,20 +371,20 @@ class Trainer:
             self.record.save_model(name, model)
 
     def _report(self, event: str, numbers: dict[str, float]) -> None:
-        """Show numbers to all observers, and write them with the numbers that the observers add."""
+        """Pass numbers to all observers, and log them with the numbers that the observers add."""
         self._line = numbers
         try:
-            self._tell(event, MappingProxyType(numbers))
+            self._notify(event, MappingProxyType(numbers))
         finally:
             self._line = None
             self.record.log(self.step, numbers)
 
-    def _tell(self, event: str, *numbers: Mapping[str, float]) -> None:
-        """Call a method of all observers; if one of them stops the run, it ends in all processes."""
+    def _notify(self, event: str, *numbers: Mapping[str, float]) -> None:
+        """Call a method of all observers. If an observer stops the run in one process, end it in all processes."""
         for number, callback in enumerate(self._callbacks):
             with self._guarded(number, event):
                 getattr(callback, event)(self, *numbers)
-        for watcher in self._watchers:  # after the callbacks, to show what they log
+        for watcher in self._watchers:  # after the callbacks, to show the numbers that they log
             getattr(watcher, event)(self, *numbers)
         self.ended = self._processes.agreed(self.ended)
 

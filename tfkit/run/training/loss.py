@@ -1,7 +1,7 @@
-"""The loss of a model with a large vocabulary, without all its logits at once.
+"""The loss of a model with a large vocabulary, without holding all of its logits in memory.
 
-`Loss` and its model are two names of the same parameters. Torch writes a module that is registered twice under both
-names. Here the shorter one stays, and loading accepts either.
+In a module that contains a model and its `Loss`, the parameters have two names, and torch would write both to the state
+dict. This module writes only the shorter name, and loading accepts either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfkit.torch_private.transforms import is_transformed
 
 @dataclass
 class _Load:
-    """One call of `load_state_dict`, identified by its list of missing keys: which places of a model were loaded."""
+    """A call of `load_state_dict`, identified by its list of missing keys, and the names of the model that it loads."""
 
     missing: list[str]
     loaded: dict[str, bool] = field(default_factory=dict)
@@ -39,7 +39,7 @@ _LOADS: WeakKeyDictionary[nn.Module, _Load] = WeakKeyDictionary()
 
 
 def keep_once(model: nn.Module) -> None:
-    """Let a model be written once, and be complete if any of its names has been read."""
+    """Write a model only once into state dicts, and accept a state dict that has it under any of its names."""
     if not has_state_dict_hook(model, _drop_copies):
         model.register_state_dict_post_hook(_drop_copies)
         model.register_load_state_dict_pre_hook(_note_place)
@@ -47,7 +47,7 @@ def keep_once(model: nn.Module) -> None:
 
 
 def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """Keep the shorter of two names of the model: this place and a place that was written before."""
+    """Keep the shorter of two names of the model in a state dict: `prefix`, and a name that was written before."""
     values = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     name = next(iter(values), None)
     if name is None:
@@ -77,7 +77,7 @@ def _note_place(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
 
 
 def _forgive_places(model: nn.Module, _incompatible: Any) -> None:
-    """Report nothing as missing for a place that was not loaded if another place was."""
+    """Do not report the keys of one name of the model as missing if a different name was loaded."""
     load = _LOADS[model]
     if any(load.loaded.values()):
         absent = tuple(prefix for prefix, loaded in load.loaded.items() if not loaded)
@@ -99,9 +99,9 @@ class Read(NamedTuple):
 
     Attributes:
         hidden: the input of the head: [b, t, width], or [b, width] if it reads one vector per sequence.
-        mask: its padding mask, [b, t], if there is one.
-        tokens: the tokens at the same positions, [b, t], if there are any.
-        extra: further arguments of the head.
+        mask: the padding mask of that input, [b, t]; None without padding.
+        tokens: the tokens at the same positions, [b, t]; None for a head without tokens.
+        extra: additional arguments of the head.
     """
 
     hidden: Tensor
@@ -124,12 +124,13 @@ class Loss(nn.Module):
         loss(tokens).backward()                               # the next token, and the token after it
         loss(tokens, {"logits": labels, "later": classes})    # or targets by name
 
-    It equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. It
-    computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which it
-    keeps until `backward`. It is float32 if the model is narrower. `torch.compile(loss)` has no graph break; with
-    `pieces` given it does not depend on the number of tokens. It calls the nodes of the model, not the model itself, so
-    that the model's own hooks do not run: compile the loss instead, or wrap it for distributed training
-    (`docs/around.md`). In a module that holds both, the state dict has the weights once.
+    The loss equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. The
+    module computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which
+    are kept until `backward`. The result is float32 if the model has half precision. `torch.compile(loss)` has no graph
+    break; if `pieces` is set, the compiled code does not depend on the number of tokens. The module calls the nodes of
+    the model, not the model, so hooks on the model do not run: compile the loss instead, or wrap the loss for
+    distributed training (`docs/around.md`). In a module that contains the model and its loss, the state dict has the
+    weights once.
 
     b batch, t length.
 
@@ -138,16 +139,16 @@ class Loss(nn.Module):
         outputs: the outputs in the loss, each with its weight, or with `weight` and `shift`, the distance of the tokens
             that it predicts. The loss is the weighted sum of their means. By default the only output.
         ignore_index: the target of positions that do not count.
-        label_smoothing: the share of every target that is spread evenly over the vocabulary.
+        label_smoothing: the fraction of every target that is distributed evenly over the vocabulary.
         z_loss: the weight of log(Z)^2, added for each position that counts, where Z is the sum of the exponentials of
             its logits (https://arxiv.org/abs/2204.02311): it keeps logits from drifting.
         reduction: the mean over the positions that count; or their sum, if batches of unequal size form one step: with
             `outputs`, the sum of each without its weight, [n].
-        pieces: the number of chunks; unless given, enough that the logits take little memory. More take less memory and
-            more time.
+        pieces: the number of chunks; by default, enough that the logits take little memory. More chunks take less
+            memory and more time.
 
     Raises:
-        TypeError: an argument is unknown, or of another type.
+        TypeError: an argument is unknown, or has a wrong type.
         ValueError: the model was not built by tfkit or is wrapped, does not return logits or returns more than them;
             an argument is out of its range.
     """
@@ -197,14 +198,14 @@ class Loss(nn.Module):
         Args:
             inputs: tokens [b, t]; or all inputs of the model, by name, such as `source`, `target` and `target_mask`.
             targets: the ids to predict at each position, [b, t], or [b] if the head reads one vector per sequence; with
-                `outputs`, by their names. The next token unless given. Padding does not count, neither as a position
+                `outputs`, by their names. By default, the next token. Padding does not count, neither as a position
                 nor as a next token.
 
         Raises:
             TypeError: an input is missing, unknown, or not a tensor.
-            ValueError: targets are missing and the model may have read the next tokens, or there are none as in a
-                sequence of one token; they have another shape, or are not ids of the vocabulary; or `torch.func`
-                transforms the loss.
+            ValueError: targets are missing and the model may attend to the next tokens, or a sequence has only one
+                token; targets have a wrong shape, or are not ids of the vocabulary; or `torch.func` transforms the
+                loss.
         """
         if not torch.compiler.is_compiling() and is_transformed():
             raise ValueError("torch.func cannot follow this loss: use `F.cross_entropy` of the model's logits")
@@ -220,7 +221,7 @@ class Loss(nn.Module):
             raise explained(error, self.model, args, named)  # noqa: B904  it has its cause
 
     def of(self, reads: Mapping[str, Read], targets: Targets | None = None) -> Tensor:
-        """Return the loss of what `read` returned; targets and errors as in `forward`."""
+        """Return the loss for the states that `read` returned; targets and errors as in `forward`."""
         by_output = targets if isinstance(targets, Mapping) else dict.fromkeys(reads, targets)
         if unknown := [name for name in by_output if name not in reads]:
             raise ValueError(f"`{unknown[0]}` is not an output in the loss, which has {listing(reads)}")
@@ -293,7 +294,7 @@ class Loss(nn.Module):
     def _targets(self, tokens: Tensor | None, mask: Tensor | None, shift: int) -> Tensor:
         """Return the token `shift` after each position, if it may attend to it; the last positions have no target."""
         if tokens is None:
-            raise ValueError("targets are missing: the model may have read the next tokens, or does not read any")
+            raise ValueError("targets are missing: the model may attend to the next tokens, or has no token input")
         if tokens.size(1) <= shift:
             least = "two tokens" if shift == 1 else f"{shift + 1} tokens"
             raise ValueError(f"there is nothing to predict: a sequence must have at least {least}")

@@ -1,4 +1,4 @@
-"""The memory of a run: its peak; and where it runs out, a smaller micro-batch, or an error that says what to change."""
+"""The memory of a run: its peak, and the response to a lack of memory: a smaller micro-batch, or an error with help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfkit.run.checked_run import Run
 T = TypeVar("T")
 
 OF_THE_CPU = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-"""The errors of torch for which it has no class."""
+"""Texts of torch's errors for a lack of memory on the CPU, which have no class."""
 
 
 def peak(device: torch.device) -> int:
@@ -32,11 +32,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MicroBatch:
-    """Number of sequences that a process computes at once: less than all of a batch, so that they fit into memory.
+    """Number of sequences in one forward and backward pass, which may be smaller than the batch to save memory.
 
     Args:
-        run: the run, whose `machine.micro_batch` is the first number, or `auto`.
-        note: called with a text whenever the number becomes smaller.
+        run: the run, whose `machine.micro_batch` is the initial number, or `auto`.
+        note: called with a text whenever the number decreases.
     """
 
     def __init__(self, run: Run, note: Callable[[str], object] = lambda text: None) -> None:
@@ -47,7 +47,7 @@ class MicroBatch:
         """Return `compute(size)`; with `auto`, repeat it with half the size for as long as memory runs out.
 
         Raises:
-            SpecError: memory runs out, and the size must not become smaller.
+            SpecError: memory runs out, and the size cannot be decreased.
         """
         while True:
             try:

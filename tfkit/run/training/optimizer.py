@@ -27,25 +27,25 @@ def parameter_groups(model: AnyModule, *, weight_decay: Rate = 0.1) -> list[dict
     """Return two parameter groups for an optimizer: parameters that decay, then all others.
 
     Matrices decay; norms, biases, embedding tables, including position tables, and all other vectors do not. A
-    matrix that is also an embedding table, as with a tied head, is a table. Frozen parameters are included: without a
-    gradient they stay as they are.
+    matrix that is also an embedding table, as with a tied head, is a table. Frozen parameters are included: they have
+    no gradient, so they do not change.
 
     Args:
         model: a model that `tfkit.build` returned, or a module that contains it.
         weight_decay: the decay of the first group.
     """
-    spared = {parameter for module in _spared(model) for parameter in module.parameters()}
-    spared |= {
+    exempt = {parameter for module in _without_decay(model) for parameter in module.parameters()}
+    exempt |= {
         module.bias for module in model.modules() if isinstance(module, StackedLinear) and module.bias is not None
     }
     decaying: list[nn.Parameter] = []
     constant: list[nn.Parameter] = []
     for parameter in model.parameters():
-        (decaying if parameter.dim() > 1 and parameter not in spared else constant).append(parameter)
+        (decaying if parameter.dim() > 1 and parameter not in exempt else constant).append(parameter)
     return [{"params": decaying, "weight_decay": weight_decay}, {"params": constant, "weight_decay": 0.0}]
 
 
-def _spared(model: nn.Module) -> Iterator[nn.Module]:
+def _without_decay(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules whose parameters never decay: embedding tables, and components in a `norm` slot."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -64,11 +64,11 @@ def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: An
         model: see `parameter_groups`.
         lr: the learning rate.
         weight_decay: the decay of the first group.
-        options: further arguments of `torch.optim.AdamW`: `betas`, `eps`.
+        options: additional arguments of `torch.optim.AdamW`, such as `betas` and `eps`.
 
     Raises:
         TypeError: torch has no such argument.
-        ValueError: torch refuses the value of one, or the model has no parameters.
+        ValueError: torch rejects the value of an argument, or the model has no parameters.
     """
     names = [name for name in inspect.signature(torch.optim.AdamW).parameters if name not in ("params", "weight_decay")]
     for name in options:
@@ -116,11 +116,11 @@ def matrices_of(model: fx.GraphModule) -> dict[nn.Parameter, tuple[int, ...]]:
     graph = graph_of(model)
     heads = [model.get_submodule(name) for name in graph.outputs if graph.node(name).output.type == "logits"]
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    spared = {parameter for module in (*heads, *tables) for parameter in module.parameters()}
+    exempt = {parameter for module in (*heads, *tables) for parameter in module.parameters()}
     layers = {
         module.weight: _rows(module) for module in model.modules() if isinstance(module, nn.Linear | StackedLinear)
     }
-    return {weight: layers[weight] for weight in model.parameters() if weight in layers and weight not in spared}
+    return {weight: layers[weight] for weight in model.parameters() if weight in layers and weight not in exempt}
 
 
 def _rows(layer: nn.Linear | StackedLinear) -> tuple[int, ...]:

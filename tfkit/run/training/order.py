@@ -39,14 +39,14 @@ def indices_of(order: Order, seed: int, step: int, *, sequences: int, examples: 
 
 
 def indices_to_evaluate(split: str, number: int, *, sequences: int, examples: int) -> Ids:
-    """Return the examples of batch `number` of an evaluation.
+    """Return the indices of the examples in batch `number` of an evaluation.
 
-    They are the same for all runs, which makes runs comparable.
+    The indices are the same for all runs, so runs are comparable.
     """
     return generator(0, f"evaluation/{split}", number).integers(0, examples, size=sequences)
 
 
 @lru_cache(maxsize=2)
 def _shuffled(seed: int, number: int, examples: int) -> Ids:
-    """Return the order of all examples in one pass."""
+    """Return the order of all examples in one epoch."""
     return generator(seed, "data", number).permutation(examples)

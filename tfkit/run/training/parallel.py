@@ -1,8 +1,8 @@
-"""Several processes that train one model, each with its part of the weights and of the batch.
+"""Several processes that train one model, each with a shard of the weights and a part of the batch.
 
-torch starts them (`torchrun`) and torch's `fully_shard` spreads the weights: the parameters of a layer are gathered
-before it runs, and the sums of their gradients scattered after it. Everything that belongs to no layer is in the root
-group: a tied head reads the table of the embedding, which must be whole at both places. https://arxiv.org/abs/2304.11277
+`torchrun` starts the processes, and torch's `fully_shard` shards the weights: the parameters of a layer are gathered
+before it runs, and the sums of their gradients are scattered after it. Parameters outside of layers are in the root
+group, because a tied head uses the embedding table, which must be gathered for both. https://arxiv.org/abs/2304.11277
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 PATIENCE = timedelta(minutes=10)
 """The longest wait for another process."""
 GRACE = 30
-"""Seconds until a process ends that has lost another process, as torchrun gives a process that it ends."""
+"""Seconds after which a process ends that has lost a different process: as long as torchrun waits before a kill."""
 
 
 class Together(Processes):
-    """This process among others."""
+    """One of several processes that train together."""
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
@@ -130,7 +130,7 @@ class Together(Processes):
         for name, tensor in tensors.items():
             gathered = whole(tensor)  # all processes take part in it
             if self.rank == 0:
-                copies[name] = gathered.to("cpu", copy=True)  # alone: what was gathered has padding
+                copies[name] = gathered.to("cpu", copy=True)  # alone: the gathered tensor has padding
         return copies
 
     def _from_all(self, value: T) -> list[T]:
@@ -165,7 +165,7 @@ def _checksum(module: nn.Module) -> str:
 def together() -> Iterator[Together]:
     """Connect the processes that `torchrun` started; the first process that fails reports the error for all.
 
-    The others end in silence: what they would say is the same, or that the first one is gone.
+    The remaining processes end without a message: they have the same error, or have lost the first process.
     """
     store, rank, count = _connected()
     dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=count, timeout=PATIENCE)
@@ -173,7 +173,7 @@ def together() -> Iterator[Together]:
         yield Together()
         dist.barrier()  # a process that ends earlier would take its connections with it
     except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with which the launcher ends all if another one was quicker
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent by the launcher when a process ends
         lost = isinstance(error, RuntimeError) and _is_lost(error)
         if lost:  # the thread of a checkpoint, for which Python waits at its end, may wait for hours
             signal.alarm(GRACE)
@@ -191,7 +191,7 @@ def _connected() -> tuple[Any, int, int]:
     """Return the store of the launched processes, the rank of this process, and their number."""
     try:
         store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
-    except RuntimeError as error:  # torch has no narrower type for all of them
+    except RuntimeError as error:  # torch has no narrower class for these errors
         address, cause = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).partition("\n")[0]
         message = f"the processes cannot connect at {quoted(address)}"
         help = "check MASTER_ADDR and MASTER_PORT: all processes must reach the first process there"
@@ -200,7 +200,7 @@ def _connected() -> tuple[Any, int, int]:
 
 
 def _is_first(store: Any) -> bool:
-    """Return True in the process that asks first; in all processes if the launcher is gone."""
+    """Return True in the first process that calls this, and in all processes if the launcher has ended."""
     try:
         return store.add("failed", 1) == 1
     except dist.DistError:
@@ -208,5 +208,5 @@ def _is_first(store: Any) -> bool:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Return True for the errors of a connection; gloo has no separate type for them."""
+    """Return True for connection errors, for which gloo has no separate class."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

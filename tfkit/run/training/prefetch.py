@@ -12,7 +12,7 @@ class Prefetch:
     """Batches of steps in order.
 
     Args:
-        batch: returns the batch of a step, and depends on nothing else.
+        batch: returns the batch of a step, which must depend only on the step.
         last: the last step.
     """
 
@@ -28,7 +28,7 @@ class Prefetch:
         return batch
 
     def wait(self) -> None:
-        """Wait for the next batch, so that nothing else reads the data at the same time."""
+        """Wait until the next batch is complete, so the data is free for other readers."""
         if self._next is not None:
             wait([self._next[1]])
 

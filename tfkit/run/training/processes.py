@@ -1,4 +1,4 @@
-"""The processes that train together, as each of them sees the others. Here there are no others."""
+"""The interface to the processes that train together, and its implementation for a single process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Processes:
     """One process. `tfkit.run.training.parallel.Together` has the same methods for several."""
 
     rank = 0
-    """The number of this process. The first one, 0, writes the record."""
+    """Rank of this process. Process 0 writes the record."""
     count = 1
     """The number of processes."""
 
@@ -31,14 +31,14 @@ class Processes:
         return device_of(name)
 
     def build(self, run: Run, device: torch.device) -> fx.GraphModule:
-        """Build the model of a run with its initial weights, of which each process has its part.
+        """Build the model of a run with its initial weights, which are sharded over the processes.
 
         Raises SpecError if the values of several processes differ.
         """
         return build(run.graph, device=device, seed=run.config.seed, attention_backend=run.config.machine.attention)
 
     def rows(self, indices: Ids) -> Ids:
-        """Return the examples of this process among the examples of a step."""
+        """Return the indices of this process among the indices of a step."""
         return indices
 
     def sum(self, value: Tensor) -> Tensor:
@@ -46,30 +46,30 @@ class Processes:
         return value
 
     def agreed(self, reason: str | None) -> str | None:
-        """Return the first reason that any process has, in all processes."""
+        """Return, in all processes, the reason of the first process that has one; None if none has."""
         return reason
 
     def check_equal(self, value: str, what: str) -> None:
-        """Raise SpecError, which says `what` others have, unless all processes have the same value."""
+        """Raise SpecError unless all processes have the same value. `what` describes a process that differs."""
 
     def total(self, sums: Sequence[Any]) -> list[Any]:
         """Return the sums of all processes, added with `+`."""
         return list(sums)
 
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
-        """Return the model with all values of its parameters; None in processes that do not write."""
+        """Return the model with its full parameters; None in processes that do not write."""
         return model
 
     def save(self, checkpoint: Checkpoint, record: Record) -> None:
-        """Write a checkpoint of this step; several processes go on while it is written."""
+        """Write a checkpoint of this step. With several processes, training continues during the write."""
         record.save(checkpoint)
 
     def finish_saving(self) -> None:
-        """Return when the last checkpoint is written. Raise SpecError if it could not be written."""
+        """Wait until the last checkpoint is written. Raise SpecError if it could not be written."""
 
 
 def check_count(run: Run, count: int) -> None:
-    """Raise SpecError if that many processes cannot train a run."""
+    """Raise SpecError if `count` processes cannot train a run."""
     shard, sequences = run.config.machine.shard or 1, run.config.batch.sequences
     if count % shard:
         help = f"start a multiple of {shard} processes: `torchrun --nproc-per-node {shard} -m tfkit train ...`"

@@ -1,7 +1,7 @@
-"""Checkpoints of several processes, written while they go on: torch's distributed checkpoint, put together.
+"""Checkpoints of several processes, written during training: torch's distributed checkpoint, then merged.
 
-Each process copies its parts, and a thread writes them. The first process then has torch put them together, tensor by
-tensor, and writes the checkpoint from the resulting file: its files are the files of one process.
+Each process copies its shards, and a thread writes them. The first process then merges the shards with torch, tensor by
+tensor, and writes the checkpoint from the resulting file. The checkpoint has the same files as with one process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.training.checkpoint import Checkpoint, Record
 
 LONGEST = timedelta(hours=4)
-"""The longest time in which a checkpoint is written: the other processes wait for the first one."""
+"""The longest time for writing a checkpoint, during which the other processes wait for the first process."""
 
 
 class Saving:
-    """The checkpoint that is being written, if there is one."""
+    """The checkpoint that is being written, if any."""
 
     def __init__(self, from_all: Callable[[Path | None], list[Path | None]], outline: fx.GraphModule | None) -> None:
         self._from_all = from_all
@@ -48,7 +48,7 @@ class Saving:
     def begin(
         self, checkpoint: Checkpoint, record: Record, gathered: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
     ) -> None:
-        """Copy the parts of this process, and let threads write them. `gathered` is called with the other tensors."""
+        """Copy the shards of this process, and let threads write them. `gathered` receives the unsharded tensors."""
         self.finish()
         tensors = _by_path(checkpoint)
         parts = {path: tensor for path, tensor in tensors.items() if _is_part(tensor)}
@@ -87,7 +87,7 @@ class Saving:
         unsharded: Mapping[str, Tensor],
         write: Callable[[Checkpoint], None],
     ) -> None:
-        """Write the checkpoint, as soon as the parts of all processes are together in a folder."""
+        """Write the checkpoint, as soon as the folder contains the shards of all processes."""
         assert self._outline is not None
         try:
             written.result()
@@ -103,17 +103,17 @@ class Saving:
 
 
 _MARKS = "mos"
-"""The first letters of the names of tensors of the model, of the optimizer, and of callbacks."""
+"""Prefixes of the names of the model's, the optimizer's and the callbacks' tensors."""
 
 
 def _by_path(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint by names that differ."""
+    """Return all tensors of a checkpoint by unique names."""
     named = (checkpoint.model.state_dict(), checkpoint.optimizer, checkpoint.tensors)
     return {f"{mark}{name}": t for mark, tensors in zip(_MARKS, named, strict=True) for name, t in tensors.items()}
 
 
 def _is_part(tensor: Tensor) -> bool:
-    """Return True for parts that torch puts together: numbers without an axis would become 0, and integers fail."""
+    """Return True for shards that torch can merge: tensors without an axis would become 0, and integers fail."""
     return isinstance(tensor, DTensor) and tensor.dim() > 0 and tensor.is_floating_point()
 
 

@@ -18,7 +18,7 @@ from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
 
 
 def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
-    """Fill a new model with the weights that its run names, and freeze some; return a description of both.
+    """Fill a new model with the weights that its run names, and freeze parameters; return a description of both.
 
     Raises:
         SpecError: the weights cannot be read, or do not fit; or a pattern matches nothing.
@@ -46,9 +46,9 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
 
 
 def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
-    """Take the parameters of these names out of training; returns their names.
+    """Freeze the parameters whose names match; return their names.
 
-    Raises `Invalid` for a pattern that matches nothing, and if nothing is left.
+    Raises `Invalid` for a pattern that matches nothing, and if no parameter remains to train.
     """
     names = dict(model.named_parameters())
     check_matches("freeze", patterns, names, (), "no parameter matches")
@@ -61,9 +61,9 @@ def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
 
 
 def rows_of_tokens(tokenizer: Tokenizer | None, path: Path) -> list[tuple[int, int]]:
-    """Return the ids of each token that the data and the weights at `path` have: in the data, then in the weights.
+    """Return the ids of the tokens that the data and the weights at `path` share: in the data, and in the weights.
 
-    Raises `Invalid` if a vocabulary is missing, or no token is in both.
+    Raises `Invalid` if a vocabulary is missing, or if they share no token.
     """
     file = tokenizer_in(model_folder(path))
     if file is None:

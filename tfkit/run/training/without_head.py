@@ -1,4 +1,4 @@
-"""A built model without its head: the calls are written anew, the modules called are the model's own."""
+"""A built model without its head: new code that calls the modules of the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tfkit.graph.expand import Graph, Node
 from tfkit.nn import variable_of, written_forward
 
 Trunk: TypeAlias = Callable[..., list[tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]]]
-"""(model, *inputs) -> for each head its input, its padding mask, the tokens to predict, and the weights that it uses of
-other modules."""
+"""(model, *inputs) -> for each head: its input, its padding mask, the tokens to predict, and the weights of other
+modules that it uses."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Ends:
 
 
 AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "_FabricModule", "Loss")
-"""Wrappers that must not be inside a loss: it would call the model within and bypass them."""
+"""Wrappers that must not be inside a loss, because the loss would call the wrapped model directly."""
 
 
 def trained(model: object) -> fx.GraphModule:
@@ -73,7 +73,7 @@ def _read(head: Node) -> str:
     """Return the wire that feeds the head; raise ValueError unless the head computes each row independently."""
     read = [field for field in head.wires if wire_of(head, field).value == "output"]
     if len(read) != 1 or not isinstance(head.wires[read[0]], str):
-        raise ValueError(f"`{head.name}` reads {listing(read)}, but a loss in chunks needs a head with one input")
+        raise ValueError(f"`{head.name}` takes {listing(read)}, but a loss in chunks needs a head with one input")
     if not computes_alone(head):
         raise ValueError(
             f"`{head.name}` does not compute every position independently, so its loss cannot be computed in chunks"
@@ -86,7 +86,7 @@ def _predicted(graph: Graph) -> str | None:
         parts = split_for_decoding(graph)
     except SpecError:
         return None
-    # The tokens of a prefix are read by all of its positions.
+    # All positions of a prefix attend to each other.
     prefix = any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
     tokens = [name for name in parts.step_inputs if graph.inputs[name].type == "tokens"]
     return None if prefix or len(tokens) != 1 else tokens[0]

@@ -1,1 +1,1 @@
-"""The costs of a model: FLOPs, bytes moved, memory, and the least time that a device needs."""
+"""The costs of a model: FLOPs, bytes moved, memory, and the minimum time on a device."""

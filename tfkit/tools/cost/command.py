@@ -1,4 +1,4 @@
-"""Count FLOPs, bytes and memory of a step, and the least time it takes."""
+"""Count FLOPs, bytes and memory of a step, and its minimum time on a device."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     Nothing is allocated, so the model may have any size. FLOPs are of matrix
     products, two for each multiplication and addition, with every pair of query
     and key; `visible` omits the pairs that the mask hides. The floor is the larger
-    of FLOPs and bytes at the device's limits: no step is faster, and real ones
-    take longer.
+    of the times for FLOPs and for bytes at the device's limits: no step is faster,
+    and real steps take longer.
 
-    Memory is in the type of --dtype throughout. The optimizer is adamw, sgd,
-    sgd_momentum, or adamw_float32, which keeps its states, and a copy of weights
-    of a shorter type, in float32, as mixed precision does.
+    All memory is in --dtype. The optimizer is adamw, sgd, sgd_momentum, or
+    adamw_float32. The last stores its states in float32 and, if the weights have a
+    shorter dtype, also a float32 copy of the weights, as mixed precision does.
 
     A file of figures has FLOPs per second of dense matrix products by type, bytes
     per second, and bytes:
 
-        title: My accelerator          # unless given, the file's name
+        title: My accelerator          # by default, the file's name
         flops: {bfloat16: 300e12, float32: 60e12}
         bandwidth: 2e12
         memory: 80e9
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 )
 @click.argument("spec", shell_complete=complete_spec)
 @batch_option
-@count_option("--length", "Tokens of each; in decode, those in the cache.  [default: 2048, or max_len]")
-@count_option("--memory-length", "Tokens of the encoder's input.  [default: as many]")
+@count_option("--length", "Tokens of each sequence; in decode, in the cache.  [default: 2048, or max_len]")
+@count_option("--memory-length", "Tokens of the encoder's input.  [default: --length]")
 @mode_option("train, prefill (read a prompt) or decode (one more token).")
 @dtype_option("float32, bfloat16, float16 or float64.", default="bfloat16")
 @click.option(
     "--device",
     metavar="NAME",
-    help="Add the least time that it takes on a device: h200, a100, ... or a YAML file with your own figures.",
+    help="Add the minimum time on a device: h200, a100, ... or a YAML file with the figures of a device.",
 )
 @by_option
 @click.option("--recompute", is_flag=True, help="Recompute layers in the backward pass to save memory.")
@@ -78,7 +78,7 @@ def cost(
     limits = None if device is None else limits_of(reader, device)
     for name, value in (("recompute", recompute), ("optimizer", optimizer)):
         if value and mode != "train":
-            raise click.UsageError(f"--{name} has no effect without a backward: omit it, or use --mode train")
+            raise click.UsageError(f"--{name} has no effect without a backward pass: omit it, or use --mode train")
     if limits is not None and dtype not in limits.tera_flops:
         dtypes = ", ".join(limits.tera_flops)
         raise click.UsageError(f"there are no figures for {dtype} on {limits.title}; known: {dtypes}")
@@ -166,14 +166,14 @@ def _bytes(n: int) -> str:
 
 
 def _title(costs: Cost) -> str:
-    what = {
+    step = {
         "train": "one training step",
         "prefill": "reading a prompt",
         "decode": f"one more token after {costs.length - 1:,}",
     }[costs.mode]
     sequences = f"{costs.batch:,} x {costs.length:,} tokens" if costs.mode != "decode" else f"batch {costs.batch:,}"
     memory = "" if costs.memory_length is None else f", {costs.memory_length:,} of the memory"
-    return f"{costs.name}: {what}, {sequences}{memory}, {costs.dtype}"
+    return f"{costs.name}: {step}, {sequences}{memory}, {costs.dtype}"
 
 
 def _notes(costs: Cost, device: Device | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The costs of one step of a model, found by running it once on the meta device, where nothing is computed."""
+"""The costs of one step of a model, counted by running it once on the meta device, where nothing is computed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tfkit.tools.params.count import active_of
 
 
 class UncountableError(SpecError):
-    """A model that does not run on the meta device; a plugin's component may not."""
+    """The model does not run on the meta device. Components of plugins may not support it."""
 
 
 _STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
@@ -54,7 +54,7 @@ def cost(
 ) -> Cost:
     """Count the costs of one step of a model by component: FLOPs, bytes moved and memory.
 
-    Nothing is allocated, and equal layers run once, so that the model may have any size.
+    Nothing is allocated, and equal layers run only once, so the model may have any size.
 
     Args:
         graph: the model, or its spec.
@@ -62,14 +62,15 @@ def cost(
         length: tokens per sequence; by default 2,048, or the model's `max_len` if it is smaller.
         mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
             into the caches, with logits of its last token. `decode`: one token, number `length`, for each
-            sequence. For a model that cannot be decoded, `prefill` is its forward.
+            sequence. For a model that cannot be decoded, `prefill` is its forward pass.
         dtype: type of weights, activations, gradients and optimizer states.
         optimizer: the optimizer of a training step, from `OPTIMIZERS`; by default `adamw`.
         memory_length: tokens that cross-attention attends to; by default `length`.
-        recompute: layers keep only their inputs and run again in the backward, as with `build(recompute=True)`: the
-            backward's FLOPs include their second forward.
-        kernels: the device whose kernels determine what is kept for the backward; only attention and dropout differ.
-        merge: run one of several equal layers, and count it for all of them.
+        recompute: layers save only their inputs, and the backward pass recomputes them, as with
+            `build(recompute=True)`: the FLOPs of the backward pass include the second forward pass.
+        kernels: the device whose kernels determine what is saved for the backward pass; only attention and dropout
+            differ.
+        merge: run one of several equal layers, and count its costs for all of them.
 
     Raises:
         SpecError: `length` is beyond the model's `max_len`, or the model cannot be decoded; `UncountableError` if it
@@ -159,7 +160,7 @@ def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
 
 
 def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> ComponentCost:
-    """Return a component with its measurements; `again`: its forward runs a second time in the backward."""
+    """Return a component with its measurements; with `again`, the backward pass repeats its forward pass."""
     tallies = seen.tallies.get(part.path, [])
     forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))
     hidden, hidden_back = (round(sum(tally.hidden[phase] for tally in tallies)) for phase in (0, 1))
@@ -243,9 +244,9 @@ class Amounts:
         scores_backward: the part of `flops_backward` for the query-key pairs of attention.
         visible_forward: FLOPs without the pairs that the mask hides, as in a kernel that skips them.
         visible_backward: FLOPs of the backward without the pairs that the mask hides.
-        parameters: weights that belong to it. Weights used twice are counted once, with their owner.
+        parameters: weights of the component. Weights that are used twice are counted once, for their owner.
         active_parameters: weights that one token is multiplied by: of routed experts, the chosen experts.
-        saved: bytes that the forward keeps for the backward.
+        saved: bytes that the forward saves for the backward.
         traffic_forward: minimum bytes to move: weights, inputs, outputs and cache, each once.
         traffic_backward: minimum bytes to move in the backward: saved tensors, weights, and all their gradients.
     """
@@ -300,7 +301,7 @@ class ComponentCost(Amounts):
 
 @dataclass(frozen=True)
 class CostRow(Amounts):
-    """Components, or all of one node or layer, added up."""
+    """The sum of all components with the same name, or of one node or layer."""
 
     name: str = ""
     label: str = ""
@@ -308,7 +309,7 @@ class CostRow(Amounts):
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Bytes.
+    """Memory use of a step, in bytes.
 
     Attributes:
         weights: parameters and buffers.
@@ -316,7 +317,7 @@ class MemoryCost:
         optimizer: the optimizer's states.
         activations: bytes that the full forward saves for the backward.
         activations_recomputed: `activations` if only layer inputs are saved, and one layer at a time is recomputed.
-        cache: keys, values and states, and whatever else is kept of the tokens, for all sequences of the batch.
+        cache: keys, values and states, and everything else that is cached for tokens, for all sequences of the batch.
         cache_per_token: cached bytes of one token of one sequence, as long as it is within every window.
         states: bytes of the states of one sequence, which do not grow with its length.
         peak: peak memory use of a step.
@@ -337,14 +338,14 @@ class MemoryCost:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least seconds on a device: max(FLOPs / peak FLOPs, bytes / bandwidth), component by component.
+    """Minimum seconds on a device: max(FLOPs / peak FLOPs, bytes / bandwidth), component by component.
 
     Attributes:
-        device: its name.
+        device: the name of the device.
         compute: seconds if only FLOPs counted.
         transfer: seconds if only bytes counted.
-        seconds: the larger one of each component, summed up, since components run one after the other.
-        fits: True if the peak of memory fits into the device.
+        seconds: the sum over components of the larger of both times, because components run one after the other.
+        fits: True if the peak memory fits into the device.
     """
 
     device: str
@@ -362,11 +363,11 @@ class Cost:
         name: name of the spec.
         mode: see `tfkit.cost`.
         batch: number of sequences.
-        length: tokens of each: read at once, or, in decode, those in the cache including the newest one.
-        memory_length: tokens that cross-attention reads; None without.
+        length: tokens of each sequence; in decode, tokens in the cache including the newest token.
+        memory_length: tokens that cross-attention attends to; None without cross-attention.
         dtype: type of weights and activations.
         optimizer: the optimizer whose states are counted; None unless training.
-        recompute: True if layers run again in the backward; `memory` has both.
+        recompute: True if the backward pass recomputes layers. `memory` has the peaks of both cases.
         parts: every component that runs or has parameters, in the order of the model.
         memory: bytes by their purpose.
     """
@@ -397,16 +398,16 @@ class Cost:
 
     @property
     def peak(self) -> int:
-        """The most bytes at one moment of the step."""
+        """Peak memory of the step, in bytes."""
         return self.memory.peak_recomputed if self.recompute else self.memory.peak
 
     def floor(self, device: Device, parts: Iterable[ComponentCost] | None = None, *, visible: bool = False) -> Floor:
         """Return the minimum time of a step on a device.
 
         Args:
-            device: its limits, see `tfkit.tools.cost.devices`.
-            parts: the components to sum over; all unless given.
-            visible: leave out the pairs of query and key that the mask hides.
+            device: the limits of the device, see `tfkit.tools.cost.devices`.
+            parts: the components to sum over; by default all components.
+            visible: omit the query-key pairs that the mask hides.
 
         Raises:
             ValueError: the device does not compute in this type.
@@ -431,7 +432,7 @@ class Cost:
 
 
 def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the FLOPs and bytes of the forward, and of the backward."""
+    """Return the FLOPs and bytes of the forward pass, and of the backward pass."""
     forward, backward = part.flops_forward, part.flops_backward
     if visible:
         forward, backward = part.visible_forward, part.visible_backward

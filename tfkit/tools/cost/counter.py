@@ -1,7 +1,7 @@
-"""One watched run of a model on the meta device: the work, memory and traffic of each component.
+"""One observed run of a model on the meta device: the work, memory and traffic of each component.
 
-Matrix products are counted as `torch.utils.flop_counter` does, by its own formulas, and belong to the component that is
-running. In the backward, the number of an autograd node tells when it was made, and so to whom it belongs.
+Matrix products are counted with the formulas of `torch.utils.flop_counter`, for the component that is running. In the
+backward pass, the sequence number of an autograd node identifies the component that created it.
 
 A plugin's component needs no declaration of its costs. Only the routing of experts, which no run can reveal, is
 stated by a module: `StackedLinear` contains the number of layers that a token uses.
@@ -31,7 +31,7 @@ from tfkit.torch_private.tensors import storage_key, tensors_in
 
 @dataclass
 class Tally:
-    """The work of one component: FLOPs by forward and backward, and bytes."""
+    """The work of one component: FLOPs of the forward and of the backward pass, and bytes."""
 
     flops: list[int] = field(default_factory=lambda: [0, 0])
     scores: list[int] = field(default_factory=lambda: [0, 0])
@@ -40,7 +40,7 @@ class Tally:
     products: int = 0
     """Bytes of the results of matrix products and of attention in the forward."""
     read: dict[int, int] = field(default_factory=dict)
-    """Bytes that it read from other components, by storage."""
+    """Bytes that the component read from other components, by storage."""
     weights: dict[int, int] = field(default_factory=dict)
     written: int = 0
     learned: int = 0
@@ -48,16 +48,16 @@ class Tally:
 
     @property
     def moved(self) -> int:
-        """Bytes of the forward."""
+        """Bytes moved by the forward pass."""
         return sum(self.weights.values()) + sum(self.read.values()) + self.written
 
     @property
     def moved_back(self) -> int:
-        """Bytes of the backward in addition to saved tensors: weights, and all gradients."""
+        """Bytes moved by the backward pass in addition to saved tensors: weights, and all gradients."""
         return 2 * sum(self.weights.values()) + self.learned + self.written
 
     def repeat(self, before: Tally, times: int, sizes: Mapping[int, int]) -> None:
-        """Add everything that was counted since `before` that many times. `sizes` are the bytes of each storage."""
+        """Add everything counted since `before` another `times` times. `sizes` are the bytes of each storage."""
         for mine, old in ((self.flops, before.flops), (self.scores, before.scores)):
             mine[:] = [now + times * (now - then) for now, then in zip(mine, old, strict=True)]
         self.hidden = [now + times * (now - then) for now, then in zip(self.hidden, before.hidden, strict=True)]
@@ -66,14 +66,14 @@ class Tally:
         self.learned += times * (self.learned - before.learned)
         for now_read, then_read in ((self.read, before.read), (self.weights, before.weights)):
             for key, n in now_read.items():
-                if key not in then_read:  # each repetition makes such a storage
+                if key not in then_read:  # each repetition creates such a storage
                     now_read[key] += times * n
-                elif n != then_read[key]:  # all of them read this one
+                elif n != then_read[key]:  # all repetitions read this storage
                     now_read[key] = min(n + times * (n - then_read[key]), sizes[key])
 
 
 class Tallies:
-    """The tallies of a stretch of a run, by module path."""
+    """The tallies of one part of a run, by module path."""
 
     def __init__(self, layer: str = "") -> None:
         self.layer = layer
@@ -85,7 +85,7 @@ class Tallies:
 
 
 class Position(NamedTuple):
-    """The position of a run: a component, and in it the pairs of query and key, of which a mask hides a share."""
+    """The running component, and the fraction of its query-key pairs that a mask hides."""
 
     record: Tallies
     path: str
@@ -93,7 +93,7 @@ class Position(NamedTuple):
 
 
 class Observer(dispatch.DispatchMode):
-    """Observes every operation of a run, forward and backward, of a model with these weights."""
+    """Observes every operation of a model's run, forward and backward."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
@@ -109,12 +109,12 @@ class Observer(dispatch.DispatchMode):
 
     @property
     def place(self) -> Position:
-        """The position of the forward."""
+        """The current position in the forward pass."""
         return self.places[-1]
 
     @contextmanager
     def inside(self, place: Position) -> Iterator[None]:
-        """Assign everything that runs within to that place."""
+        """Assign everything that runs inside this context to a position."""
         self.enter(place)
         try:
             yield
@@ -122,12 +122,12 @@ class Observer(dispatch.DispatchMode):
             self.leave()
 
     def enter(self, place: Position) -> None:
-        """Assign everything that runs from now on to that place."""
+        """Assign everything that runs from now on to a position."""
         self.places.append(place)
         self._made_in.append((dispatch.next_number(), place))
 
     def leave(self) -> None:
-        """Assign everything that runs from now on to the previous place."""
+        """Assign everything that runs from now on to the previous position."""
         self.places.pop()
         self._made_in.append((dispatch.next_number(), self.place))
 
@@ -148,14 +148,14 @@ class Observer(dispatch.DispatchMode):
         return out
 
     def _adds_up(self, func: Any, args: Any) -> bool:
-        """Return True if the backward adds one gradient to another: in place, as it does unobserved."""
+        """Return True if the operation adds two gradients, which the backward pass does in place if unobserved."""
         if func is not torch.ops.aten.add.Tensor or not isinstance(args[1], Tensor):
             return False
         equal = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
         return equal and self.live.number(args[0]) not in self.kept
 
     def count(self, flops: int, results: Iterable[Tensor] = ()) -> None:
-        """Add FLOPs, and the bytes of their results in the forward, to whatever is running."""
+        """Add FLOPs to the running component, and the bytes of their results in the forward pass."""
         node = dispatch.running_node()
         place = self.place if node is None else self._maker(node)
         tally, phase = place.record.tally(place.path), int(node is not None)
@@ -170,7 +170,7 @@ class Observer(dispatch.DispatchMode):
         return self._made_in[at - 1][1]
 
     def _move(self, func: Any, args: list[Tensor], outputs: list[Tensor]) -> None:
-        """Record the tensors of others that an operation of the forward reads, and those that it writes for others."""
+        """Record the tensors that a forward operation exchanges with other components, as inputs and as outputs."""
         tally = self.place.record.tally(self.place.path)
         for tensor in outputs:
             self._makers[self.live.number(tensor)] = tally
@@ -202,20 +202,20 @@ class Observer(dispatch.DispatchMode):
             tally.learned += tally.read[key] - before
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Record that a tensor is kept for the backward, once for each storage."""
+        """Record that a tensor is saved for the backward pass, once for each storage."""
         key = self.live.number(tensor)
         if self.keeps and key not in self.weights and key not in self.kept:
             self.kept[key] = self.place.record.tally(self.place.path)
             self.kept[key].saved += nbytes(tensor)
-        return tensor.detach()  # the output of an operation would otherwise keep the operation, which keeps the output
+        return tensor.detach()  # else an output would refer to its operation, which refers to the output
 
     def restore(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that was kept. The backward has begun: from now on it frees what the forward kept."""
+        """Return a saved tensor. The backward pass has begun, and from now on frees the saved tensors."""
         self.live.dropped = None
         return tensor
 
     def _forget(self, key: int, size: int) -> None:
-        """Count a storage that is gone before the backward: no output depends on what kept it."""
+        """Stop counting a storage that is freed before the backward pass: no output depends on its operation."""
         tally = self.kept.pop(key, None)
         if tally is not None:
             tally.saved -= size
@@ -229,7 +229,7 @@ class Observer(dispatch.DispatchMode):
             tally.repeat(before.get(path, _NOBODY), times - 1, self._sizes)
 
     def stand_in(self, rows: Tensor, count: int) -> Tensor:
-        """Return as many rows that take memory, and that no component made."""
+        """Return `count` rows that use memory, and that belong to no component."""
         substitute = rows.new_empty(count, *rows.shape[1:])
         self._makers.pop(self.live.number(substitute), None)
         return substitute
@@ -248,16 +248,16 @@ def _first(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}
-"""Operations that read no more of a tensor than they return."""
+"""Operations that read only those values of a tensor that they return."""
 
 
 # ---- live memory: nothing is allocated on the meta device, but everything has a size ----
 
 
 class LiveMemory:
-    """Bytes of the storages made while it watched that still exist: `level` now, `peak` the most since that was set.
+    """Bytes of watched storages that still exist: `level` is the current number, `peak` the maximum since it was set.
 
-    `dropped`, if any, is called with the number and the bytes of each storage that is gone.
+    `dropped`, if set, is called with the number and the bytes of each storage that is freed.
     """
 
     def __init__(self, dropped: Callable[[int, int], Any] | None = None) -> None:
@@ -268,7 +268,7 @@ class LiveMemory:
         self._next = count()
 
     def add(self, tensor: Tensor) -> bool:
-        """Watch the storage of a tensor; returns True if it was new."""
+        """Watch the storage of a tensor; return True if the storage is new."""
         if not self._meet(tensor):
             return False
         self._sizes[storage_key(tensor)] = nbytes(tensor)
@@ -276,12 +276,12 @@ class LiveMemory:
         return True
 
     def number(self, tensor: Tensor) -> int:
-        """Return a number that tensors share if they share memory; earlier storages do not count."""
+        """Return a number that is equal for tensors that share memory, and that no freed storage had."""
         self._meet(tensor)
         return self._numbers[storage_key(tensor)]
 
     def grow(self, n: int) -> None:
-        """Add bytes, or remove them, that belong to no storage here."""
+        """Add bytes that belong to no watched storage, or remove them if `n` is negative."""
         self.level += n
         self.peak = max(self.peak, self.level)
 
@@ -303,7 +303,7 @@ class LiveMemory:
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Return the bytes of the memory behind a tensor, which may be a view."""
+    """Return the bytes of a tensor's storage; the tensor may be a view of a part."""
     return tensor.untyped_storage().nbytes()
 
 
@@ -343,9 +343,9 @@ class OwnKernels(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-        """Return the arguments of the fused kernel, however it was called; None if there is no such kernel."""
+        """Return the arguments of the fused kernel; None if the device has no fused kernel for them."""
         if attn_mask is not None and attn_mask.dtype is torch.bool:
-            attn_mask = attn_mask.to(query.dtype)  # each call of the kernel adds numbers, and keeps them
+            attn_mask = attn_mask.to(query.dtype)  # each call of the kernel converts the mask, and saves the result
         learned = attn_mask is not None and attn_mask.requires_grad
         fused = self.cuda or (dropout_p == 0 and not learned and query.size(3) == value.size(3))
         return (query, key, value, attn_mask) if fused else None

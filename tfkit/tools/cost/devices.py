@@ -1,6 +1,6 @@
 """Performance limits of devices, from `devices.toml` or from a user's YAML file, read as strictly as a spec.
 
-title: My accelerator          # unless given, the file's name
+title: My accelerator          # by default, the file's name
 flops: {bfloat16: 300e12, float32: 60e12}
 bandwidth: 2e12
 memory: 80e9
@@ -29,13 +29,13 @@ class Device:
     """The limits of one device.
 
     Attributes:
-        name: its name in tfkit.
-        title: the maker's name for it.
-        driver_name: the driver's name for it; related devices with other figures have other names.
+        name: the device's name in tfkit.
+        title: the manufacturer's name of the device.
+        driver_name: the name that the driver reports; related devices with different figures have different names.
         tera_flops: 10^12 FLOPs per second of dense matrix products, by type.
-        memory: bytes.
+        memory: memory size in bytes.
         bandwidth: bytes per second between memory and chip.
-        source: where the figures are published.
+        source: the publication of the figures.
         interconnect: bytes per second to the other devices of a machine, in one direction; None if not known.
     """
 
@@ -77,13 +77,13 @@ class DeviceConfig(Config):
     """The limits of a device."""
 
     title: str | None = None
-    """Its name for people."""
+    """The display name of the device; by default the name of the file."""
     flops: dict[str, PositiveFloat]
     """FLOPs per second of dense matrix products, two for each multiplication and addition, by type."""
     bandwidth: PositiveFloat
     """Bytes per second between memory and chip."""
     memory: PositiveFloat
-    """Bytes."""
+    """Memory size in bytes."""
     interconnect: PositiveFloat | None = None
     """Bytes per second to the other devices of a machine, in one direction."""
 
@@ -104,7 +104,7 @@ class DeviceConfig(Config):
 def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | None = None) -> Device:
     """Return the device with this name, or the device that a file describes. A path is relative to `folder`.
 
-    Raises `Invalid` if there is none, and SpecError for a file that cannot be read or has an error.
+    Raises `Invalid` for an unknown name, and SpecError for a file that cannot be read or has an error.
     """
     if name in devices():
         return devices()[name]

@@ -1,4 +1,4 @@
-"""The code that runs in each mode: a training step, the reading of a prompt, one more token."""
+"""The code that runs in each mode: a training step, the prefill of a prompt, or one decoding step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tfkit.tools.common.modes import Mode
 from tfkit.tools.cost.counter import Observer
 
 Step = Callable[[Observer], Any]
-"""Runs a step that a watch observes."""
+"""Runs a step under an observer."""
 Inputs = dict[str, Tensor]
 REPEATED = 5
-"""Least number of chunks of a loss for which equal chunks run once: fewer have no equal ones."""
+"""Minimum number of chunks of a loss for running equal chunks once: fewer chunks have no equal chunks."""
 
 
 class StepShape(NamedTuple):
@@ -48,7 +48,7 @@ def make_inputs(graph: Graph, shape: StepShape, dtype: torch.dtype) -> Inputs:
 
 
 def memory_of(node: Node, shape: StepShape) -> int:
-    """Return the number of positions that a node's cross-attention reads."""
+    """Return the number of positions that a node's cross-attention attends to."""
     memory: Signal | None = node.signals.get("memory")
     return (memory.length if memory else None) or shape.memory_length or 0
 
@@ -64,7 +64,7 @@ def make_step(model: fx.GraphModule, inputs: Inputs, shape: StepShape) -> Step:
 
 
 class _CachedStep:
-    """A prompt, or one more token, with caches: the calls of `CachedModel`, without a text to decide them."""
+    """The prefill of a prompt, or one decoding step: the calls of `CachedModel`, with fixed lengths."""
 
     def __init__(self, model: fx.GraphModule, parts: DecodeSplit, inputs: Inputs, shape: StepShape) -> None:
         graph = graph_of(model)
@@ -88,7 +88,7 @@ class _CachedStep:
         return self.stepping(**inputs, past=past, cache=self._make_caches(), keep=1)
 
     def _read_once(self) -> dict[str, Tensor]:
-        """Return the values of the inputs that are read once, and the encoder's output for them."""
+        """Return the inputs that are read only once, and the encoder's output for them."""
         if self.reading is None:
             return dict(self.once)
         results = self.reading(**{name: value for name, value in self.once.items() if name in inputs_of(self.reading)})
@@ -99,16 +99,16 @@ class _CachedStep:
         return {name: value for name, value in values.items() if name in inputs_of(self.stepping)}
 
     def _make_caches(self) -> dict[str, list[list[Tensor]]]:
-        """Return the caches by node and layer, as long as the sequence."""
+        """Return the caches by node and layer, with the length of the sequence."""
         shape, like = self.shape, torch.empty(0, dtype=self.dtype, device="meta")
         return empty_caches(self.parts, shape.batch, shape.length, lambda node: memory_of(node, shape), like)
 
 
 def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
-    """Forward, the loss of all positions, in chunks as in `tfkit.Loss`, and backward."""
+    """Run the forward pass, the loss of all positions in chunks as in `tfkit.Loss`, and the backward pass."""
     try:
         loss = Loss(model, outputs=dict.fromkeys(graph_of(model).outputs, 1.0))
-    except ValueError:  # it has none: the sum of all outputs stands for it
+    except ValueError:  # the model has no loss: the sum of all outputs stands for it
         return lambda _: _total(model(**inputs)).backward()
 
     def step(watch: Observer) -> None:
@@ -123,7 +123,7 @@ def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
 
 
 class _RepeatedPieces(PiecewiseLoss):
-    """The chunks of a loss: the first one, one for all others of each length, and the last one, where memory peaks."""
+    """Runs the first chunk of a loss, a single chunk for all others of equal length, and the last, at the peak."""
 
     def __init__(self, watch: Observer, *args: Any) -> None:
         super().__init__(*args)

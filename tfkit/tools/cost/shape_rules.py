@@ -46,12 +46,12 @@ def dense(shape: Sequence[int], inputs: Sequence[Tensor], dtype: torch.dtype) ->
     def is_outer(axis: int, other: int) -> bool | None:
         """Return True if `axis` varies more slowly than `other`, False if it varies faster, None if undecided."""
         for strides in all_strides:
-            mine, its = strides[axis], strides[other]
-            if mine and its and (mine != its or shape[axis] > shape[other]):
-                return mine > its or mine == its
+            stride, other_stride = strides[axis], strides[other]
+            if stride and other_stride and (stride != other_stride or shape[axis] > shape[other]):
+                return stride > other_stride or stride == other_stride
         return None
 
-    order = [*range(len(shape))][::-1]  # sorted by insertion, as torch does: nothing may tell two axes apart
+    order = [*range(len(shape))][::-1]  # sorted by insertion, as in torch: the order of two axes may be undecided
     for last in range(1, len(order)):
         at = last
         for before in reversed(range(last)):

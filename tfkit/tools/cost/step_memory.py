@@ -49,11 +49,11 @@ class LayerMemory:
 
     Attributes:
         freed: activations that are not saved if the layer saves only its input.
-        kept: activations that it saves in addition to its input and output.
-        products: the results of its matrix products and of attention.
-        casts: its weights in bfloat16.
-        parameters: its weights that no earlier layer shares.
-        forward: FLOPs of its forward, without pairs of query and key that a mask hides.
+        kept: activations that the layer saves in addition to its input and output.
+        products: results of the layer's matrix products and of attention.
+        casts: bfloat16 copies of the layer's weights.
+        parameters: parameters of the layer that no earlier layer shares.
+        forward: FLOPs of the layer's forward pass, without query-key pairs that a mask hides.
     """
 
     freed: int

@@ -1,1 +1,1 @@
-"""The time and the memory of a step, by the spec's own names: `profile` and `profile_models`."""
+"""The time and memory of a step, by the names of the spec: `profile` and `profile_models`."""

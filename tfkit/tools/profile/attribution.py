@@ -1,9 +1,9 @@
-"""The owner of each stretch of time and of memory: every row of a trace assigned to a component of the model.
+"""Attribution of time and memory: every row of a trace is assigned to its owner, a component of the model.
 
-In the forward, everything inside the range of a module belongs to it. In the backward, a node belongs to the module
-whose operator created it: both have the same sequence number. A gradient that is added to its parameter belongs to the
-node that computed it, and so does the work of autograd until the next node begins, such as freeing memory. A kernel
-belongs to the code that launched it.
+In the forward pass, everything inside the range of a module belongs to that module. In the backward pass, a node
+belongs to the module whose operator created it: both have the same sequence number. A gradient that is added to its
+parameter belongs to the node that computed the gradient, and so does the work of autograd until the next node begins,
+such as freeing memory. A kernel belongs to the code that launched it.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Times:
     """Seconds and counts of all steps together."""
 
     exclusive: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
-    """The time of an owner; on an accelerator the time of its kernels, and of the host while no kernel runs."""
+    """Time of an owner; on an accelerator, the time of its kernels, and of the host while no kernel runs."""
     device: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
-    """Of this, its kernels."""
+    """The part of `exclusive` in which the owner's kernels run."""
     calls: Counter[str] = field(default_factory=Counter)
-    """The number of times that its range is entered in the forward."""
+    """Number of times that the owner's range is entered in the forward pass."""
     kernels: defaultdict[tuple[str, Owner], list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of each run of an operator or kernel."""
     idle: float = 0.0
@@ -65,7 +65,7 @@ def steps_of(trace: ProfilerTrace) -> list[Event]:
 
 
 def undisturbed(steps: Sequence[Stretch]) -> list[int]:
-    """Return the steps that took no longer than the median; other processes disturbed the rest."""
+    """Return the steps that took no longer than the median, because other processes disturbed the remaining steps."""
     middle = median(step.seconds for step in steps)
     return [index for index, step in enumerate(steps) if step.seconds <= middle]
 
@@ -95,10 +95,10 @@ def locate(trace: ProfilerTrace, paths: Collection[str]) -> list[Located]:
 
 @dataclass
 class _Thread:
-    """A thread of the host, while time passes."""
+    """State of a host thread at a moment of the trace."""
 
     running: list[Located] = field(default_factory=list)
-    """The spans that have begun and not ended, the innermost last."""
+    """The spans that have begun and not ended; the innermost is last."""
     ended: Located | None = None
     """The last span to end, if none has begun since then."""
     reached: float = 0.0
@@ -108,7 +108,7 @@ class _Thread:
 
     @property
     def owner(self) -> Owner:
-        """The owner of whatever runs."""
+        """The owner of the innermost running span."""
         return self.running[-1].owner if self.running else Owner(None, "forward")
 
     @property
@@ -117,13 +117,13 @@ class _Thread:
         return bool(self.running) and self.running[-1].row.name == BACKWARD
 
     def advance(self, time: float) -> None:
-        """End the spans that end until a moment."""
+        """End the spans that end up to a moment."""
         while self.running and self.running[-1].row.end <= time:
             self.ended = self.running.pop()
             self._give(self.ended, self.ended.row.end)
 
     def begin(self, event: Located) -> None:
-        """Begin a span; before a node of the backward, the time since the previous node belongs to that."""
+        """Begin a span. The time before a node of the backward pass belongs to the previous node."""
         between = event.row.name.startswith(NODE) and self.in_backward
         if self.running:
             self._give((between and self.ended) or self.running[-1], event.row.start)
@@ -173,8 +173,8 @@ def host_times(located: Sequence[Located]) -> Times:
 def device_times(trace: ProfilerTrace, located: Sequence[Located]) -> Times:
     """Compute the times of the owners on an accelerator. Every moment of the steps belongs to one owner.
 
-    While a kernel runs, the owner is the one that launched it. While none runs, the next one was launched too late: the
-    time belongs to the host's work until the launch, and from then on to the owner of that kernel.
+    While a kernel runs, the time belongs to the owner that launched it. While no kernel runs, the next kernel was
+    launched too late: the time until the launch belongs to the host's work, and then to the owner of that kernel.
     """
     times = Times(calls=host_times(located).calls)
     launches = {event.row.correlation: event for event in located if isinstance(event.row, Launch)}
@@ -221,19 +221,19 @@ class Usage:
 
     peak: int
     owner: Owner
-    """The owner that runs at the peak."""
+    """The owner that runs when memory is at its peak."""
     allocated: Counter[str | None]
     """All bytes that were allocated, even if they were soon freed."""
     at_peak: Counter[str | None]
     """Bytes that were allocated in this step and are in use at the peak."""
     highest: dict[str | None, int]
-    """The most bytes in use, by all owners, while this one runs."""
+    """Peak of the bytes in use, by all owners, while an owner runs."""
 
 
 def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device: bool) -> Usage:
     """Follow the memory of a step, on the device or on the CPU, from the bytes in use `at_start`.
 
-    It must not be the first step: on the CPU the profiler does not see older memory being freed.
+    The step must not be the first: on the CPU, the profiler does not record that older memory is freed.
     """
     rows = [event for event in located if event.step == step and _counts(event, on_device)]
     total = peak = at_start

@@ -1,4 +1,4 @@
-"""Quantities, bars and tables of the report, without knowledge of their contents."""
+"""Formatting of quantities, and generic bars and tables, for the report."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ KNOWN = (
     "cache",
     "rest",
 )
-"""Names with colours of their own; every other name has one of `OTHERS`."""
+"""Names with a fixed colour; every other name has one of the `OTHERS` colours."""
 OTHERS = 4
 LETTERS = 92
 """Approximate number of letters that fit into a bar."""
@@ -92,7 +92,7 @@ def colour(name: str) -> str:
 
 @dataclass(frozen=True)
 class BarSegment:
-    """A segment of a bar: `text` and `share` are in it if it is wide enough, `hint` appears under the pointer."""
+    """A segment of a bar. A wide segment contains `text` and `share`; `hint` appears under the pointer."""
 
     name: str
     value: float
@@ -102,7 +102,7 @@ class BarSegment:
 
 
 def labelled(label: str, segments: Iterable[BarSegment], whole: float, right: str, *, look: str = "bar") -> Element:
-    """Draw a stacked bar whose full width stands for `whole`, with its name before it and its sum after it."""
+    """Draw a stacked bar whose full width stands for `whole`, between its `label` and the text `right`."""
     bar = tag("div", class_=look)
     for segment in segments:
         if segment.value <= 0 or whole <= 0:
@@ -126,16 +126,16 @@ def swatch(name: str) -> Element:
 
 
 def heading(name: str, several: bool) -> Element | None:
-    """Return a heading for a model, if there are several."""
+    """Return a heading for a model; empty for a single model."""
     return tag("h3", name) if several else None
 
 
 def side_by_side(
     first: str, profiles: Sequence[Profile], lines: Iterable[tuple[Child, Iterable[tuple[Child, float | None]]]]
 ) -> Element:
-    """Build a table that compares models, with each one's ratio to the first.
+    """Build a table that compares models, with the ratio of each model to the first model.
 
-    A line has a name, and the cell and the value of each model.
+    A line has a name, and a cell and a value for each model.
     """
     names = [name for profile in profiles[1:] for name in (profile.name, "ratio")]
     rows: list[list[Child]] = []
@@ -146,5 +146,5 @@ def side_by_side(
 
 
 def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[Child]]) -> list[Child]:
-    """Return the contents of each model, below its name if there are several."""
+    """Return the contents of each model, below its name if there are several models."""
     return [child for profile in profiles for child in (heading(profile.name, len(profiles) > 1), *content(profile))]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
 
 MOST = 2
-"""Specs side by side."""
+"""Maximum number of specs to compare."""
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Suppresses the profiler's own messages, which would appear between ours; read when torch is imported."""
 
@@ -27,21 +27,21 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 @command(
     "profile",
     notes="""
-    A step is a training step (zero_grad, forward, loss, backward, AdamW), a prompt
-    of --length tokens that is read into the caches, or one more token after
-    --length - 1. It runs without the profiler first, then with it: the times of
-    components are under the profiler. `floor` is the least time by `tfkit cost`
-    for the limits of the device, as a share of the measured time. On the CPU these
-    limits are measured.
+    A step is a training step (zero_grad, forward, loss, backward, AdamW), the
+    prefill of --length tokens into the caches, or one decoding step after
+    --length - 1 tokens. The step runs first without the profiler, then with the
+    profiler, which measures the times of components. `floor` is the minimum time
+    on the device, as `tfkit cost` predicts it, in percent of the measured time. The
+    limits of a CPU are measured.
 
     With -o, DIR gets report.html, profile.json, and for each spec a folder for
-    TensorBoard: scalars, and a trace for torch-tb-profiler that Perfetto and
-    chrome://tracing open as well.
+    TensorBoard: scalars, and a trace for torch-tb-profiler, which Perfetto and
+    chrome://tracing also open.
 
         tensorboard --logdir DIR
 
-    With --compile the entire model is compiled. Its kernels cross components,
-    so it is one row.
+    With --compile, the model is a single row, because its kernels cross
+    components.
     """,
     examples="""
     tfkit profile gpt2
@@ -51,14 +51,14 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     """,
 )
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC [SPEC]", shell_complete=complete_spec)
-@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; cuda unless there is none.")
+@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1; by default cuda if available.")
 @mode_option("The kind of step: train, prefill or decode.")
 @options.dtype_option("Type of weights and activations: float32, bfloat16, float16 or float64.", default="float32")
 @click.option("--compile", is_flag=True, help="Compile the entire model.")
 @options.batch_option
-@options.count_option("--length", "Tokens of each; 128, or max_len if less.")
-@options.count_option("--steps", "Steps that are timed.", default=5, least=2)
-@options.count_option("--warmup", "Steps before them.", default=2, least=0)
+@options.count_option("--length", "Tokens of each sequence.  [default: 128, or max_len]")
+@options.count_option("--steps", "Number of timed steps.", default=5, least=2)
+@options.count_option("--warmup", "Number of untimed steps before them.", default=2, least=0)
 @options.by_option
 @options.weights_option(otherwise="random")
 @options.allow_change_option

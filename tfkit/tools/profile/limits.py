@@ -14,10 +14,10 @@ from tfkit.tools.cost.devices import device_of_driver
 from tfkit.tools.profile.result import Limits
 
 PATIENCE = 0.3
-"""Seconds for each of the two measurements."""
+"""Duration of each of the two measurements, in seconds."""
 SIDE = 1024
 COPIED = 2**26
-"""Bytes to copy: more than a cache holds."""
+"""Number of bytes to copy, which must exceed the caches."""
 
 
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:

@@ -1,4 +1,4 @@
-"""Measure one model: steps without the profiler, with it, and with all of its details."""
+"""Measurement of one model: steps without the profiler, with the profiler, and with all of its details."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tfkit.tools.profile.torch_trace import ProfilerTrace, parse_trace, write_tr
 OnStep: TypeAlias = Callable[[], Any]
 DETAILS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 DETAILED = 2
-"""Steps with memory, shapes and stacks, which take longer and are not timed. The first does not see all memory."""
+"""Number of untimed steps with memory, shapes and stacks. The trace of the first step lacks some memory."""
 
 
 def count_steps(settings: Settings) -> int:
@@ -77,9 +77,9 @@ def measure(graph: Graph, settings: Settings, limits: Limits, trace: Path | None
         raise
     except Exception as error:
         memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        what = f"not enough memory on {settings.device}" if memory else f"a step of `{graph.name}` fails"
+        message = f"not enough memory on {settings.device}" if memory else f"a step of `{graph.name}` fails"
         cause = " ".join(str(error).split("\n")[0].split())
-        raise SpecError(Diagnostic(f"{what}: {type(error).__name__}: {cause}")) from error
+        raise SpecError(Diagnostic(f"{message}: {type(error).__name__}: {cause}")) from error
 
 
 def _run(model: fx.GraphModule, settings: Settings, trace: Path | None, on_step: OnStep) -> Measurements:
@@ -163,14 +163,14 @@ def predict(graph: Graph, settings: Settings) -> Cost | None:
 
 
 def works_of(predicted: Cost | None, *, compiled: bool) -> dict[str, tuple[ComponentCost, ...]]:
-    """Return the work by the path of its owner; a compiled model is a single owner."""
+    """Return the work by the path of the owner; a compiled model is a single owner."""
     if predicted is None:
         return {}
     return {"[compiled]": predicted.parts} if compiled else {part.path: (part,) for part in predicted.parts}
 
 
 def with_work(part: ComponentTime, works: Sequence[ComponentCost], limits: Limits) -> ComponentTime:
-    """Add to an owner its work, and the least time for it: the longer of computing and moving.
+    """Add to an owner its work, and its minimum time: the larger of the times for FLOPs and for bytes.
 
     Hidden pairs of the mask need not be computed.
     """
@@ -196,7 +196,7 @@ class Measurements:
     plain_steps: Sequence[float]
     """Seconds without the profiler."""
     held: MemoryUse
-    """Between two steps."""
+    """Memory in use between two steps."""
     timed: ProfilerTrace
     detailed: ProfilerTrace
     """The trace with memory, of which the last step counts."""

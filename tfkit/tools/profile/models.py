@@ -72,33 +72,33 @@ def profile_models(
 ) -> tuple[Profile, ...]:
     """Run models for some steps, and report time and memory by component, node and layer.
 
-    Each runs first without the profiler, so that the profiler's cost is known; then with it, with a temporary range
-    around every component.
+    Each model runs first without the profiler, to measure the profiler's cost, then with the profiler and a temporary
+    range around every component.
 
     Args:
         graphs: the models, or their specs.
-        device: where they run; unless given, the first CUDA device if there is one, else the CPU.
-        mode: `train` (zero_grad, forward, loss, backward, AdamW), `prefill` (tokens read into empty caches, logits of
-            the last) or `decode` (one more token, where `length - 1` were read before).
-        dtype: type of weights and activations.
-        compile: compile each model as a whole. Then it is one row, and only its kernels are told apart.
+        device: the device; by default the first CUDA device if available, else the CPU.
+        mode: `train` (zero_grad, forward, loss, backward, AdamW), `prefill` (tokens are read into empty caches, and
+            logits are computed for the last token) or `decode` (one token, after `length - 1` tokens in the cache).
+        dtype: dtype of weights and activations.
+        compile: compile each entire model. The model is then a single row, and only its kernels are distinguished.
         batch: number of sequences.
-        length: tokens of each; 128, or `max_len` if that is less, unless given.
-        steps: the number of steps to time, without the profiler and with it; at least 2.
-        warmup: steps before them, which do not count.
+        length: tokens of each sequence; by default 128, or `max_len` if that is smaller.
+        steps: the number of steps to time, each without the profiler and with the profiler; at least 2.
+        warmup: the number of untimed steps before them.
         directory: a folder to write to: `profile.json`, `report.html`, and for each model a trace for TensorBoard
-            (torch-tb-profiler) and Perfetto, and scalars. A former profile is replaced; other contents are an error.
+            (torch-tb-profiler) and Perfetto, and scalars. A previous profile is replaced; other contents are an error.
         weights: the file with the weights of a single model, or a list with a file for each model. By default, a model
             has the weights of the folder that its spec was loaded from, or random weights.
         allow_change: as `tfkit.build` takes it.
-        on_step: called after each step with the number of steps done, and of all steps.
+        on_step: called after each step with the number of completed steps and the total number of steps.
 
     Returns:
         A profile for each model. Times are seconds, sizes bytes.
 
     Raises:
-        SpecError: the model cannot run like this, such as an encoder in decode; there is not enough memory; the folder
-            cannot be written.
+        SpecError: the model does not support the mode, such as an encoder in decode; memory is not sufficient; or the
+            folder cannot be written.
         ValueError: a count is out of its range.
     """
     models, dtype = [as_graph(graph) for graph in graphs], dtype_of(dtype)
@@ -122,7 +122,7 @@ def profile_models(
     profiles: list[Profile] = []
     with nullcontext() if directory is None else written_folder(Path(directory)) as target:
         for graph, setting, name in zip(models, settings, names, strict=True):
-            gc.collect()  # the model before this one
+            gc.collect()  # the previous model
             profiles.append(measure(graph, setting, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
         if target is not None:
             write_profiles(profiles, names, target)
@@ -149,7 +149,7 @@ def _trace(target: Path | None, name: str) -> Path | None:
 
 DATA, REPORT = "profile.json", "report.html"
 TRACE = "pt.trace.json.gz"
-"""The ending of traces for torch-tb-profiler; Perfetto and chrome://tracing open them as well."""
+"""Suffix of traces for torch-tb-profiler, which Perfetto and chrome://tracing also open."""
 
 
 def check_folder(folder: Path) -> None:
@@ -164,7 +164,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _folders(data: Path) -> list[str]:
-    """Return the folders that a former profile lists."""
+    """Return the folders that a previous profile lists."""
     try:
         return [str(entry["folder"]) for entry in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -194,7 +194,7 @@ def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Pa
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """Convert a profile to data, including values derived from its fields."""
+    """Convert a profile to JSON data, including values derived from its fields."""
     derived = {"step": profile.step, "plain_step": profile.plain_step, "attributed": profile.attributed}
     return asdict(profile) | derived | {"tokens_per_second": profile.tokens / profile.plain_step}
 

@@ -30,10 +30,10 @@ from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows, 
 
 
 def report(profiles: Sequence[Profile]) -> str:
-    """Render a page about one profile, or about several side by side with their ratios to the first.
+    """Render a page about one profile, or about several profiles with their ratios to the first.
 
-    The page is self-contained: it loads nothing, runs no script, follows light and dark, and prints. Everything from a
-    spec is in it as text. Raises ValueError without a profile.
+    The page is self-contained: it loads no files, runs no script, supports light and dark mode, and can be printed.
+    Values from a spec are escaped. Raises ValueError without a profile.
     """
     if not profiles:
         raise ValueError("a report needs at least one profile")
@@ -53,7 +53,7 @@ def report(profiles: Sequence[Profile]) -> str:
 
 
 class Figure(NamedTuple):
-    """A number of a step, as a text with a note, and its share of a limit if there is one."""
+    """A quantity of a step: its text, a note, and its fraction of a limit; None without a limit."""
 
     name: str
     text: str
@@ -138,7 +138,7 @@ COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s
 
 
 def component_tables(profiles: Sequence[Profile]) -> list[Child]:
-    """Return a comparison of two models, if there are two, and for each model a table whose rows open."""
+    """Return a comparison if there are two models, and for each model a table with rows that expand."""
     compared: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
     words = "All times are of a step under the profiler, which is slower than a step without it."
     return [*compared, *by_model(profiles, _tree), remark(f"{words} A row opens to its layers and modules.")]
@@ -154,7 +154,7 @@ def _tree(profile: Profile) -> list[Child]:
 
 
 def _branch(profile: Profile, row: ComponentTime) -> Element:
-    """Build the row of a component, with its layers below it and the modules of each; a leaf if there are none."""
+    """Build the row of a component, with its layers and their modules below it; a leaf without layers and modules."""
     component = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
     layers = [_layer(component, layer) for layer in rows(component, "layer")]
     alone = len(component.parts) == 1 and component.parts[0].path == row.path
@@ -169,7 +169,7 @@ def _layer(profile: Profile, row: ComponentTime) -> Element:
 
 
 def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
-    """Build a row that opens to the rows inside it."""
+    """Build a row that expands to the rows inside it."""
     backward = time_text(part.backward) if part.backward else ""
     cells = (
         label,
@@ -187,7 +187,7 @@ def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[El
 
 
 def _row(name: str, *cells: str, share: float = 0.0) -> Element:
-    """Build a row; a component has its colour before it, and a bar for its share of the step."""
+    """Build a row. The row of a component has its colour, and a bar for its fraction of the step."""
     children = [tag("span", cell) for cell in cells]
     if name:
         children[0] = tag("span", swatch(name), cells[0])
@@ -224,7 +224,7 @@ def _comparison(profiles: Sequence[Profile]) -> Element:
 
 
 KERNELS = 20
-"""The number of kernels shown."""
+"""Maximum number of kernels that the report shows."""
 OTHERS = "inputs and others"
 
 
@@ -263,7 +263,7 @@ def _at_peak(profile: Profile) -> list[BarSegment]:
 
 
 def _by_component(profile: Profile) -> list[Child]:
-    """Tabulate the bytes of each component: in use at the peak, allocated in a step, and the maximum while it runs."""
+    """Tabulate the bytes of each component: in use at the peak, allocated in a step, and the peak while it runs."""
     lines: list[list[Child]] = [
         [
             tag("span", swatch(row.component), row.label),

@@ -28,12 +28,12 @@ from tfkit.tools.profile.bars import (
 from tfkit.tools.profile.result import ComponentTime, Limits, Profile, labels_of, rows
 
 UPDATE = ("optimizer", "zero_grad")
-"""The rows of a step outside forward and backward."""
+"""Rows of a step outside the forward and backward passes."""
 REST = "between the components"
 
 
 def time_bars(profiles: Sequence[Profile]) -> list[Child]:
-    """Draw the forward, the backward and the time around them, of all profiles on one scale."""
+    """Draw the forward pass, the backward pass and the remaining time, with one scale for all profiles."""
     of = [_phases(profile) for profile in profiles]
     several = len(profiles) > 1
     longest = max(_length(segments) for phases in of for segments in phases.values())
@@ -76,7 +76,7 @@ def _segment(profile: Profile, name: str, label: str, phase: str, time: float) -
 
 
 def floors(profiles: Sequence[Profile]) -> list[Child]:
-    """Draw the measured time by component, and within it the least time for its FLOPs and bytes."""
+    """Draw the measured time by component, and inside it the minimum time for its FLOPs and bytes."""
     of = [{row.component: row for row in rows(profile) if row.floor} for profile in profiles]
     if not any(of):
         return [remark("There is no prediction: the work of this model was not counted.")]
@@ -95,7 +95,7 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
 
 
 def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
-    """Draw the floor as the dark section of the measured time, or as all of it if the measured time is shorter."""
+    """Draw the floor as the dark section of the measured time, or as the full bar if the measured time is shorter."""
     floor = row.floor or 0.0
     hint = f"{row.label}: measured {time_text(row.time)}, floor {time_text(floor)}"
     sections = (min(floor, row.time), max(0.0, row.time - floor))
@@ -105,7 +105,7 @@ def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
 
 
 NUMBERS = 24
-"""Approximate number of layer numbers that fit below the picture."""
+"""Approximate number of layer numbers for which the picture has room."""
 _LAYER = re.compile(r"(?P<stack>.+)\.layers\.(?P<index>\d+)")
 
 
@@ -144,7 +144,7 @@ def _layers(profile: Profile) -> list[Child]:
 
 
 def _heat(name: str, stack: Sequence[LayerTimes], labels: Mapping[str, str], slowest: float, cell: float) -> Element:
-    """Draw the towers of the layers, a strip for each component below them, and the layer numbers."""
+    """Draw a column for each layer, a strip for each component below the columns, and the layer numbers."""
     grid = tag("div", class_="heat", style=f"--layers:{len(stack)}", role="img", aria_label=f"time by layer of {name}")
     mean = sum(layer.whole.time for layer in stack) / len(stack)
     towers = [_tower(layer, slowest) for layer in stack]
@@ -182,7 +182,7 @@ def _hint(name: str, part: ComponentTime) -> str:
 WIDTH, HEIGHT = 960, 440
 LEFT, RIGHT, TOP, BOTTOM = 84, 20, 16, 48
 SMALLEST, LARGEST = 4.0, 26.0
-"""Radii of the points in pixels: a point of the largest has the area of a whole step."""
+"""Radii of the points in pixels. The area of a point with the largest radius stands for a full step."""
 LETTER, LINE = 7.2, 15.0
 """Approximate width of a letter and height of a line of a label."""
 
@@ -198,7 +198,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Point:
-    """A component of one profile: FLOPs per byte and FLOP/s, both as powers of ten, and its share of the step."""
+    """A component of one profile: FLOPs per byte and FLOP/s, both as powers of ten, and its fraction of the step."""
 
     component: str
     label: str
@@ -210,7 +210,7 @@ class Point:
 
     @property
     def radius(self) -> float:
-        """In pixels."""
+        """Radius of the point, in pixels."""
         return max(SMALLEST, LARGEST * math.sqrt(min(1.0, self.share)))
 
 
@@ -281,7 +281,7 @@ def _grid(across: ChartAxis, up: ChartAxis) -> Iterator[Element]:
 
 
 def _roof(limits: Limits, across: ChartAxis, up: ChartAxis, taken: list[Box]) -> list[Element]:
-    """Draw the two limits: bytes per second left of the ridge, FLOP/s right of it."""
+    """Draw the two limits: bytes per second left of the ridge, FLOP/s right of the ridge."""
     flops, bandwidth = math.log10(limits.flops), math.log10(limits.bandwidth)
     ridge, first = flops - bandwidth, max(across.low, up.low - bandwidth)
     corners = [(first, first + bandwidth), (ridge, flops), (across.high, flops)]

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 KERNELS = 8
-"""The number of kernels shown; the report has more."""
+"""Maximum number of kernels in the printed table; the report contains more."""
 NAME = 34
 TERA = 1e12
 
 
 def show_profiles(profiles: Sequence[Profile], by: By) -> None:
-    """Print one profile, or two side by side."""
+    """Print one profile, or a comparison of two."""
     if len(profiles) == 1:
         _show_one(profiles[0], by)
     else:
@@ -84,7 +84,7 @@ def _share(seconds: float, profile: Profile) -> str:
 
 
 def _reached(row: ComponentTime, scale: float) -> list[str]:
-    """Format FLOP/s, GB/s, and the share of the least time."""
+    """Format the achieved FLOP/s and GB/s, and the floor as a percentage of the time."""
     flops, moved = row.flops_per_second, row.bytes_per_second
     near = f"{100 * row.floor / row.time:.0f}%" if row.floor and row.time else ""
     return [f"{flops / scale:,.1f}" if flops else "", f"{moved / 1e9:,.1f}" if moved else "", near]
@@ -133,7 +133,7 @@ def _show_side_by_side(profiles: Sequence[Profile], by: By) -> None:
 
 
 def _pair(times: Sequence[float | None], profiles: Sequence[Profile]) -> list[str]:
-    """Time and share of both, and the ratio of the second time to the first."""
+    """Format the times of two profiles, their fractions of a step, and the ratio of the second time to the first."""
     cells: list[str] = []
     for seconds, profile in zip(times, profiles, strict=True):
         cells += ["-", "-"] if seconds is None else [_ms(seconds), _share(seconds, profile)]

@@ -28,15 +28,15 @@ from tfkit.tools.profile.result import STEP_ROWS, MemoryUse
 from tfkit.torch_private.dispatch import QuickRange
 
 Range: TypeAlias = Callable[[str], Any]
-"""name -> a context manager that the profiler sees."""
+"""name -> a context manager that appears in the trace."""
 quick: Range = QuickRange
-"""A range at a tenth of the time of `shown`, 0.6 us here; a plain operator in a trace."""
+"""A range that takes a tenth of the time of `shown`, about 0.6 us; in a trace, it appears as an operator."""
 shown: Range = record_function
 """A range that trace viewers recognize as an annotation."""
 
 STEP, BACKWARD = "[step]", "[backward]"
 OWN = {f"[{name}]": Ownership(name, name, f"[{name}]", name, name) for name in STEP_ROWS}
-"""Ranges that are rows of their own. No path of a model has brackets."""
+"""Ranges with separate rows. Paths of a model contain no brackets."""
 
 
 def named_parts(model: fx.GraphModule) -> dict[str, Ownership]:
@@ -72,14 +72,14 @@ def named_ranges(model: fx.GraphModule, range: Range) -> Iterator[None]:
 
 Inputs: TypeAlias = dict[str, Tensor]
 Piece: TypeAlias = tuple[Tensor, dict[str, Any]]
-"""Tokens, and the inputs that come with them."""
+"""Tokens, and the inputs that belong to them."""
 LEARNING_RATE = 1e-6
-"""Small enough that random targets do no harm, and as much work as any other."""
+"""Small, so that random targets do no harm; the work does not depend on the rate."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one model's run, see `profile_models`."""
+    """The settings for one model; see `profile_models`."""
 
     device: torch.device
     mode: Mode
@@ -94,14 +94,14 @@ class Settings:
 
 
 class ProfiledStep:
-    """One step of a model, which can be repeated: every one does the same work.
+    """One step of a model that can be repeated, always with the same work.
 
     Args:
         model: the model, in train mode for `train`, in eval mode otherwise.
         mode: `train` is zero_grad, forward, loss, backward, AdamW. `prefill` reads all tokens of new sequences into
             empty caches, and computes logits of the last; a model without caches, such as an encoder, just runs.
             `decode` reads one token with all earlier ones in the cache.
-        compile: compile the code that runs as a whole.
+        compile: compile the full code of the step.
 
     Raises:
         SpecError: the model cannot be decoded token by token.
@@ -126,7 +126,7 @@ class ProfiledStep:
             synchronize(self._device)
 
     def held(self) -> MemoryUse:
-        """Return the bytes on the device between two steps, which are the peak if a step adds nothing."""
+        """Return the bytes in use on the device between two steps, which are a lower bound of the peak."""
         states = self._optimizer.state.values() if self._optimizer is not None else ()
         weights = size_of(self._model)
         optimizer = _bytes(value for state in states for value in state.values())
@@ -172,7 +172,7 @@ class ProfiledStep:
 
         def decode(range: Range) -> None:
             with range(name):
-                begun = copy.copy(cached)  # the same caches, and its own count of their contents
+                begun = copy.copy(cached)  # the same caches, with a separate count of their contents
                 begun(token[0], keep=1, **token[1])
 
         if mode == "prefill":

@@ -1,4 +1,4 @@
-"""The data of a profile. Times are seconds of one step, the mean of those that count; sizes are bytes."""
+"""The data of a profile. Times are seconds per step, as the mean of the undisturbed steps; sizes are bytes."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from tfkit.tools.common.ownership import By, in_rows
 
 STEP_ROWS = ("model", "compiled", "loss", "optimizer", "zero_grad")
 """Rows of a step outside the model: `model` is its work between nodes, such as emptying caches, in training part of
-`loss`; `compiled` is a model that was compiled as a whole."""
+`loss`; `compiled` is a fully compiled model."""
 
 
 @dataclass(frozen=True)
 class ComponentTime:
-    """One owner of time in the model, or one of `STEP_ROWS`, whose `node` and `layer` are its own name.
+    """An owner of time in the model, or one of the `STEP_ROWS`, whose `node` and `layer` equal its name.
 
     `forward + backward == time`; a recomputed layer counts its second run as backward. Time inside an inner owner
     counts only for the inner one.
     """
 
     path: str
-    """The module that does this work itself: `decoder.layers.0.attention`."""
+    """Path of the module that does the work: `decoder.layers.0.attention`."""
     component: str
-    """As in `tfkit params`: `attention`, `cross_attention`, `ffn`, `norm`, `embedding`, `decoder`, `head`."""
+    """Type of the component, as in `tfkit params`: `attention`, `cross_attention`, `ffn`, `norm`, `embedding`,
+    `decoder`, `head`."""
     label: str
-    """The component's name for people; for a norm its class."""
+    """Display name of the component; for a norm, its class."""
     node: str
     layer: str
     calls: int
-    """The number of its runs in one step."""
+    """Number of calls in one step."""
     forward: float
     backward: float
     device: float
-    """Time of its kernels on an accelerator; 0 on the CPU."""
+    """Time of the owner's kernels on an accelerator; 0 on the CPU."""
     allocated: int
-    """Bytes that it allocates in one step, forward and backward."""
+    """Bytes that the owner allocates in one step, forward and backward."""
     at_peak: int
-    """Bytes that it has allocated in this step and that are in use at the peak."""
+    """Bytes that the owner allocated in this step and that are in use at the peak."""
     highest: int
-    """The most bytes in use, by all owners, while it runs."""
+    """Peak of the bytes in use, by all owners, while this owner runs."""
     flops: float | None = None
-    """FLOPs of one step by `tfkit cost`; None if it does not count them."""
+    """FLOPs of one step, as counted by `tfkit cost`; None if they are not counted."""
     bytes: float | None = None
-    """Bytes that it must at least read and write, by `tfkit cost`."""
+    """Minimum number of bytes to read and write, as counted by `tfkit cost`; None if they are not counted."""
     floor: float | None = None
-    """The least time for these by the limits of the device; None if the limits are not known."""
+    """Minimum time for `flops` and `bytes` at the limits of the device; None if it is not known."""
 
     @property
     def time(self) -> float:
@@ -77,7 +78,7 @@ class KernelTime:
     phase: str
     """`forward` or `backward`."""
     calls: float
-    """Runs in one step."""
+    """Number of runs in one step."""
     time: float
 
 
@@ -87,11 +88,11 @@ class Limits:
 
     name: str
     flops: float
-    """FLOP/s in the type of the model."""
+    """FLOP/s in the dtype of the model."""
     bandwidth: float
     """Bytes per second."""
     source: str
-    """The origin of these; `measured` if they were measured in this run."""
+    """Origin of the limits; `measured` if they were measured in this run."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class MemoryUse:
     """Bytes in use on the device."""
 
     peak: int
-    """The most in one step."""
+    """Peak in one step."""
     at_start: int
-    """Before the step: weights, optimizer state, caches, gradients that still exist, and the inputs."""
+    """Bytes in use before the step: weights, optimizer state, caches, gradients that still exist, and the inputs."""
     weights: int
     optimizer: int
     gradients: int
@@ -120,7 +121,7 @@ class Profile:
     device: str
     """The device's name in torch: `cpu`, `cuda:0`."""
     device_name: str
-    """The device's name for people: `NVIDIA H200`, `AMD EPYC, 2 threads`."""
+    """Display name of the device: `NVIDIA H200`, `AMD EPYC, 2 threads`."""
     mode: Mode
     dtype: str
     batch: int
@@ -132,13 +133,13 @@ class Profile:
     plain_steps: tuple[float, ...]
     """Seconds of each step without the profiler, in the same run."""
     parts: tuple[ComponentTime, ...]
-    """In the order of the model; then the `STEP_ROWS` that occur."""
+    """The owners of time, in the order of the model, followed by the `STEP_ROWS` that occur."""
     kernels: tuple[KernelTime, ...]
-    """The longest first."""
+    """Operators or kernels, the slowest first."""
     unattributed: float
-    """The time between the parts: parts and this add up to the mean of `steps`."""
+    """Time outside of all parts. The parts and this time add up to the mean of `steps`."""
     idle: float
-    """The time that the accelerator waits in one step; 0 on the CPU."""
+    """Time in which the accelerator waits in one step; 0 on the CPU."""
     memory: MemoryUse
     limits: Limits
     notes: tuple[str, ...]
@@ -151,7 +152,7 @@ class Profile:
 
     @property
     def plain_step(self) -> float:
-        """Seconds of a step without the profiler: the mean of those that took no longer than their median."""
+        """Seconds of a step without the profiler: the mean of the steps that took no longer than the median."""
         return fmean(seconds for seconds in self.plain_steps if seconds <= median(self.plain_steps))
 
     @property
@@ -161,22 +162,22 @@ class Profile:
 
     @property
     def attributed(self) -> float:
-        """The share of the step that has a name."""
+        """Fraction of the step that is attributed to a part."""
         return 1 - self.unattributed / self.step
 
 
 def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
     """Sum the parts of a profile by component, node or layer, in the order of `tfkit params`.
 
-    In a row of several parts `path` is the name of the row, and so is `label` if theirs differ; `highest` is the
-        greatest of theirs.
+    The `path` of a row is its name, and so is its `label` if the labels of its parts differ. Its `highest` is the
+    maximum over the parts.
     """
     sums = [_sum(name, label, group) for name, label, group in in_rows(profile.parts, by)]
     return tuple(sorted(sums, key=lambda row: row.component in STEP_ROWS))
 
 
 def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, str]:
-    """Return the label of each row by its name; the name itself if the models have different labels for it."""
+    """Return the label of each row by its name. The label is the name if the models have different labels."""
     labels_by_profile = [{row.path: row.label for row in rows(profile, by)} for profile in profiles]
     names = {
         name: {labels[name] for labels in labels_by_profile if name in labels}
@@ -188,7 +189,7 @@ def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, st
 def undecided(profiles: Sequence[Profile]) -> Iterator[str]:
     """Yield a sentence for each profile whose step is not shown to differ from the first profile's step.
 
-    Its deviations overlap, or the profiler reverses the direction of the difference.
+    Either the deviations of both steps overlap, or the profiler reverses the direction of the difference.
     """
     first = profiles[0]
     for profile in profiles[1:]:

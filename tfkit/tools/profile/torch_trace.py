@@ -2,8 +2,8 @@
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
-TensorBoard's PyTorch plugin (torch-tb-profiler 0.4.3) is older than the traces of today's torch, and its module view
-knows only classes. A trace for it names modules by their paths, and shows kernels below operators.
+TensorBoard's PyTorch plugin (torch-tb-profiler 0.4.3) is older than the traces of current torch, and its module view
+shows only classes. Traces for the plugin name modules by their paths, and show kernels below operators.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stretch:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the stretch, in seconds."""
         return self.end - self.start
 
     def overlap(self, other: Stretch) -> float:
@@ -42,7 +42,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class Event(Stretch):
-    """A row of the host."""
+    """A row of a host thread."""
 
     name: str
     thread: Any
@@ -53,7 +53,7 @@ class HostSpan(Event):
     """An operator or a range."""
 
     sequence: int | None
-    """The sequence number of the backward's node that an operator makes, or that runs."""
+    """Sequence number of the backward node that an operator creates, or of the backward node that runs."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Kernel(Stretch):
 
 @dataclass(slots=True)
 class ProfilerTrace:
-    """The rows of a trace, in the order of time; on the host one comes before those inside it."""
+    """The rows of a trace, ordered by time. On the host, a row precedes the rows inside it."""
 
     host: list[Event]
     kernels: list[Kernel]

@@ -27,8 +27,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     evaluated on different data are an error; different numbers of tokens are
     reported. `tfkit compare` compares the weights of two runs. --list prints
     the runs in any DIR, also several levels below it, without a comparison.
-    --fit lays one scaling law through all runs, L = E + A / N^a + B / D^b, for
-    N parameters and D tokens.
+    --fit fits one scaling law to all runs, L = E + A / N^a + B / D^b, for N
+    parameters and D tokens.
 
     Exit status: 0; 1 if the runs cannot be compared.
     """,
@@ -42,8 +42,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=FOLDER)
 @number_option("The metric to compare.", default="val.loss")
-@click.option("--baseline", type=FOLDER, metavar="DIR", help="One of its runs.  [default: the first DIR]")
-@click.option("--so-far", is_flag=True, help="Also take unfinished runs; compare all at one step.")
+@click.option("--baseline", type=FOLDER, metavar="DIR", help="A run of the baseline variant.  [default: the first DIR]")
+@click.option("--so-far", is_flag=True, help="Include unfinished runs; compare all runs at the same step.")
 @click.option("--list", "list_", is_flag=True, help="List the runs with their latest metrics; compare nothing.")
 @click.option("--fit", is_flag=True, help="Fit a scaling law in parameters and tokens; compare nothing.")
 @output_option("FILE", "Write a page: curves, models, costs.", dir_okay=False)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 LEAST = 6
-"""Runs that a law needs: one more than its parameters."""
+"""Minimum number of runs for a law: one more than its parameters."""
 LEAST_SIZES = 3
-"""Numbers of parameters, and of tokens, that a law needs."""
+"""Minimum number of different parameter counts, and of different token counts, for a law."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class JointLaw:
     """A law in parameters and tokens.
 
     Attributes:
-        floor: E, the loss that neither parameters nor tokens go below.
+        floor: E, the limit of the loss for many parameters and tokens.
         scales: A and B.
         exponents: a and b.
         intervals: 95% of E, A, B, a and b over runs.
@@ -56,7 +56,7 @@ class JointLaw:
 
     @property
     def growth(self) -> float:
-        """The exponent of compute with which the best number of parameters grows, if compute is proportional to ND."""
+        """Exponent with which the optimal number of parameters grows with compute, if compute is proportional to ND."""
         a, b = self.exponents
         return b / (a + b)
 
@@ -66,7 +66,7 @@ class JointLaw:
 
 
 def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> JointLaw:
-    """Fit the law to the last values of a loss in finished runs. Raises SpecError for runs that cannot have a law."""
+    """Fit the law to the last values of a loss in finished runs. Raise SpecError if the runs do not determine a law."""
     sizes, losses = [], []
     for sweep_run in read_runs(folders, plugins, on):
         curve = curve_of(sweep_run, on)
@@ -121,7 +121,7 @@ def _loss(law: Numbers, points: Numbers) -> Numbers:
 
 def _fitted(points: Numbers, values: Numbers, starts: Sequence[tuple[float, ...]]) -> Numbers:
     """Return E, A, B, a and b."""
-    # Scales at the mean size are of the order of the loss, whatever the exponents; A and B are not.
+    # For any exponents, scales relative to the mean size are of the order of the loss; A and B are not.
     middle = np.exp(np.log(points).mean(axis=0))
     x, y = points / middle, np.log(values)
     bounds = ([0.0] * 5, [values.max()] * 3 + [STEEPEST] * 2)

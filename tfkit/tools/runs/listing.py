@@ -1,4 +1,4 @@
-"""The runs in folders as rows of a table, read from their files without their models and data."""
+"""The runs in folders as rows of a table. Their models and data are not read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class ListedRun:
     """A run and its state.
 
     Attributes:
-        folder: its folder.
-        name: its name.
-        step: the last step that is in its metrics; None before the first.
-        steps: the steps of the entire run; None before it begins.
-        ended: the reason why no step follows; None if the run can be continued.
+        folder: the run folder.
+        name: the name of the run.
+        step: the last step in its metrics; None before the first step.
+        steps: the total number of steps; None before the run begins.
+        ended: the reason why no step follows; None if the run can be resumed.
         latest: the last value of each metric.
     """
 
@@ -36,7 +36,7 @@ class ListedRun:
 
 
 def listed_runs(folders: Iterable[Path]) -> list[ListedRun]:
-    """Return the runs in folders. A folder is a run, or contains runs at any depth. Raises SpecError if it has none."""
+    """Return the runs in folders, at any depth. Raise SpecError if a folder neither is nor contains a run folder."""
     runs = []
     for folder in folders:
         files = sorted(path for path in folder.rglob(RUN) if path.is_file())

@@ -61,7 +61,7 @@ def compare_runs(
         plugins: the plugins.
         comparison: the metric to compare, and its direction.
         baseline: a folder, whose variant all variants are compared to; by default the first.
-        so_far: also take unfinished runs, and compare all runs at the last step where every run was evaluated.
+        so_far: include unfinished runs, and compare all runs at the last step where every run was evaluated.
 
     Raises:
         SpecError: a folder has no run, two folders have the same run, or runs are evaluated on different data.
@@ -116,7 +116,7 @@ def _unequal(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _common_step(sides: Sequence[Side]) -> int:
-    """Return the last step that all runs were evaluated at, but for those that diverged; raise SpecError if none is."""
+    """Return the last step at which all runs except diverged runs were evaluated; raise SpecError if none exists."""
     steps = [set(curve.steps) for side in sides for curve in side.curves if not curve.diverged]
     common = set.intersection(*steps) if steps else set()
     if not common:
@@ -132,7 +132,7 @@ def _until(curve: Curve, step: int) -> Curve:
 
 
 def read_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> list[SweepRun]:
-    """Read the runs of folders; raise SpecError with the errors of all of them.
+    """Read the runs of folders; raise SpecError with the errors of all runs.
 
     Every run must report the metric `on`.
     """
@@ -159,7 +159,7 @@ def check_different(variants: Sequence[Variant]) -> None:
             if earlier is not sweep_run.folder:
                 both = f"{quoted(str(earlier))} and {quoted(str(sweep_run.folder))}"
                 raise SpecError(
-                    Diagnostic(f"{both} contain the same run, of seed {sweep_run.seed}", help="name one of the two")
+                    Diagnostic(f"{both} contain the same run, of seed {sweep_run.seed}", help="remove one of them")
                 )
 
 
@@ -221,7 +221,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _telling(values: Sequence[Mapping[str, Value]]) -> list[str]:
-    """Choose paths whose values distinguish all runs, kinds first; skip a path that separates no more runs."""
+    """Choose paths whose values distinguish all runs, kinds first; skip paths that do not distinguish more runs."""
     paths = sorted(
         dict.fromkeys(path for run_values in values for path in run_values), key=lambda path: not _is_kind(path)
     )
@@ -243,7 +243,7 @@ def _is_kind(path: str) -> bool:
 
 
 def _labels(paths: Sequence[str], values: Sequence[Mapping[str, Value]]) -> list[str]:
-    """Return the word before the value of each path: its last key, or nothing for a kind that all runs have."""
+    """Return the label before the value of each path: its last key, or no label for a kind that all runs have."""
     keys = [_key(path) for path in paths]
     shared = {path for path in paths if _is_kind(path) and all(path in run_values for run_values in values)}
     labels = [path if keys.count(key) > 1 else key for path, key in zip(paths, keys, strict=True)]

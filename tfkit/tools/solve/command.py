@@ -46,16 +46,16 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
 @command(
     "solve",
     notes="""
-    Layers and d_model vary, the layers of all stacks in one proportion. The rest
-    of the family stays: the width of a head, d_ff and the heads of keys and values
-    in proportion, vocabulary, experts, the pattern of layers. One size is listed
-    for each kind of shape, the spec's own first, within 2% of the budget. --set of
-    d_model or n_layers keeps that value. With -o, FILE gets a spec of the first
-    size.
+    Layers and d_model vary; the layers of all stacks stay in proportion. d_ff and
+    the heads of keys and values are in proportion to d_model. The rest stays: the
+    width of a head, vocabulary, experts, the pattern of layers. Several sizes
+    within 2% of the budget are listed: the spec's ratio of width to depth first,
+    then deeper and wider models. --set of d_model or n_layers fixes that value.
+    With -o, FILE gets a spec of the first size.
 
-    --memory needs a run, whose batch, optimizer, precision and machine decide how
-    much a size needs. For each kind of shape, it lists the largest size for which
-    tfkit train RUN --plan --processes N predicts no more memory.
+    --memory requires a run, whose batch, optimizer, precision and machine
+    determine the memory. It lists the largest sizes that fit, as predicted by
+    tfkit train RUN --plan --processes N.
     """,
     examples="""
     tfkit solve gpt2 --params 350M
@@ -65,11 +65,15 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
-@click.option("--params", type=Amount(), metavar="N", help="Parameters: 124M, 1.5B.")
+@click.option("--params", type=Amount(), metavar="N", help="Number of parameters: 124M, 1.5B.")
 @click.option("--active", type=Amount(), metavar="N", help="Parameters that a token uses: 3B.")
 @click.option("--memory", type=Amount(BYTES, "80GB"), metavar="SIZE", help="Memory of each process of a run: 80GB.")
-@click.option("--processes", type=click.IntRange(1), metavar="N", help="Of the run; with --memory.  [default: 1]")
-@click.option("--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model.")
+@click.option(
+    "--processes", type=click.IntRange(1), metavar="N", help="With --memory: processes of the run.  [default: 1]"
+)
+@click.option(
+    "--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model of the spec."
+)
 @output_option("FILE", "Write a spec of the first size.")
 @json_option
 def solve(
@@ -171,7 +175,7 @@ def _title(solved: Solved) -> str:
 
 
 def _counting(spec: str, solved: Solved) -> str:
-    """Return the command that counts for a size what the budget limits."""
+    """Return the command that counts the quantity of the budget for a size."""
     if solved.budget.of == "memory":
         return f"tfkit train {shlex.quote(spec)} --plan --processes {solved.budget.processes}"
     return f"tfkit params {shlex.quote(spec)}"

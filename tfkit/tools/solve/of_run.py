@@ -1,7 +1,7 @@
 """The sizes of a run's model: all of them, and the largest that fit the memory of the run's processes.
 
-The plan of the run gives the memory of a size. It grows with the layers and with d_model, so the sizes of a shape have
-a last one that fits.
+The plan of the run predicts the memory of a size. The memory grows with the layers and with d_model, so each shape has
+a largest size that fits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfkit.tools.train.per_process import PerProcess, per_process
 from tfkit.tools.train.plan import states_of
 
 SECANTS = 6
-"""The plans of a search before it halves the interval at each plan."""
+"""Number of secant steps in a search, after which it bisects."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Search:
         self._base = plan(self._least.depth, self._least.width)
         states = self._base.weights + self._base.gradients + self._base.states
         self._target = self._least.value * budget / states
-        """The number of parameters that fills the budget, as the last plan suggests; first with nothing but states."""
+        """Estimated number of parameters that fill the budget. The first estimate counts only optimizer states."""
 
     def points(self) -> list[GridPoint]:
         """Return the largest size of each kind of shape, ordered by distance from the family's; empty if none fits."""
@@ -149,7 +149,7 @@ class Search:
         return best
 
     def _fitting(self, numbers: range, size: Callable[[int], GridPoint]) -> GridPoint | None:
-        """Return the last size that fits, None if none does. No size is smaller than the size of the number before."""
+        """Return the last size that fits, None if none does. Sizes must not decrease with their number."""
         low, high, steps = -1, len(numbers), 0
         while high - low > 1:
             index = bisect_right(numbers, self._target, key=lambda number: size(number).value) - 1

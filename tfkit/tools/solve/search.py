@@ -1,9 +1,9 @@
 """The sizes of a family nearest to a budget, on a grid of depths and widths.
 
-The parameters of every size follow from a few measured ones. A matrix has two sides, and each grows in proportion to
-d_model or to one hidden width, or not at all. A sum over the matrices of all layers is therefore an integer
-polynomial: linear in the layers, quadratic in d_model, linear in each hidden width. Newton's forward differences give
-it from one value for each of its terms.
+The parameters of all sizes follow from a few measured sizes. A matrix has two sides, and each side is proportional to
+d_model, proportional to a hidden width, or constant. A sum over the matrices of all layers is therefore an integer
+polynomial: linear in the layers, quadratic in d_model, linear in each hidden width. Newton's forward differences
+determine the polynomial from one value per term.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from math import log2
 from tfkit.tools.solve.sizes import Family
 
 Value = Callable[[int, int], int]
-"""The parameters of a depth and a width."""
+"""Returns the parameters for a depth and a width."""
 
 TOLERANCE = 0.02
-"""The share of a budget that a size may miss it by."""
+"""Maximum difference of a size from the budget, as a fraction of the budget."""
 APART = 0.5
-"""The difference in shape between two kinds, in powers of two of width over depth."""
+"""Difference between two kinds of shapes, in powers of two of width over depth."""
 KINDS = 2
 """The number of kinds of wider shapes, and of deeper shapes, in addition to the family's."""
 
@@ -41,8 +41,8 @@ class Grid:
     """The space to search.
 
     Attributes:
-        width: the one that is kept, if any.
-        shape: the spec's own ratio of width to depth.
+        width: the fixed width; None if widths vary.
+        shape: the spec's ratio of width to depth.
         value: the parameters of a size.
     """
 
@@ -57,7 +57,7 @@ class Grid:
         return self.point(self.depths[0], self.width or 1)
 
     def point(self, depth: int, width: int) -> GridPoint:
-        """Return the size of a depth and a width."""
+        """Return the size with a depth and a width."""
         return GridPoint(depth, width, self.value(depth, width))
 
     def around(self, budget: float, width: int) -> list[GridPoint]:
@@ -80,13 +80,13 @@ class Grid:
         return round(self.shape_of(point) / APART)
 
     def of_shape(self, kind: int, width: int) -> GridPoint:
-        """Return the size of a width whose shape is nearest to the middle of a kind."""
+        """Return the size with a width whose shape is nearest to the middle of a kind."""
         depth = width / (self.shape * 2 ** (kind * APART))
         index = round((depth - self.depths.start) / self.depths.step)
         return self.point(self.depths[max(0, min(index, len(self.depths) - 1))], width)
 
     def depths_of(self, kind: int, width: int, above: int) -> range:
-        """Return the depths with which a width has a shape of a kind, and more than `above` parameters."""
+        """Return the depths for which a width has a shape of a kind, and more than `above` parameters."""
 
         def deeper(depth: int) -> int:
             return -self.kind_of(GridPoint(depth, width, 0))
@@ -96,7 +96,7 @@ class Grid:
         return depths[bisect_right(depths, above, key=lambda depth: self.value(depth, width)) :]
 
     def widths(self, budget: float) -> Iterable[int]:
-        """Return the widths for which some depth comes near the budget, with a shape similar to the family's."""
+        """Return the widths that reach the budget with a shape similar to the family's shape."""
         if self.width is not None:
             return [self.width]
         widths, first, last = self.all_widths, self.depths[0], self.depths[-1]
@@ -116,8 +116,8 @@ class Grid:
 def nearest(grid: Grid, budget: float) -> list[GridPoint]:
     """Return the sizes nearest to a budget, one for each kind of shape, ordered by distance from the family's shape.
 
-    Sizes that miss it by more than `TOLERANCE` are left out, unless none is nearer. If layers or width are kept, the
-    one or two sizes on both sides of the budget.
+    Sizes that differ from the budget by more than `TOLERANCE` are omitted, unless all do. If the layers or the width
+    are fixed, return the nearest sizes below and above the budget.
     """
 
     def miss(point: GridPoint) -> tuple[float, float]:
@@ -138,7 +138,7 @@ def nearest(grid: Grid, budget: float) -> list[GridPoint]:
 
 
 Measure = Callable[[int, int, tuple[int, ...]], int]
-"""The value of a size: depth, width, hidden widths."""
+"""Returns the value of a size, for its depth, width and hidden widths."""
 
 
 @dataclass(frozen=True)
@@ -180,20 +180,20 @@ class Form:
     def _plane(self, measure: Measure, depth: int) -> _Plane:
         start = self.family.width
         d_ffs = self.family.hidden_at(start)
-        places = [index for index, rounded in enumerate(self.rounded) if rounded]
+        indices = [index for index, rounded in enumerate(self.rounded) if rounded]
 
         @functools.cache
-        def at(step: int, more: int | None = None) -> int:
+        def at(step: int, grown: int | None = None) -> int:
             exact = self.family.hidden_at(start + step)
-            mine = [o if rounded else e for o, e, rounded in zip(d_ffs, exact, self.rounded, strict=True)]
-            return measure(depth, start + step, tuple(d_ff + (index == more) for index, d_ff in enumerate(mine)))
+            hidden = [o if rounded else e for o, e, rounded in zip(d_ffs, exact, self.rounded, strict=True)]
+            return measure(depth, start + step, tuple(d_ff + (index == grown) for index, d_ff in enumerate(hidden)))
 
         value = at(0)
         if self.family.scale is not None:
-            return _Plane(start, tuple(self._hidden(start)), value, 0, 0, (0,) * len(places), (0,) * len(places))
+            return _Plane(start, tuple(self._hidden(start)), value, 0, 0, (0,) * len(indices), (0,) * len(indices))
         first = at(1) - value
-        slopes = tuple(at(0, index) - value for index in places)
-        mixed = tuple(at(1, index) - at(1) - slope for index, slope in zip(places, slopes, strict=True))
+        slopes = tuple(at(0, index) - value for index in indices)
+        mixed = tuple(at(1, index) - at(1) - slope for index, slope in zip(indices, slopes, strict=True))
         return _Plane(start, tuple(self._hidden(start)), value, first, at(2) - value - 2 * first, slopes, mixed)
 
     def __call__(self, depth: int, width: int) -> int:

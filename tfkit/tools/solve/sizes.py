@@ -1,9 +1,9 @@
 """The sizes of a spec's family: the numbers that grow together, and their steps.
 
-A size is two whole numbers: `depth` counts units of layers, `width` steps of d_model. All stacks have the same share of
-the layers at every depth; at every width d_model, the heads, and the heads of keys and values keep their ratios from
-the spec, so that the width of a head is constant. Everything else stays as written: vocabulary, experts, latent widths,
-a single head of keys and values. Values that the spec writes as arithmetic follow by themselves.
+A size is two integers: `depth` counts units of layers, and `width` counts steps of d_model. Every stack has the same
+fraction of the layers at every depth. At every width, the ratios of d_model, heads, and heads of keys and values are
+the ratios of the spec, so the width of a head is constant. All other values stay: vocabulary, experts, latent widths, a
+single head of keys and values. Values that the spec writes as arithmetic are computed again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ HEADS = ("n_heads", "n_kv_heads")
 MAX_LAYERS = MAX_HEADS = 4096
 MAX_DIM = 2**26
 ROUNDING = 256
-"""A hidden width is a multiple of this power of two, or of the largest one that divides the spec's."""
+"""A hidden width is a multiple of this power of two, or of the largest power of two that divides the spec's width."""
 LOSS = 16
-"""The least multiple for a hidden width: rounding then changes it by 3% at most."""
+"""Minimum ratio of a hidden width to the unit of its rounding, so that rounding changes the width by at most 3%."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class Depth:
 
 @dataclass(frozen=True)
 class HiddenWidth:
-    """A hidden width that grows with d_model; several paths may have the same."""
+    """A hidden width that grows with d_model. Several paths may share it."""
 
     paths: tuple[Path, ...]
     d_ff: int
 
     @property
     def rounding(self) -> int:
-        """The spec's own rounding."""
+        """The unit of rounding in the spec."""
         return min(ROUNDING, self.d_ff & -self.d_ff)
 
     def at(self, scale: Fraction) -> int:
-        """Return the hidden width if d_model is `scale` times the spec's, with the spec's ratio and rounding."""
+        """Return the hidden width for a d_model of `scale` times the spec's, with the spec's ratio and rounding."""
         exact, step = self.d_ff * scale, self.rounding
         while step > 1 and exact < LOSS * step:
             step //= 2
@@ -72,7 +72,7 @@ class Family:
 
     `sets` are the changes that apply to all of them, as `--set` takes them. A `d_model` or `n_layers` among the changes
     is kept at that value; another number that would grow is fixed.
-    Raises SpecError if the spec is wrong, or nothing in it can grow.
+    Raises SpecError if the spec is invalid, or if nothing in it can grow.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class Family:
         return path if path[0] in self._fields else ("graph", *path)
 
     def _given(self, path: Path) -> int:
-        """Return the integer that a change sets for a size; raise SpecError for any other value."""
+        """Return the integer that a change sets for a size; raise SpecError if the value is not a positive integer."""
         change = self._kept[path]
         node = _at(assign(self.tree, change, self._fields), path)
         value = node.value if isinstance(node, Scalar) else None
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.load((change,))  # raises the error if it is wrong
+            self.load((change,))  # raises the error of an invalid value
             name = change.partition("=")[0]
             raise SpecError(Diagnostic(f"`{name}` must be a positive integer", help=f"write for instance `{name}=12`"))
         return value
@@ -191,12 +191,12 @@ class Family:
 
     @property
     def depth(self) -> int:
-        """The depth of the spec itself."""
+        """The depth of the spec."""
         return gcd(*(stack.n_layers for stack in self.stacks))
 
     @property
     def depths(self) -> range:
-        """All depths: every pattern of layers is as complete as it is in the spec."""
+        """All depths at which layer patterns are repeated as completely as in the spec."""
         if not self.stacks:
             return range(1)
         units = [stack.n_layers // self.depth for stack in self.stacks]
@@ -208,7 +208,7 @@ class Family:
 
     @property
     def width(self) -> int:
-        """The width that is kept, else the width of the spec."""
+        """The fixed width, else the width of the spec."""
         return int((self.scale or Fraction(1)) / self.step)
 
     @property
@@ -234,7 +234,7 @@ class Family:
         return [hidden.at(width * self.step) for hidden in self.hidden]
 
     def load(self, changes: Iterable[str]) -> Graph:
-        """Load the spec with `sets` and further changes; raise SpecError."""
+        """Load the spec with `sets` and additional changes; raise SpecError if it is invalid."""
         return expand(resolve_spec(self.tree, self.plugins, sets=(*self.sets, *changes), file=self.file))
 
     def _name(self, path: Path) -> str:

@@ -39,20 +39,20 @@ class Budget:
     """A number of parameters.
 
     Attributes:
-        of: the quantity; `active` parameters are those that one token is multiplied by.
-        amount: its amount.
+        of: the quantity; `active` counts the parameters that one token uses.
+        amount: the number of parameters.
     """
 
     of: Literal["params", "active"]
     amount: Annotated[float, Limit(above=0)]
 
     def count(self, graph: Graph) -> int:
-        """Count what the budget limits in a model."""
+        """Count the parameters of a model that the budget limits."""
         total, active = parameters_of(graph)
         return active if self.of == "active" else total
 
     def text(self, count: float) -> str:
-        """Format a count."""
+        """Format a number of parameters."""
         return f"{round(count):,} {'active parameters' if self.of == 'active' else 'parameters'}"
 
 
@@ -88,15 +88,15 @@ class Size:
     """A size of the family, counted from the model that it builds.
 
     Attributes:
-        n_layers: layers of each stack, by its node.
-        d_model: width of the first stack.
+        n_layers: the number of layers of each stack, by node.
+        d_model: the width of the first stack.
         n_heads: query heads of the first stack; None without attention.
-        n_kv_heads: heads of keys and values.
-        d_ff: hidden width of its layers; None without one.
-        parameters: their exact number.
+        n_kv_heads: heads of keys and values of the first stack.
+        d_ff: hidden width of the first stack; None without an FFN.
+        parameters: the exact number of parameters.
         value: the quantity that the budget limits.
         difference: `value` minus the budget.
-        sets: the changes to the spec that give it, as `--set` takes them.
+        sets: the changes of the spec that give this size, as `--set` takes them.
     """
 
     n_layers: Mapping[str, int]
@@ -112,7 +112,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Solved:
-    """The result of `solve`, the family's own shape first."""
+    """The result of `solve`. The size with the spec's shape comes first."""
 
     name: str
     budget: Budget | Memory
@@ -134,14 +134,14 @@ def solve(
     (rounded as the spec's is), the ratio of query heads to key-value heads, and everything else stay.
 
     Args:
-        spec: path or bare name of a spec.
+        spec: the path or name of a spec.
         budget: the target.
-        sets: changes, as `load` takes them, that apply to every size; one of `d_model` or `n_layers` is kept.
+        sets: changes, as `load` takes them, that apply to every size; a `d_model` or `n_layers` in them is fixed.
         keep: `d_model` or `n_layers`, or both, to keep as in the spec.
-        plugins: the installed ones unless given.
+        plugins: the plugins; by default the installed plugins.
 
     Raises:
-        SpecError: the spec is wrong, nothing is left to solve for, or even the least size has more parameters.
+        SpecError: the spec is invalid, no size is left to solve for, or even the smallest size has too many parameters.
     """
     kept_sizes = (keep,) if isinstance(keep, str) else tuple(keep)
     return sizes_of(
@@ -219,9 +219,9 @@ def _out_of_reach(family: Family, budget: Budget, end: GridPoint, what: str) -> 
 
 
 def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
-    """Write the YAML of a spec that extends `spec` with changes, as `--set` takes them; `path` gives it its name.
+    """Write the YAML of a spec that extends `spec` with changes, as `--set` takes them, and is named after `path`.
 
-    `values` are further values at the top of the spec.
+    `values` are additional values at the top of the spec.
     """
     base = read_tree(spec, plugins.specs)
     tree = _difference(base, _changed(base, sets, plugins), ())
@@ -229,7 +229,7 @@ def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **va
 
 
 def complete(tree: Tree, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
-    """Write the YAML of the spec in a tree with changes, as `extending` does, but with all values of the tree."""
+    """Write the YAML of a spec with changes, as `extending` does, but include all values of `tree`."""
     changed = without(_changed(tree, sets, plugins), {"tfkit", "name", *values})
     return _text(changed, path, {}, values)
 
@@ -248,7 +248,7 @@ def _text(tree: Tree, path: Path, base: Mapping[str, Any], values: Mapping[str, 
 
 
 def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
-    """Return how a spec in `folder` refers to another spec."""
+    """Return the name or path with which a spec in `folder` can refer to `spec`."""
     if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec, specs):
         return spec
     relative = os.path.relpath(find_spec(spec, specs).resolve(), folder.resolve())
@@ -256,7 +256,7 @@ def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
 
 
 def _difference(old: Tree, new: Tree, path: tuple[str, ...]) -> Tree:
-    """Return the patch that turns `old` into `new` by `extends`. A component whose kind changes is replaced."""
+    """Return the patch with which `extends` turns `old` into `new`. A component whose kind changes is replaced."""
     items: dict[str, Node] = {}
     for name, node in new.items.items():
         before = old.items.get(name)

@@ -37,7 +37,7 @@ LETTERS = 16
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run, and its folder. Unless `allow_change`, it is an error if other code trained the run in the folder."""
+    """A run and its folder. Without `allow_change`, a folder that was trained by different code is an error."""
 
     run: Run
     folder: Path
@@ -45,7 +45,7 @@ class SweepRun:
 
     @cached_property
     def code(self) -> Code:
-        """The current code of the run's kinds."""
+        """Digests of the current code of the run's kinds."""
         return code_of(self.run)
 
     @property
@@ -67,12 +67,12 @@ class Choice:
 
 
 NOTHING = Choice()
-"""The choice of an arm that is not tuned."""
+"""The choice of an arm without tuning."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Values to try, and a run with them on each seed of tuning."""
+    """Values to try, and a run with these values on each tuning seed."""
 
     choice: Choice
     runs: list[SweepRun]
@@ -80,7 +80,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Arm:
-    """A variant in a size, at a point of the grid.
+    """A variant at one size and one point of the grid.
 
     Attributes:
         name: the variant, its size if the sweep has several, and the point if there is a grid.
@@ -119,7 +119,7 @@ class Arms:
         return self._runs[key]
 
     def trial(self, arm: Arm, choice: Choice) -> Trial:
-        """Return the trial of a choice: its runs on the seeds of tuning."""
+        """Return the trial of a choice: its runs on the tuning seeds."""
         tune = self.config.tune
         assert tune is not None
         text = self._chosen(arm.text, choice)
@@ -130,7 +130,7 @@ class Arms:
         return Trial(choice, [self._sweep_run(text, seed) for seed in tune.seeds])
 
     def arm(self, name: str) -> Arm:
-        """Return the arm of that name."""
+        """Return the arm with this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def _arm(self, variant: str, params: int | None, point: Choice) -> Callable[[], Arm]:
@@ -186,7 +186,7 @@ def collected(makers: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
-    """Raise SpecError if two arms would have one name: they have equal values, or nearly so."""
+    """Raise SpecError if two arms have the same name, because their values are equal or nearly equal."""
     names = [arm.name for arm in arms]
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
@@ -211,7 +211,7 @@ def check_number(name: str, run: Run, on: str) -> None:
 
 
 def check_margin(comparison: CompareConfig, variants: int) -> None:
-    """Raise SpecError for a margin where this number of variants leaves nothing to compare."""
+    """Raise SpecError for a margin if there are too few variants to compare."""
     if comparison.margin is not None and variants == 1:
         raise SpecError(
             Diagnostic("`margin` has no effect: there is one variant", help="compare two variants, or remove `margin`")
@@ -264,7 +264,7 @@ def lengthened(text: RunText, file: SweepFile, plugins: Plugins, loaded: dict[st
 
 
 def _value(file: SweepFile, node: Scalar, run: RunFile) -> int:
-    """Return the number of tokens of a run; raise SpecError with the location of the error."""
+    """Evaluate `tokens` of the sweep for a run. Raise SpecError with the location of the error."""
     span, help = (
         node.span,
         "`params` is the model's parameter count, `flops` the FLOPs of one token, forward and backward",
@@ -280,7 +280,7 @@ def _value(file: SweepFile, node: Scalar, run: RunFile) -> int:
 
 
 def _size(name: str, run: RunFile) -> Number:
-    """Return the number that a name stands for."""
+    """Return the value of `params` or `flops` for a run."""
     if name not in NAMES:
         raise unknown_name(name, NAMES)
     with of_model():

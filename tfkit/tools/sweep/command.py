@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     is in DIR/runs, named after the digest of its settings. The same command
     trains only the missing runs: after an interruption, or for a new variant.
     Several sweeps may share a DIR. --set changes the base run of all variants;
-    --on compares another metric of the same runs, and does not repeat tuning.
+    --on compares a different metric of the same runs, and does not repeat tuning.
     --commands prints the commands that train the missing runs, each on a line,
     for a job array or `xargs -P`: in any order, on machines that share DIR.
     DIR/report.html shows curves, differences, pictures and costs. If the code
-    of a kind has changed, the runs that it trained are an error, unless
+    of a kind has changed, runs with its previous code are an error;
     --allow-change accepts them.
 
     Exit status: 0; 1 if the sweep is invalid, or one of its runs failed. A run
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 )
 @click.argument("sweep", shell_complete=complete_sweep)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The folder.  [default: sweeps/NAME]"
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/NAME]"
 )
 @count_option("--jobs", "Parallel runs, each on its own GPU.", default=1)
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; train nothing.")
 @click.option("--commands", is_flag=True, help="Print the commands that train the missing runs; train nothing.")
 @click.option("--so-far", is_flag=True, help="Compare the finished runs; train nothing.")
-@click.option("--allow-change", is_flag=True, help="Take runs although the code of their kinds has changed.")
+@click.option("--allow-change", is_flag=True, help="Accept runs although the code of their kinds has changed.")
 @number_option("The metric to compare.  [default: the metric of SWEEP]")
 @forms_option
 @json_option
@@ -119,7 +119,7 @@ def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
 
 
 def _options(reader: Reader, *, allow_change: bool) -> list[str]:
-    """Return the options that pass the plugins and `--allow-change` of this process to `tfkit train`."""
+    """Return the options of `tfkit train` for the plugins and `--allow-change` of this process."""
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
     flags = [("--no-plugins", reader.no_plugins), ("--allow-change", allow_change)]
     return [*folders, *(flag for flag, is_set in flags if is_set)]

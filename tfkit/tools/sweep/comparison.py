@@ -1,7 +1,8 @@
 """Comparison of arms: the result of each arm, its difference from its baseline, and remarks.
 
-A p-value belongs to a plan: these seeds, and this metric. Adding seeds until a verdict appears, or searching for a
-metric with a verdict, gives more false alarms than 5%. `shown.json` in the folder of a sweep lists what was shown.
+A p-value is valid for a plan that fixes the seeds and the metric. Adding seeds until a verdict appears, or searching
+for a metric with a verdict, gives more false alarms than 5%. `shown.json` in the folder of a sweep therefore lists the
+results that have been shown.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def results(
     errors: dict[str, str],
     comparison: CompareConfig,
 ) -> Results:
-    """Compare the complete runs of a sweep on the number that is to be shown."""
+    """Compare the complete runs of a sweep on the metric of `comparison`."""
     on = comparison.on
     complete: dict[str, list[SweepRun]] = {}
     sides: list[Side] = []
@@ -79,7 +80,7 @@ def results(
 
 
 def _not_tuned(name: str, trials: Sequence[TrialResult]) -> str:
-    """Return the remark about an arm that has no best trial."""
+    """Return the remark about an arm without a best trial."""
     if all(trial.diverged for trial in trials if trial.arm == name):
         return f"{name} is not tuned: every trial diverged"
     return f"{name} is not tuned yet: trials are missing, or none of them reports the metric"
@@ -97,7 +98,7 @@ def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: s
 
 
 def _unequal(arms: Arms, arm: Arm, sizes: dict[str, Plan]) -> Iterator[str]:
-    """Yield a remark if an arm has a different number of tokens than its baseline, unless the sweep decides lengths."""
+    """Yield a remark if the tokens of an arm and its baseline differ in number and the sweep does not set lengths."""
     equal = arms.config.equal
     decided = arms.config.tokens is not None or (
         equal is not None and {"tokens", "flops", "time"} & equal.shares().keys()
@@ -166,17 +167,17 @@ def _verdict(difference: Paired, lower: bool) -> str | None:
 
 
 def _reached(curve_pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
-    """Compare the tokens that runs need for the last value of their baselines."""
-    shares = []
+    """Compare the number of steps that runs need to reach the last value of their baselines."""
+    log_ratios = []
     for curve, base in curve_pairs:
         need, partner = (_first(run_curve, base.last, lower) for run_curve in (curve, base))
         if need and partner:
-            shares.append(math.log(need / partner))
-    if not shares:
+            log_ratios.append(math.log(need / partner))
+    if not log_ratios:
         return Reached(None, None, 0)
-    low, high = interval_of(shares) if len(shares) > 1 else (0.0, 0.0)
-    interval = (math.exp(low), math.exp(high)) if len(shares) > 1 else None
-    return Reached(math.exp(sum(shares) / len(shares)), interval, len(shares))
+    low, high = interval_of(log_ratios) if len(log_ratios) > 1 else (0.0, 0.0)
+    interval = (math.exp(low), math.exp(high)) if len(log_ratios) > 1 else None
+    return Reached(math.exp(sum(log_ratios) / len(log_ratios)), interval, len(log_ratios))
 
 
 def _first(curve: Curve, value: float, lower: bool) -> float | None:
@@ -197,7 +198,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def remarks(arms: Sequence[ArmResult], margin: float | None) -> Iterator[str]:
-    """Yield the remarks that a reader of the results must know."""
+    """Yield the remarks that readers need to interpret the results."""
     for arm in arms:
         for path in arm.tuned.edge if arm.tuned else ():
             assert arm.tuned is not None
@@ -250,7 +251,7 @@ def _pairing(name: str, difference: Paired) -> Iterator[str]:
 
 
 def _open(name: str, difference: Paired, margin: float, comparisons: int) -> Iterator[str]:
-    """Yield a remark about the number of seeds that would show an open variant to be the same, if it is."""
+    """Yield a remark about the number of seeds that an open variant needs to count as the same, if it is the same."""
     assert difference.deviation is not None
     seeds = enough(difference.deviation, margin, comparisons)
     if seeds is None or seeds > difference.pairs:
@@ -286,7 +287,7 @@ def left_out(name: str, curves: Sequence[Curve], on: str) -> Iterator[str]:
 
 
 def _without_pair(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Yield remarks about seeds that only one side of a comparison has."""
+    """Yield remarks about seeds for which only one of the two compared arms has a run."""
     seeds = {arm.name: [curve.seed for curve in (*arm.curves, *arm.diverged)] for arm in arms}
     for arm in arms:
         for name, other in ((arm.name, arm.base), (arm.base, arm.name)) if arm.name != arm.base else ():
@@ -306,7 +307,7 @@ SHOWN = "shown.json"
 
 @dataclass(frozen=True)
 class Look:
-    """Results that were shown.
+    """Results that have been shown.
 
     Attributes:
         on: the metric.
@@ -325,7 +326,7 @@ _LOOKS = TypeAdapter(list[Look])
 
 
 def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequence[int]) -> Iterator[str]:
-    """Yield remarks if these results follow another plan than the first results shown; add them to the list."""
+    """Yield remarks if the plan of these results differs from the first plan shown; add these results to the list."""
     compared = [arm for arm in arms if arm.difference is not None]
     runs = {Path(curve.folder).name for arm in compared for curve in arm.curves}
     if not runs:
@@ -352,7 +353,7 @@ def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequen
 
 
 def _read(path: Path) -> list[Look]:
-    """Return the results that were shown; raise SpecError if the file cannot be read."""
+    """Return the results that have been shown; raise SpecError if the file cannot be read."""
     try:
         return _LOOKS.validate_python(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

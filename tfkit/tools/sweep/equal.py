@@ -39,7 +39,7 @@ def sizes(arms: Arms, choices: Mapping[str, Choice], plugins: Plugins) -> dict[s
 
 
 def _device(file: SweepFile, plugins: Plugins) -> Device | None:
-    """Return the device of equal times; None if the sweep names none."""
+    """Return the device of `equal.time`; None if the sweep names no device."""
     equal = file.config.equal
     if equal is None or equal.device is None:
         return None
@@ -50,9 +50,9 @@ def _device(file: SweepFile, plugins: Plugins) -> Device | None:
 
 
 def check_equal(arms: Arms, plans: dict[str, Plan], folder: Path) -> None:
-    """Raise SpecError for arms that are not as large as their baselines.
+    """Raise SpecError for arms whose size differs too much from their baselines.
 
-    The model of such an arm is written to the folder, for `tfkit solve` to begin with.
+    The model of such an arm is written to the folder, as the input of the command that the help suggests.
     """
     equal = arms.config.equal
     shares = equal.shares() if equal else {}
@@ -75,7 +75,7 @@ def check_equal(arms: Arms, plans: dict[str, Plan], folder: Path) -> None:
 
 
 def unequal(name: str, size: float, words: str, base_name: str, base_size: float) -> str:
-    """Describe two arms with different amounts of something, such as parameters or tokens."""
+    """Describe the difference between two arms in a size such as parameters or tokens."""
     more = f"{100 * abs(size - base_size) / base_size:.2f}% {'more' if size > base_size else 'fewer'}"
     return f"{name} has {_text(size)} {words}, {more} than the {_text(base_size)} of {base_name}"
 
@@ -85,7 +85,7 @@ def _text(size: float) -> str:
 
 
 def _help(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: Path) -> str:
-    """Describe how to reach an equal size."""
+    """Return the help that describes how to reach an equal size."""
     if name == "tokens":
         return "give both the same `steps`, or both the same `tokens`"
     run = arms.runs(arm)[0].run
@@ -103,7 +103,7 @@ def _help(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: P
 
 
 LETTERS = 8
-"""Digits of a digest in a message."""
+"""Number of digits of a digest in a message."""
 NONE = "none"
 """The word for a value that a run does not have."""
 

@@ -58,7 +58,7 @@ STYLE = """
 def page(
     results: Results, runs: Mapping[str, Run], *, of: str, lines: Sequence[str | None], origin: Mapping[str, str]
 ) -> str:
-    """Return a self-contained page: it loads nothing, and follows light and dark.
+    """Return a self-contained page, which loads no files and supports light and dark mode.
 
     Args:
         results: the results.
@@ -134,7 +134,7 @@ def _curves(results: Results, runs: Mapping[str, Run]) -> Iterator[Child]:
 
 
 def _laws(results: Results) -> Iterator[Child]:
-    """Yield a picture of the law of each variant, and a table of its numbers."""
+    """Yield a picture of the variants' laws, and a table of their parameters."""
     if results.laws:
         yield scaling(results.laws)
         yield pages.line_legend([f"{law.name}, over {law.words}" for law in results.laws])
@@ -143,7 +143,7 @@ def _laws(results: Results) -> Iterator[Child]:
 
 
 def _models(results: Results, runs: Mapping[str, Run]) -> Iterator[Child]:
-    """Yield each variant next to its baseline, once, and the values that differ."""
+    """Yield pictures of each pair of variant and baseline, and the values that differ."""
     graphs = {name: _graph(name, run) for name, run in runs.items()}
     seen = set()
     for arm in results.arms:
@@ -192,7 +192,7 @@ def _origin(results: Results, origin: Mapping[str, str]) -> Iterator[Child]:
 
 
 def _environments(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the environments of runs; a name whose values differ lists all of them."""
+    """Return the environments of runs by name. If runs differ in a value, all values are listed."""
     environments: dict[str, list[str]] = {}
     for facts in filter(None, map(read_facts, folders)):
         for name, value in {**facts.environment, **facts.bits}.items():
@@ -231,7 +231,7 @@ def gaps(arms: Sequence[ArmResult]) -> Element | None:
 def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     """Draw the difference of each arm from its baseline, its interval and each pair; the margin is a band.
 
-    The name of an arm is above its points, so that large text on a phone does not meet them.
+    The name of an arm is above its points, so that large text on a phone does not overlap them.
     """
     rows = [
         (index, arm, [curve.last - base.last for curve, base in curve_pairs])

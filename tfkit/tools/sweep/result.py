@@ -19,7 +19,7 @@ class Law:
     """A law, and its error at the largest size.
 
     Attributes:
-        floor: E, the loss that no size goes below.
+        floor: E, the limit of the loss for large sizes.
         scale: A.
         exponent: a.
         intervals: 95% of E, A and a over seeds; None for one seed.
@@ -39,7 +39,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The law of a variant, and the losses it is fitted to.
+    """The law of a variant, and the losses that it is fitted to.
 
     Attributes:
         name: the variant.
@@ -66,10 +66,10 @@ class Tuned:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial: the mean of the metric `on`.
+    """The result of a trial, the mean over seeds of the metric `on`.
 
     Attributes:
-        mean: None until all runs of the trial are complete, or if a run has no finite value.
+        mean: the mean; None until all runs of the trial are complete, or if a run has no finite value.
         diverged: the number of runs that diverged, of `runs`.
     """
 
@@ -166,7 +166,7 @@ class Curve:
         folder: its folder.
         steps: the steps with a finite value.
         values: the value at each step.
-        speed: positions per second, evaluations included; None if a process recorded no time.
+        speed: positions per second, including evaluations; None if a process recorded no time.
         memory: peak memory in bytes; None if no process recorded it.
         bits: the values that determine its last digits and its speed: torch, device, threads.
         diverged: True if the run diverged, or if its last value is not finite.
@@ -183,7 +183,7 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The last value; NaN without a value, or if the run diverged. A value before divergence is no result."""
+        """The last value; NaN without a value, or if the run diverged, because values before that are not results."""
         return self.values[-1] if self.values and not self.diverged else math.nan
 
 
@@ -201,7 +201,7 @@ def curve_of(sweep_run: SweepRun, on: str) -> Curve:
 
 
 def speed_of(sweep_run: SweepRun) -> float | None:
-    """Return the positions that a run trained on per second, evaluations included; None if it is not known."""
+    """Return the speed of a run in positions per second, including evaluations; None if it is not known."""
     return _speed(sweep_run, _facts(sweep_run))
 
 

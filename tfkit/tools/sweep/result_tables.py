@@ -45,7 +45,7 @@ def laws(results: Results) -> tuple[list[str], Rows]:
 
 
 def tables(results: Results) -> list[tuple[list[str], Rows]]:
-    """Return all tables of a sweep. Before a tuned sweep has a run, these are only its trials."""
+    """Return all tables of a sweep. If a tuned sweep has only trials so far, return only the table of trials."""
     parts = [trials(results)] if results.trials else []
     if any(arm.curves for arm in results.arms) or not parts:
         parts = [differences(results), costs(results), *parts]
@@ -79,7 +79,7 @@ def _difference(arm: ArmResult, *, lower: bool) -> list[str]:
 
 
 def verdict_text(arm: ArmResult, *, lower: bool) -> str:
-    """Return `better`, `diverged 1/6`, or `3 of 3 better` if a verdict needs more seeds; nothing for the baseline."""
+    """Return `better`, `diverged 1/6`, or `3 of 3 better` if a verdict needs more seeds; empty for the baseline."""
     if arm.verdict == DIVERGED:
         return f"{DIVERGED} {len(arm.diverged)}/{arm.runs}"
     if arm.difference is None or arm.difference.pairs >= NEEDED_PAIRS or arm.verdict == "same":
@@ -137,12 +137,12 @@ def _latex(head: Sequence[str], rows: Rows) -> str:
 
 
 WIDEST = 12
-"""Characters of a line in the head of a table: with more, the row would have no room on a narrow terminal."""
+"""Maximum characters in a line of a table's head, so that the table fits a narrow terminal."""
 FORMS = {"markdown": markdown, "latex": latex}
 
 
 def show_results(results: Results, form: str | None) -> None:
-    """Print tables and remarks; in a form for papers, the remarks go to standard error."""
+    """Print tables and remarks. For LaTeX and Markdown, the remarks are written to standard error."""
     if form is not None:
         click.echo(FORMS[form](results))
         for note in results.notes:

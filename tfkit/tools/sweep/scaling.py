@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 LEAST = 4
-"""Sizes that a law needs: one more than its parameters."""
+"""Minimum number of sizes for a law: one more than its parameters."""
 DRAWS = 100
 STARTS = (0.1, 0.3, 0.8)
 """Initial exponents of the fit."""
 STEEPEST = 4.0
-"""The largest exponent."""
+"""Maximum exponent."""
 HUBER = 1e-3
 """Default difference of logarithms beyond which a loss counts less, if seeds do not determine it."""
 
@@ -97,7 +97,7 @@ def _fitted(n: Numbers, values: Numbers, delta: float, starts: Sequence[float]) 
 
 
 def _start(x: Numbers, values: Numbers, exponent: float) -> Numbers:
-    """Return the law with that exponent that is nearest to the means, within the bounds of a law."""
+    """Return the law with the given exponent that is nearest to the means, within the bounds of a law."""
     shape = np.stack([np.ones_like(x), np.exp(-exponent * x)], axis=1)
     floor, scale = np.linalg.lstsq(shape, values.mean(axis=1))[0]
     least = values.min()
@@ -128,7 +128,7 @@ def _power(value: float) -> float:
 
 
 def check_laws(arms: Arms, plans: Mapping[str, Plan]) -> None:
-    """Raise SpecError if a variant has too few sizes for a law, or several arms of one size."""
+    """Raise SpecError if a variant has too few sizes for a law, or several arms of equal size."""
     fit = arms.config.fit
     if fit is None:
         return
@@ -159,7 +159,7 @@ def _sizes(arms: Arms, plans: Mapping[str, Plan]) -> dict[str, dict[str, float]]
 
 
 def scalings(arms: Arms, complete: Mapping[str, Sequence[SweepRun]], plans: Mapping[str, Plan]) -> list[Scaling]:
-    """Return the laws of the variants for which a common seed has a run at every size."""
+    """Return the laws of all variants that have at least one seed with a run at every size."""
     if arms.config.fit is None:
         return []
     laws = []

@@ -32,9 +32,9 @@ POWER = 0.8
 MOST_PAIRS = 1000
 """The largest number of pairs that a remark recommends."""
 MOST_FLIPS = 4096
-"""Sign patterns of a test: all of them for up to 13 seeds, random ones for more seeds."""
+"""Maximum number of sign patterns of a test: all patterns for up to 13 seeds, random patterns for more seeds."""
 NEEDED_PAIRS = math.ceil(1 - math.log2(ALPHA))
-"""Pairs for a significant difference: with n pairs, no p-value is below 2^(1-n)."""
+"""Minimum number of pairs for a significant difference: with n pairs, no p-value is below 2^(1-n)."""
 ROUNDING = 1e-12
 """Relative difference up to which two sums count as equal."""
 Interval = tuple[float, float]
@@ -70,7 +70,7 @@ class Paired:
     correlation: float | None = None
 
     def significant(self) -> bool:
-        """Return True if the difference is not by chance, at 5% over all comparisons."""
+        """Return True if the difference is significant at 5%, among all comparisons."""
         return self.adjusted is not None and self.adjusted <= ALPHA
 
 
@@ -96,7 +96,7 @@ def compare_pairs(arms: Mapping[str, Pairs], margin: float | None = None) -> dic
         compared[name] = replace(compared[name], p=p, adjusted=adjusted, interval=interval)
     if margin is None:
         return compared
-    # The same test at the margin, for all arms together. It widens the interval of an arm that is same or open.
+    # The same test at the margin, for all arms together. It widens the interval of an arm that is `same` or `open`.
     bounds = {name: math.copysign(margin, compared[name].mean) for name in tested}
     shifted = [{seed: value - bounds[name] for seed, value in tested[name].items()} for name in tested]
     for name, (_, _, interval) in zip(tested, max_t(shifted), strict=True):
@@ -194,7 +194,7 @@ class _Flips:
     def interval(self, rest: Sequence[_Flips]) -> Interval | None:
         """Return the differences whose p-value is above 5%, among the arms of `rest`; None if they have no end."""
         low, high = self._ends(rest)
-        most = int(ALPHA * len(low))  # every range contains the mean, so a limit is passed by its ends alone
+        most = int(ALPHA * len(low))  # every range contains the mean, so its ends decide
         ends = float(np.sort(low)[most]), float(np.sort(high)[-1 - most])
         return ends if all(map(math.isfinite, ends)) else None
 

@@ -78,15 +78,15 @@ class Outline:
 
 
 class Sweep:
-    """A sweep that was read and checked; raises SpecError.
+    """A sweep that has been read and checked. Raises SpecError if the sweep is invalid.
 
     Args:
-        name: a file, or the name of a sweep that comes with tfkit.
+        name: the path of a file, or the name of a sweep that comes with tfkit.
         plugins: the plugins.
         folder: the folder of its runs.
         sets: changes of the base run, which all variants inherit.
-        comparison: the metric to compare the runs on, by default the metric of the file. Tuning always uses the metric
-            of the file.
+        comparison: the metric to compare the runs on; by default the metric in the file. Tuning always uses the metric
+            in the file.
         allow_change: accept runs that were trained by code other than the current code of their kinds.
     """
 
@@ -117,7 +117,7 @@ class Sweep:
             check_number(arm, run, self._comparison.on)
 
     def _tuned(self) -> dict[str, Tuning]:
-        """Return the trials of each arm by its name; empty if nothing is tuned."""
+        """Return the trials of each arm by name; empty without tuning."""
         tune = self.file.config.tune
         if tune is None:
             return {}
@@ -191,7 +191,7 @@ class Sweep:
         return self.so_far(errors)
 
     def commands(self, options: Sequence[str]) -> tuple[list[str], bool]:
-        """Return the commands that train the missing runs, and True if more runs follow them.
+        """Return the commands that train the missing runs, and whether more runs follow them.
 
         The runs of an arm follow its trials, and the trials of a search follow each other. The commands can run in any
         order, in parallel, and on several machines that share the folder.

@@ -1,6 +1,7 @@
-"""Trials of an arm, and the best of them: every combination of values, or the values that Optuna suggests.
+"""Trials of an arm, and the best trial: every combination of values, or the values that Optuna suggests.
 
-A search stores nothing (https://optuna.org). Equal seeds suggest equal trials, and their complete runs are reused.
+A search has no stored state (https://optuna.org): with equal seeds, Optuna suggests equal trials, whose complete runs
+are reused.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Tuning:
     def __init__(self, arms: Arms, arm: Arm, trials: Sequence[Trial], count: int) -> None:
         self.arms, self.arm, self.trials, self.count = arms, arm, list(trials), count
         self._final: dict[str, tuple[float | None, int]] = {}
-        """The outcomes of trained trials by their values: the curves of a trial are read once."""
+        """The outcomes of trained trials by their values, so that the curves of a trial are read only once."""
 
     @classmethod
     def of(cls, arms: Arms, arm: Arm) -> Self:
@@ -106,7 +107,7 @@ class Tuning:
         return [self.outcome(trial) for trial in self.trials]
 
     def _best(self, means: Sequence[float | None]) -> Trial | None:
-        """Return the trial with the best mean; None before all trials are complete, or if none has a mean."""
+        """Return the trial with the best of `means`; None before all trials are complete, or if none has a mean."""
         index = min(range(len(means)), key=lambda index: self.rank(means[index]))
         return None if self.waiting() or means[index] is None else self.trials[index]
 
@@ -134,7 +135,7 @@ def is_trained(trial: Trial) -> bool:
 
 
 DIGITS = 4
-"""Significant digits of a value from a range. Further digits would not affect a result."""
+"""Significant digits of a value from a range. More digits would not affect a result."""
 
 
 class Search(Tuning):
@@ -165,7 +166,7 @@ class Search(Tuning):
         return self._catch_up()
 
     def _catch_up(self) -> bool:
-        """Ask for trials until one is to be made; return False if all were."""
+        """Add trials until one must be trained; return False if all trials are trained."""
         while self._reported < self.count:
             if self._reported == len(self.trials):
                 with warnings.catch_warnings():  # the values of diverged trials are infinite, and `gp` clips them

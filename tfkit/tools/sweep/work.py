@@ -1,4 +1,4 @@
-"""Trains the missing runs of a sweep, each in its own process.
+"""Training of the missing runs of a sweep, each in a separate process.
 
 Only the run folder records whether a run is complete. The training process inherits the lock on the folder, and the
 system releases the lock when that process exits, for any reason. Two sweeps can therefore share a folder, and a sweep
@@ -35,7 +35,7 @@ LOCK = ".sweep"
 PAUSE = 0.2
 CHANGED = "--allow-change accepts these runs; -o names a new folder"
 TAIL = 4096
-"""Bytes at the end of `metrics.jsonl` that have its last line."""
+"""Number of bytes at the end of `metrics.jsonl` that contain its last line."""
 OnProgress = Callable[[int, int], None]
 OnFailure = Callable[[Path, str], None]
 
@@ -55,7 +55,7 @@ def check_runs(runs: Iterable[SweepRun]) -> None:
 
 
 def is_complete(sweep_run: SweepRun) -> bool:
-    """Return True if the run is complete; raise SpecError if its folder cannot be read, or contains another run."""
+    """Return True if the run is complete; raise SpecError if its folder is unreadable or contains a different run."""
     facts = facts_of(sweep_run.folder, sweep_run.run)
     _check_code([] if sweep_run.allow_change else [(sweep_run, facts)])
     return facts is not None and facts.ended is not None
@@ -133,7 +133,7 @@ def _start(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | No
             stderr=errors,
             env={**os.environ, "OMP_NUM_THREADS": "1", **visible},
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C is for the sweep, which asks its processes to end
+            start_new_session=True,  # Ctrl-C must reach only the sweep, which then ends its processes
         )
         return [_Process(sweep_run, popen, errors, gpu)]
     finally:
@@ -172,7 +172,7 @@ def _lock(sweep_run: SweepRun) -> int | None:
 
 
 def _end(running: Sequence[_Process]) -> None:
-    """Ask processes to end, which writes their checkpoints, and wait for them."""
+    """Terminate processes, which then write their checkpoints, and wait for them."""
     for process in running:
         process.popen.terminate()
     for process in running:

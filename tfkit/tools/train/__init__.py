@@ -1,1 +1,1 @@
-"""Training: the folder that a run is written to, its plan, and the command."""
+"""Training: the run folder, the plan of a run, its report, and the command."""

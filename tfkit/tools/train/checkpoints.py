@@ -1,7 +1,7 @@
-"""Checkpoints in the folder of a run: `step-N` is the folder of a model with the optimizer and the rest of the state.
+"""Checkpoints in a run folder: `step-N` is a model folder that also contains the optimizer and the rest of the state.
 
-`state.json` has digests of both files of tensors, of the beginning of `metrics.jsonl`, and of itself. A checkpoint is
-read and checked completely before anything of the run is removed. A file that was changed, exchanged or truncated is an
+`state.json` has digests of the tensor files, of the beginning of `metrics.jsonl`, and of itself. A checkpoint is read
+and checked completely before any file of the run is removed. A file that was changed, exchanged or truncated is an
 error.
 """
 
@@ -35,7 +35,7 @@ STATE, CALLBACKS = "state.json", "callbacks.safetensors"
 FORMAT = 1
 _OPTIMIZER_KIND = re.compile(r"optimizer(\..+)?\.kind")
 MAX_NAMES = 6
-"""Names that an error lists."""
+"""Maximum number of names that an error lists."""
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -49,15 +49,15 @@ class State(BaseModel):
     meaning: str
     """The digest of the run."""
     step: Count
-    """Updates so far."""
+    """Number of steps so far."""
     position: Count
-    """Bytes of `metrics.jsonl` at this step."""
+    """Length of `metrics.jsonl` at this step, in bytes."""
     ended: str | None
     """The reason why no step follows; None if one does."""
     skipped: Count
     """Steps without an update."""
     callbacks: list[dict[str, Any]]
-    """The memory of each callback."""
+    """The state of each callback."""
     model: str
     """Digest of the tensors in `model.safetensors`."""
     optimizer: str
@@ -103,7 +103,7 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position
 
 
 def _digest_of(state: Mapping[str, Any]) -> str:
-    # Parsed once, so that tuples and numbers as keys have the digest that they have after they were read.
+    # JSON turns tuples into lists and numeric keys into strings: the digest must be equal before and after.
     text = json.dumps(json.loads(json.dumps(state)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -116,13 +116,13 @@ def read_checkpoint(
     branch: bool = False,
     earlier: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[State, Restored]:
-    """Read a checkpoint and check everything in it; nothing is changed, neither on the disk nor in the model.
+    """Read a checkpoint and check its full contents. Neither the disk nor the model changes.
 
-    A `branch` reads a checkpoint of another run, without the states of its callbacks. `earlier` has digests of the run
-    before changes in place, and the kinds of its callbacks then.
+    With `branch`, the checkpoint belongs to a different run, and the states of its callbacks are not read. `earlier`
+    maps digests that the run had before changes in place to the kinds of its callbacks at that time.
 
     Raises:
-        SpecError: a file cannot be read, was changed after the checkpoint was written, or belongs to another run or
+        SpecError: a file cannot be read, was changed after the checkpoint was written, or belongs to a different run or
             model.
     """
     state = _read_state(folder, run, branch=branch, earlier=earlier)
@@ -155,7 +155,7 @@ def read_checkpoint(
 
 
 def _numbers(before: Sequence[str], kinds: Sequence[str]) -> list[int | None]:
-    """Return for each callback the earlier number of a callback of its kind; None if it begins without a state."""
+    """Return for each callback the previous index of a callback of its kind; None if it begins without a state."""
     free, numbers = dict(enumerate(before)), list[int | None]()
     for kind in kinds:
         numbers.append(next((number for number, old in free.items() if old == kind), None))
@@ -182,13 +182,13 @@ def read_branch(run: Run, model: fx.GraphModule) -> Restored:
 
 
 def unusable(folder: Path, error: SpecError) -> SpecError:
-    """Return the error of a checkpoint that cannot be used, for the first of its causes."""
+    """Build the error of a checkpoint that cannot be used, from the first of its errors."""
     older = [path.name for path in reversed(checkpoints_in(folder.parent)) if path != folder][:MAX_NAMES]
     first = error.diagnostics[0]
     message = f"cannot resume from the checkpoint {shown(folder)}: {first.message}"
     help = "train in a new folder: -o DIR"
     if older:
-        help = f"write the name of another checkpoint to {shown(folder.parent / LATEST)}: {', '.join(older)}"
+        help = f"write the name of an earlier checkpoint to {shown(folder.parent / LATEST)}: {', '.join(older)}"
     return SpecError(Diagnostic(message, notes=first.notes, help=help))
 
 
@@ -218,12 +218,12 @@ def _tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
 
 
 def _described(tensors: Mapping[str, Tensor | TensorInfo]) -> dict[str, str]:
-    """Describe the type and shape of each tensor in one text."""
+    """Describe each tensor by its dtype and shape."""
     return {name: f"{name_of(tensor.dtype)} {list(tensor.shape)}" for name, tensor in tensors.items()}
 
 
 def _check_names(path: Path, expected: Mapping[str, str], actual: Mapping[str, str]) -> None:
-    """Raise SpecError if a file has tensors of other names, types or shapes than a model."""
+    """Raise SpecError unless the tensors of a file have the names, dtypes and shapes of a model."""
     names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
     if names:
         texts = [(name, actual.get(name, "missing"), expected.get(name, "missing")) for name in names]
@@ -234,7 +234,7 @@ def _check_names(path: Path, expected: Mapping[str, str], actual: Mapping[str, s
 
 
 def _check_parameters(path: Path, names: set[str], actual: Iterable[str]) -> None:
-    """Raise SpecError if the state of an optimizer is of parameters that the model lacks."""
+    """Raise SpecError if the optimizer's state contains tensors for parameters that the model lacks."""
     unknown = [name for name in actual if name.partition(SEPARATOR)[0] not in names]
     if unknown:
         raise SpecError(Diagnostic(f"the model has no parameter for the tensor {quoted(unknown[0])} of {shown(path)}"))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Speed(click.ParamType):  # type: ignore[type-arg]
-    """The speed of a network, as bytes per second: `400Gb/s`, `50GB/s`."""
+    """The speed of a network, such as `400Gb/s` or `50GB/s`, which is converted to bytes per second."""
 
     name = "speed"
 
@@ -46,13 +46,13 @@ NETWORK = 50e9
 @command(
     "train",
     notes="""
-    RUN is a YAML file, the name of a run that comes with tfkit, or the folder of a
-    run. The folder DIR has the run, its numbers in metrics.jsonl, a page with its
-    curves, report.html, and checkpoints that other commands read: tfkit generate
-    DIR. An interrupted run is continued by the same command, to the same last bit.
-    SIGTERM and Ctrl-C write a checkpoint first. --set model.PATH=VALUE changes the
-    model. Several processes train one run if torch's launcher starts them:
-    torchrun --nproc-per-node 4 -m tfkit train RUN.
+    RUN is a YAML file, the name of a run that comes with tfkit, or a run folder.
+    DIR gets the resolved run, its metrics in metrics.jsonl, its curves in
+    report.html, and checkpoints, which other commands accept as models: tfkit
+    generate DIR. The same command resumes an interrupted run, with bit-identical
+    results. SIGTERM and Ctrl-C write a checkpoint before the process ends. --set
+    model.PATH=VALUE changes the model. To train in several processes, start them
+    with torch's launcher: torchrun --nproc-per-node 4 -m tfkit train RUN.
     """,
     examples="""
     tfkit train minigpt_relu --plan
@@ -66,14 +66,19 @@ NETWORK = 50e9
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The run's folder.  [default: runs/NAME-HASH]",
+    help="The run folder.  [default: runs/NAME-HASH]",
 )
-@click.option("--plan", is_flag=True, help="Print its length and costs; train nothing.")
-@click.option("--processes", type=click.IntRange(1), metavar="N", help="Plan for each of N processes; with --plan.")
-@click.option("--device", metavar="NAME", help="Plan for this device; with --processes.")
-@click.option("--network", type=Speed(), metavar="SPEED", help="Of a device; with --device.  [default: 400Gb/s]")
+@click.option("--plan", is_flag=True, help="Print the run's length and costs; train nothing.")
+@click.option("--processes", type=click.IntRange(1), metavar="N", help="With --plan: predict for N processes.")
+@click.option("--device", metavar="NAME", help="With --processes: the device of each process.")
+@click.option(
+    "--network",
+    type=Speed(),
+    metavar="SPEED",
+    help="With --device: the speed of each network adapter.  [default: 400Gb/s]",
+)
 @click.option("--stop-after", type=click.IntRange(1), metavar="N", help="End this process after step N.")
-@click.option("--allow-change", is_flag=True, help="Continue although the code of its kinds has changed.")
+@click.option("--allow-change", is_flag=True, help="Resume although the code of the run's kinds has changed.")
 @json_option
 def train(
     reader: Reader,
@@ -135,7 +140,7 @@ def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
 def _plan_processes(
     reader: Reader, run: Run, count: int, name: str | None, network: float | None, *, json: bool
 ) -> None:
-    """Print what each of several processes needs, its least time, and what makes it fit a device."""
+    """Print the memory of each process, the minimum time of a step, and changes with which a process fits a device."""
     from tfkit.console.output import print_json, show, table
     from tfkit.tools.common.units import bytes_text, time_text
     from tfkit.tools.cost.command import limits_of
@@ -194,9 +199,9 @@ def _train(
     from tfkit.tools.train.train import folder_of, follow_run, train_run
 
     folder, processes = output or folder_of(name, run), launched or Processes()
-    processes.check_equal(run.digest, "reads a run of another meaning: its file, its data or its versions")
+    processes.check_equal(run.digest, "reads a different run: its file, its data or its versions differ")
     if processes.count > 1:
-        processes.check_equal(digest_of(code_of(run)), "has other code: of tfkit, or of a plugin")
+        processes.check_equal(digest_of(code_of(run)), "has different code, of tfkit or of a plugin")
     if processes.rank > 0:
         follow_run(run, folder, processes, until=stop_after)
         return
@@ -215,7 +220,7 @@ def _train(
 
 
 def _show(trained: Trained, run: Run, *, json: bool) -> None:
-    """Print the result: as a table, or as JSON."""
+    """Print the result as a table, or as JSON."""
     from tfkit.console.output import print_json, show, table
     from tfkit.tools.train.components import without_components
     from tfkit.tools.train.plan import known_device, utilisation
@@ -238,7 +243,7 @@ def _show(trained: Trained, run: Run, *, json: bool) -> None:
 
 
 def _show_components(history: History) -> None:
-    """Print the last numbers of the components, and what stands out, if the run measures them."""
+    """Print the last numbers of the components, and conspicuous values, if the run measures its components."""
     from tfkit.console.output import show, table
     from tfkit.tools.train.components import component_table, findings, heat_maps
 

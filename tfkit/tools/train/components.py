@@ -1,4 +1,4 @@
-"""The numbers of the callback `components`: as heat maps over layers and steps, and as a table.
+"""Heat maps over layers and steps, and a table, of the numbers that the callback `components` logs.
 
 Colours compare a value with the median of its map, so that a component that differs from its neighbours stands out.
 """
@@ -21,14 +21,14 @@ from tfkit.tools.common.pages import Child, bullets, canvas, legend, remark, tag
 from tfkit.tools.train.history import History
 
 SEPARATOR = "/"
-"""Separates quantity and component in the name of a number; names of other numbers do not have it."""
+"""Separator between quantity and component in the name of a number. Names of metrics do not contain it."""
 FAR = 30.0
-"""The ratio to the median from which a value has the darkest colour and is reported."""
+"""Ratio to the median at which a value gets the darkest colour and is reported."""
 MOST_COLUMNS = 80
 LEAST_HEAD = "head"
 COLUMNS, GAP, TOP = 3, 34.0, 20.0
 LEAST_HEIGHT, MOST_HEIGHT, ROW = 96.0, 420.0, 6.0
-"""The height of a map, and of one of its rows."""
+"""Minimum and maximum height of a map, and the height of a row, in pixels."""
 STYLE = (
     MAP_STYLE
     + """
@@ -46,7 +46,7 @@ _TITLES = {
 }
 
 Row: TypeAlias = tuple[int, int | None]
-"""The number of a layer, and of a head."""
+"""The number of a layer and of a head; None in a map without heads."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class HeatMap:
 
     @property
     def relative(self) -> bool:
-        """True if colours show ratios to the median; False if they show a fraction of the largest value."""
+        """True if colours show ratios to the median; False if they show fractions of the largest value."""
         return self.quantity not in ("entropy", "dead")
 
     @property
@@ -77,7 +77,7 @@ class HeatMap:
 
     @property
     def middle(self) -> float:
-        """The median of the positive values, which colours are relative to."""
+        """The median of the positive values, to which colours are relative."""
         values = [value for row in self.rows.values() for value in row.values() if value > 0]
         return median(values) if values else 1.0
 
@@ -146,7 +146,7 @@ def findings(maps: Sequence[HeatMap]) -> Iterator[str]:
 
 
 def components(history: History) -> Iterator[Child]:
-    """Yield the picture of a run's components, its legend, and what stands out; nothing without their numbers."""
+    """Yield the picture of a run's components, its legend, and the findings; nothing if the run did not log them."""
     maps = heat_maps(history)
     if not maps:
         return
@@ -208,7 +208,8 @@ def _draw(chart: Element, heat_map: HeatMap, x: float, y: float, width: float, h
 def component_table(history: History) -> tuple[list[str], list[list[str]]]:
     """Return the columns and the rows of a table of the last numbers, with a row for each layer.
 
-    Of the heads of a layer it has the least RMS and the mean entropy, of its sublayers the largest gradient and update.
+    The values of a layer are the minimum RMS and mean entropy of its heads, and the maximum gradient and update of its
+    sublayers.
     """
     cells: dict[str, dict[str, list[float]]] = {}
     maps = heat_maps(history)
@@ -233,5 +234,5 @@ def _column(heat_map: HeatMap) -> str:
 
 
 def without_components(names: Collection[str]) -> list[str]:
-    """Return the names of the numbers that are not about components."""
+    """Return the names of the numbers that do not belong to a component."""
     return [name for name in names if SEPARATOR not in name]

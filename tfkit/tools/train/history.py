@@ -1,4 +1,4 @@
-"""The numbers and texts of a run, as its `metrics.jsonl` has them."""
+"""The numbers and texts of a run, read from its `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfkit.spec.header import open_regular
 from tfkit.tools.train.record import METRICS
 
 Points = Sequence[tuple[int, float]]
-"""Steps, and the value after each."""
+"""Pairs of a step and the value after that step."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def history(folder: Path) -> History:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of `metrics.jsonl`, without one that a process is still writing.
+    """Return the lines of `metrics.jsonl`, without an incomplete last line that a process is still writing.
 
     Raises SpecError for a line without `step`, and for values that are neither numbers nor texts.
     """

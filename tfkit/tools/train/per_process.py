@@ -1,4 +1,4 @@
-"""The memory that each of several processes needs for a run, its least time, and what would make it fit."""
+"""The predicted memory of each process of a run, the minimum time of a step, and changes that reduce the memory."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.step_memory import StepMemory, memory_of_step
 
 NUMBER = 4
-"""Bytes of a number in float32, the type of weights, gradients and states."""
+"""Bytes of a float32 number, the dtype of weights, gradients and optimizer states."""
 DEVICES = 8
-"""Devices of a machine."""
+"""Number of devices in a machine."""
 
 
 @dataclass(frozen=True)
 class PerProcess:
-    """Predicted bytes of one process, alone or of several, in a step with several micro-batches, when most are in use.
+    """Predicted memory of one process, in bytes, at the peak of a step with several micro-batches.
 
-    That is in the loss, where all logits of a chunk exist, or in the backward of a layer.
+    The peak is in the loss, where all logits of a chunk exist, or in the backward pass of a layer.
 
     Attributes:
-        processes: their number.
-        shard: processes that share one copy of the weights.
-        weights: the part of the weights.
-        gradients: the part of the gradients.
-        states: the part of the optimizer's states.
-        gathered: complete weights and gradients, of what is in no layer, and in the backward of a layer. A single
-            process gathers no weights.
-        activations: activations that are kept for the backward, and of a layer that runs again.
-        casts: weights in bfloat16 that autocast keeps, because they were gathered in float32.
+        processes: the number of processes.
+        shard: the number of processes that share one copy of the weights.
+        weights: the process's shard of the weights.
+        gradients: its shard of the gradients.
+        states: its shard of the optimizer's states.
+        gathered: full weights and gradients outside of layers, and of a layer in its backward pass. A single process
+            gathers no weights.
+        activations: activations that are saved for the backward pass, and activations of a recomputed layer.
+        casts: bfloat16 copies of weights that autocast keeps, because the weights were gathered in float32.
         logits: logits of a chunk of the loss, with their gradients.
-        evaluation: all that is in memory in an evaluation, which runs layer by layer between two steps; 0 without one.
-        sent: bytes that the process receives in a step; it sends equally many.
-        copied: the part of `sent` that other copies of the weights send.
-        flops: FLOPs of a step, including what runs again, without the pairs of query and key that a mask hides.
+        evaluation: memory of an evaluation, which runs layer by layer between two steps; 0 without evaluations.
+        sent: bytes that the process receives in a step, which equal the bytes that it sends.
+        copied: the part of `sent` that comes from other copies of the weights.
+        flops: FLOPs of a step, including recomputed layers, without the query-key pairs that a mask hides.
     """
 
     processes: int
@@ -66,12 +66,12 @@ class PerProcess:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
+        """The sum of all parts, in bytes."""
         return sum(self.parts.values())
 
     @property
     def peak(self) -> int:
-        """The bytes that must fit: of a step, or of an evaluation."""
+        """The bytes that must fit into memory: the larger of a step and an evaluation."""
         return max(self.total, self.evaluation)
 
 
@@ -82,11 +82,11 @@ def per_process(
     machine: MachineConfig | None = None,
     counted: dict[int, StepMemory] | None = None,
 ) -> PerProcess:
-    """Return the memory of each of `processes` processes, with the run's machine by default.
+    """Return the memory of each of `processes` processes, by default with the run's `machine`.
 
-    `counted` has the steps of micro-batches by their size; the steps that are missing are added.
+    `counted` is a cache of the memory of steps by the size of their micro-batches.
 
-    Raises SpecError if that many cannot train the run.
+    Raises SpecError if `processes` processes cannot train the run.
     """
     check_count(run, processes)
     machine = machine or run.config.machine
@@ -127,8 +127,8 @@ def per_process(
 
 
 def _gathered(processes: int, machine: MachineConfig, graph: Graph, single: int, largest: int) -> tuple[int, int]:
-    """Return the bytes of complete weights and gradients in the loss, and in the backward of a layer."""
-    if processes == 1:  # the gradients of a chunk and of a layer, before they are added to the gradients of the step
+    """Return the bytes of full weights and gradients in the loss, and in the backward pass of a layer."""
+    if processes == 1:  # the gradients of a chunk and of a layer, until they are added to the gradients of the step
         return 2 * NUMBER * _head(graph), NUMBER * (_head(graph) + largest)
     # Of a layer: its weights, its gradients and a copy to send, and the next weights.
     layer = 3 * NUMBER if machine.gather == "float32" else 2 * 2 + 6
@@ -139,7 +139,7 @@ def _gathered(processes: int, machine: MachineConfig, graph: Graph, single: int,
 def _moments(
     memory: StepMemory, machine: MachineConfig, gathered: tuple[int, int], logits: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the parts that vary at the two moments that can be the fullest: the loss, and the backward of a layer."""
+    """Return the parts that vary, at the two possible moments of peak memory: the loss, and a layer's backward pass."""
     inside = machine.gather == "float32"  # else the weights of layers arrive in bfloat16
     again = _recomputed(memory, machine)
     products = machine.recompute == "selective"
@@ -165,12 +165,12 @@ def _moments(
 
 
 def _recomputed(memory: StepMemory, machine: MachineConfig) -> set[str]:
-    """Return the paths of the layers that run again in the backward."""
+    """Return the paths of the layers that the backward pass recomputes."""
     return {path for path in memory.layers if machine.recomputes(int(path.rpartition(".")[2]))}
 
 
 def _flops_again(memory: StepMemory, machine: MachineConfig) -> int:
-    """Return the FLOPs of layers that run again; `selective` keeps the results of all matrix products."""
+    """Return the FLOPs of recomputed layers; with `selective`, the results of all matrix products are saved."""
     again = set[str]() if machine.recompute == "selective" else _recomputed(memory, machine)
     return sum(memory.layers[path].forward for path in again)
 
@@ -183,14 +183,14 @@ def _head(graph: Graph) -> int:
 
 
 def _sizes(run: Run, memory: StepMemory) -> list[int]:
-    """Return the parameters of each layer that is gathered alone."""
+    """Return the number of parameters of each layer that is gathered separately."""
     stacks = [(node.name, node.stack) for node in run.graph.nodes if node.stack is not None and node.stack.repeats == 1]
     return [memory.layers[f"{name}.layers.{i}"].parameters for name, stack in stacks for i in range(len(stack.layers))]
 
 
 @dataclass(frozen=True)
 class LeastTime:
-    """The least seconds of a step, if its processes compute and send at the same time, at the limits of their devices.
+    """Minimum seconds of a step, if processes compute and communicate in parallel, at the limits of their devices.
 
     Attributes:
         compute: seconds of all FLOPs.
@@ -204,23 +204,23 @@ class LeastTime:
 
     @property
     def seconds(self) -> float:
-        """The longest of the three."""
+        """The maximum of the three times."""
         return max(vars(self).values())
 
     @property
     def bound(self) -> str:
-        """The name of the longest of the three."""
+        """The name of the longest time."""
         return max(vars(self), key=vars(self).__getitem__)
 
 
 def least_time(needs: PerProcess, precision: str, device: Device, network: float) -> LeastTime | None:
-    """Return the least time of a step on machines of eight devices; None for a device without `interconnect`.
+    """Return the minimum time of a step on machines with eight devices; None for a device without `interconnect`.
 
     Each device has a network adapter of `network` bytes per second in one direction. Bytes pass from process to process
     in rings. The ring of a group that is larger than a machine enters each machine once, and the adapters divide its
     bytes among them: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 
-    Raises ValueError if the device cannot compute in that precision.
+    Raises ValueError if the device cannot compute in `precision`.
     """
     if device.interconnect is None:
         return None
@@ -234,9 +234,9 @@ def least_time(needs: PerProcess, precision: str, device: Device, network: float
 
 
 def fitting(run: Run, processes: int, optimizer: Optimizer, device: Device, network: float) -> str | None:
-    """Return the changes of `machine` with which a process fits a device; None if none suffices.
+    """Return changes of `machine` with which a process fits a device; None if no changes suffice.
 
-    They change no number beyond rounding. Of all changes that suffice, these have the least time of a step.
+    The changes affect results only by rounding. Of all sufficient changes, these have the minimum time of a step.
     """
     rounded = [("gather", "bfloat16")] if run.config.precision == "bfloat16" and processes > 1 else []
     candidates: list[tuple[str, Any]] = [

@@ -31,16 +31,16 @@ class Plan:
 
     Attributes:
         name: the name of the run.
-        digest: the digest of its meaning.
+        digest: the digest of the run.
         parameters: the number of parameters of the model.
-        steps: updates.
-        tokens: positions that are read in all.
-        passes: passes over the training split, each position once.
-        flops: of all steps, forward and backward.
-        flops_of_evaluations: of all evaluations: a forward pass of every example that they read.
-        memory: the largest number of bytes in use in a step, as predicted. An evaluation needs no more. If a step has
-            several micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
-        seconds: the least time of all steps on the device; None where its limits are not known.
+        steps: the number of steps.
+        tokens: the total number of positions that the steps train on.
+        passes: the number of epochs of the training split, each position once.
+        flops: FLOPs of all steps, forward and backward.
+        flops_of_evaluations: FLOPs of all evaluations, which are a forward pass for every example.
+        memory: the predicted peak memory of a step, in bytes. An evaluation needs no more. If a step has several
+            micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
+        seconds: the minimum time of all steps on the device; None if its limits are not known.
         float8: the matrices that steps multiply in float8; None without `machine.float8`.
         rates: the learning rate at five steps.
     """
@@ -87,12 +87,12 @@ def plan(run: Run, device: Device | None = None) -> Plan:
 
 
 def _points(run: Run) -> list[int]:
-    """Return steps from the first to the last."""
+    """Return evenly spaced steps, including the first and the last."""
     return sorted({1 + (run.steps - 1) * point // (POINTS - 1) for point in range(POINTS)})
 
 
 def _evaluated(run: Run) -> int:
-    """Return the number of examples that all evaluations of a run read."""
+    """Return the total number of examples in all evaluations of a run."""
     config = run.config.eval
     if config is None:
         return 0
@@ -114,7 +114,7 @@ def states_of(run: Run) -> Optimizer:
 
 
 def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> float | None:
-    """Return the least time of all steps on a device whose limits are known."""
+    """Return the minimum time of all steps on a device; None if its limits are not known."""
     if device is None:
         return None
     precision, micro = run.config.precision, run.config.micro_batch
@@ -125,11 +125,11 @@ def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> floa
 
 @dataclass(frozen=True)
 class Utilisation:
-    """FLOPs of the model, without any that are computed again, over those that the device could have made.
+    """Fraction of the device's peak FLOPs that the model used. Recomputed FLOPs do not count.
 
     Attributes:
-        causal: without the pairs of query and key that a mask hides.
-        full: with them.
+        causal: without the query-key pairs that a mask hides.
+        full: with these pairs.
     """
 
     causal: float
@@ -146,7 +146,7 @@ def known_device(run: Run) -> Device | None:
 
 
 def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Utilisation | None:
-    """Return the utilisation of a device at that speed; None if the device is not known."""
+    """Return the utilisation of a device at `tokens_per_second`; None if the device is not known."""
     if device is None:
         return None
     precision = run.config.precision
@@ -159,7 +159,7 @@ def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Ut
 
 CONSTANTS = ("constant_accuracy", "constant_exact_match")
 MOST, AT_ONCE = 10_000, 500
-"""Examples that are read of a split, and together."""
+"""Maximum number of examples to read from a split, and the number to read at a time."""
 
 
 def floors(run: Run, plugins: Plugins) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""The folder of a run: its text, its numbers, and its checkpoints.
+"""The run folder: the resolved run, its numbers, and its checkpoints.
 
-`run.yaml` is the resolved run, `run.json` what it means and how each process ended, `metrics.jsonl` the numbers of
-every step, `step-N` a checkpoint, which is the folder of a model too, and `latest` the name of the newest one. A
-checkpoint records how long `metrics.jsonl` was: lines that a killed process wrote after it are removed, once the
-checkpoint has been read and checked.
+`run.yaml` is the resolved run. `run.json` contains the meaning of the run and how each process ended. `metrics.jsonl`
+has the numbers of every step. `step-N` is a checkpoint, which is also a model folder, and `latest` contains the name of
+the newest checkpoint. A checkpoint records the length of `metrics.jsonl`: once a checkpoint has been read and checked,
+lines that a killed process wrote after it are removed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ CHUNK = 2**20
 
 
 class RunFolder:
-    """A run on the disk, a `Record` of the training loop. Raises SpecError if the folder holds another run."""
+    """A run on disk, the `Record` of the training loop. Raises SpecError if the folder contains a different run."""
 
     def __init__(self, folder: Path, run: Run, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.folder = folder
         self.notes: list[str] = []
-        """The differences from the process before, which may change the last digits."""
+        """Differences from the previous process that may change the last digits of results."""
         self.changes: list[str] = []
-        """The settings that change in place with this process."""
+        """Settings that this process changes in place."""
         self._run = run
         self.facts = self._facts(bits, environment)
         for leftover in folder.glob(".*.new"):  # of a killed process
@@ -62,12 +62,12 @@ class RunFolder:
         self._metrics: IO[bytes] | None = None
         self._latest: _Latest | None = None
         self._later: list[Path] = []
-        """The checkpoints after the one that this process continued from, until it has written the next one."""
+        """Checkpoints later than the restored checkpoint. They stay until this process writes its first checkpoint."""
         self._digest = hashlib.sha256()
         """Digest of the lines of `metrics.jsonl`."""
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
-        """Read the contents of `run.json`, or create them; raise SpecError for another run."""
+        """Read the contents of `run.json`, or create them; raise SpecError for a different run."""
         facts, meaning = facts_of(self.folder, self._run, in_place=True), self._run.meaning.values
         if facts is None:
             write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
@@ -80,12 +80,12 @@ class RunFolder:
             for path in self._run.meaning.differences(facts.meaning)
         ]
         if self.changes:
-            # The reason for which the run ended may no longer hold: a callback, or a step that was not finite.
+            # The run may have ended for a reason that no longer applies: a callback, or a step that was not finite.
             ended, earlier = None, {**earlier, facts.digest: callbacks_in(facts.meaning)}
         return Facts(self._run.digest, meaning, bits, environment, facts.sessions, earlier, ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
-        """Note a new process; `code` is the result of `tfkit.tools.common.run_code.session_code`."""
+        """Record the start of a process; `code` is the result of `tfkit.tools.common.run_code.session_code`."""
         session = {"command": command, "began": time, "ended": None, "environment": self.facts.environment, **code}
         self.facts.sessions.append(session)
         if self.changes:
@@ -94,7 +94,7 @@ class RunFolder:
         self._write_facts()
 
     def end(self, how: str, seconds: float, memory: int, step: int, *, finished: bool) -> None:
-        """Note the end of this process, and the largest number of bytes that it used."""
+        """Record how this process ended, its seconds, its peak memory in bytes, and its last step."""
         self.facts.sessions[-1] |= {"ended": how, "seconds": round(seconds, 3), "memory": memory, "step": step}
         self.facts.ended = how if finished else None
         self._write_facts()
@@ -110,7 +110,7 @@ class RunFolder:
         return self._latest and self._latest.restored
 
     def resume(self) -> None:
-        """Remove the lines that were recorded after the checkpoint of `restored`, and open the files to write.
+        """Remove the lines that were recorded after the checkpoint of `restored`, and open the files for writing.
 
         Later checkpoints stay until the next checkpoint has been written.
         """
@@ -178,7 +178,7 @@ class RunFolder:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Remove all checkpoints but the last ones; later ones of an earlier process do not count."""
+        """Remove old checkpoints. The later checkpoints of a previous process do not count as checkpoints to keep."""
         checkpoints = [path for path in checkpoints_in(self.folder) if path not in self._later]
         for path in checkpoints[: -self._run.config.checkpoint.last]:
             shutil.rmtree(path, ignore_errors=True)
@@ -201,7 +201,7 @@ class RunFolder:
 
 
 class Follower:
-    """The record in a process that only reads it: another one writes."""
+    """The record in a process that only reads it, because a different process writes it."""
 
     def __init__(self, folder: Path, run: Run) -> None:
         self._folder, self._run = folder, run
@@ -212,7 +212,7 @@ class Follower:
         return latest and latest.restored
 
     def resume(self) -> None:
-        """Do nothing, as all methods below."""
+        """Do nothing, like all methods below."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -232,7 +232,7 @@ class Follower:
 
 
 class _Latest(NamedTuple):
-    """The latest checkpoint of a run; the length of `metrics.jsonl` at its step, and the digest of that beginning."""
+    """The latest checkpoint of a run, with the length of `metrics.jsonl` at its step, and the digest of these bytes."""
 
     restored: Restored
     position: int
@@ -241,9 +241,9 @@ class _Latest(NamedTuple):
 
 
 def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | None:
-    """Read the latest checkpoint and check it completely; None if there is none. Nothing is changed on the disk.
+    """Read the latest checkpoint and check it completely; return None without a checkpoint. The disk does not change.
 
-    Without a checkpoint, a run that branches begins with the checkpoint of the other run, and with no line of metrics.
+    Without a checkpoint, a branch begins with the checkpoint of the run that it branches from, and without metrics.
     """
     checkpoint = latest_checkpoint(folder)
     if checkpoint is None:
@@ -267,7 +267,7 @@ def _earlier(folder: Path) -> dict[str, list[str]]:
 
 
 def _digest_of_beginning(path: Path, size: int) -> Any:
-    """Return the digest of the first bytes of a file; raise SpecError if it has fewer."""
+    """Return the digest of the first `size` bytes of a file; raise SpecError if the file is shorter."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         length = os.fstat(file.fileno()).st_size
@@ -281,7 +281,7 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create and lock the folder of a run for this process; raise SpecError for any other folder."""
+    """Create and lock a run folder for this process. Raise SpecError if it is locked, or is not a run folder."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _check_folder(folder)
@@ -301,7 +301,7 @@ def _lock(number: int, folder: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise SpecError if a folder holds other things than a run, begun or not."""
+    """Raise SpecError if a folder contains anything except a run."""
     if os.path.lexists(folder / FACTS):
         return
     names = [name for name in sorted(os.listdir(folder)) if name not in (RUN, LOCK) and not name.startswith(".")]
@@ -311,9 +311,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
-    """Return the values, other than the meaning, on which the last digits of a run depend.
+    """Return the values, in addition to the meaning, on which the last digits of a run's results depend.
 
-    Equal values guarantee equal bits.
+    Runs with equal meanings and equal values have bit-identical results.
     """
     machine = run.config.machine
     bits: dict[str, str | int | bool | None] = {
@@ -355,7 +355,7 @@ def _device(name: str) -> str:
 
 
 def _commit(folder: Path) -> str | None:
-    """Return the commit of a folder, with `+changes` if files differ from it; None outside of git."""
+    """Return the commit of a folder, with `+changes` if files differ from the commit; None outside of git."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return commit + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
@@ -369,7 +369,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _built(config: TrackerConfig, run: TrackedRun) -> Tracker:
-    """Build the tracker of a run; raise Invalid, with the extra that installs it, if its package is missing."""
+    """Build the tracker of a run. If its package is missing, raise `Invalid` with the extra that installs it."""
     try:
         return config.build(run)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The page of a run: its curves, what it wrote, its model, its text, and where it comes from."""
+"""The report of a run as a page: curves, texts, the model, the run file, and the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pre.text { white-space: pre-wrap; border-left: 3px solid var(--line); padding-le
 
 
 def report(run: Run, facts: Facts, numbers: History) -> str:
-    """Render a self-contained page: it loads nothing, and follows light and dark."""
+    """Render a self-contained page, which loads no files and supports light and dark mode."""
     config, last = run.config, facts.sessions[-1]
     sections: list[Section] = [
         ("numbers", "Numbers", list(_numbers(numbers, rates_of(run.tokens_of_step, facts.seconds_of_step)))),
@@ -67,14 +67,14 @@ def _kind(name: str) -> str:
 
 
 def _binned(points: Points) -> list[tuple[int, list[float]]]:
-    """Return the points to draw; where there are many, each holds the values of neighbouring steps."""
+    """Return the points to draw. Of a long curve, each point combines the values of neighbouring steps."""
     width = -(-len(points) // MOST_POINTS)
     groups = [points[start : start + width] for start in range(0, len(points), width)]
     return [(group[-1][0], [value for _, value in group]) for group in groups]
 
 
 def _texts(recorded: History) -> Iterator[Child]:
-    """Yield the last notes: samples, spikes, steps left out."""
+    """Yield the last texts: samples, spikes, skipped steps."""
     for step, name, text in recorded.texts[-LAST_TEXTS:]:
         yield tag("h3", f"{name}, step {step:,}")
         yield tag("pre", text, class_="text")

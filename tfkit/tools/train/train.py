@@ -1,4 +1,4 @@
-"""A run in this process, from its file to its result."""
+"""Training a run in this process, from its file to its result."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ RunArgument: TypeAlias = Annotated[AnyRun, "a run: its name, its path, its folde
 
 @dataclass(frozen=True)
 class Trained:
-    """A run, as it ended or was interrupted.
+    """A run that has ended or was interrupted.
 
     Attributes:
-        folder: its folder: `tfkit.build(folder)` is the model with its latest weights.
-        step: updates so far.
-        ended: `finished`, `interrupted`, or the reason of a callback to stop.
-        history: its numbers and texts, from the first step on.
-        steps_made: updates that this process made; 0 if the run was complete before.
-        tokens_per_second: the speed of this process; None if it made no step.
+        folder: the run folder; `tfkit.build(folder)` is the model with its latest weights.
+        step: the number of steps so far.
+        ended: `finished`, `interrupted`, or a callback's reason to stop.
+        history: all numbers and texts of the run.
+        steps_made: the number of steps that this process trained; 0 if the run was already complete.
+        tokens_per_second: the speed of this process; None if it trained no step.
     """
 
     folder: Path
@@ -68,16 +68,16 @@ def train(
     """Train a model from a run, or resume an interrupted run, as `tfkit train` does.
 
     Args:
-        run: the path of its file, the name of one that comes with tfkit, the folder of a run, or a mapping with the
-            keys and values of its YAML.
-        output: the run's folder; `runs/NAME-HASH` unless given.
+        run: the path of a run file, the name of a run that comes with tfkit, a run folder, or a mapping with the keys
+            and values of the YAML.
+        output: the run folder; by default `runs/NAME-HASH`.
         sets: changes, as `tfkit.load` takes them; changes of the model begin with `model.`.
-        stop_after: end after this step; another call continues.
-        allow_change: continue a run although the code of its kinds, or of the training loop, has changed.
+        stop_after: the step after which to end; a later call resumes the run.
+        allow_change: resume a run although the code of its kinds, or of the training loop, has changed.
         quiet: show no progress.
 
     Returns:
-        The result, also of a run that was complete before.
+        The result, even if the run was already complete.
 
     Raises:
         SpecError: the run is invalid; the folder contains another run, or was trained by other code; or a loss, a
@@ -95,7 +95,7 @@ def train(
 
 
 def folder_of(name: AnyRun, run: Run) -> Path:
-    """Return the default folder of a run: the folder that it was read from, else a folder named by its digest."""
+    """Return the default folder of a run: the folder that it was read from, else a folder named after its digest."""
     if isinstance(name, str | os.PathLike) and os.path.isfile(Path(name) / RUN):
         return Path(name)
     return Path("runs") / f"{run.config.name}-{run.digest[:8]}"
@@ -112,7 +112,7 @@ def train_run(
     progress: TrainingProgress | None = None,
     processes: Processes | None = None,
 ) -> Trained:
-    """Train in this process, with any other processes of the launch, and write the folder, including `command`."""
+    """Train in this process, with any other processes of the launch, and write the run folder, including `command`."""
     progress = progress or TrainingProgress(run.tokens_of_step, quiet=True)
     processes = processes or Processes()
     with locked(folder):
@@ -130,7 +130,7 @@ def train_run(
             progress.warn(f"the run continues with other code: {note}")
         begin = time.perf_counter()
         with asked_to_end() as asked:
-            trainer = Trainer(run, record, watchers=[progress], until=until, asked_to_end=asked, processes=processes)
+            trainer = Trainer(run, record, watchers=[progress], until=until, should_stop=asked, processes=processes)
             time_of_start = datetime.now(UTC).isoformat(timespec="seconds")
             record.begin(command, time_of_start, session_code(record.facts, folder, code))
             for name, text in trainer.notes.items():
@@ -179,4 +179,4 @@ def follow_run(run: Run, folder: Path, processes: Processes, *, until: int | Non
     """Train along with the process that writes the folder, unless that process reports the run as complete."""
     if processes.agreed(None) is None:
         with asked_to_end() as asked:
-            Trainer(run, Follower(folder, run), until=until, asked_to_end=asked, processes=processes).train()
+            Trainer(run, Follower(folder, run), until=until, should_stop=asked, processes=processes).train()
