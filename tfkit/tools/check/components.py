@@ -216,6 +216,9 @@ def legal_values(name: str, info: FieldInfo) -> list[Any]:
     words = [word for part in get_args(info.annotation) if get_origin(part) is Literal for word in get_args(part)]
     if words or bool in get_args(info.annotation):
         return [None, *(words or [False, True])]
+    configs = [part for part in get_args(info.annotation) if isinstance(part, type) and issubclass(part, Config)]
+    if configs and not issubclass(configs[0], Component):
+        return [None, required_values(configs[0])]
     legal = (number for number in (SMALL.get(name), 0.5, NUMBER, 2.0, 1) if number is not None and _takes(info, number))
     return [None, *islice(legal, 1)]
 
