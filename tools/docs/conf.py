@@ -30,14 +30,14 @@ myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # a spec with `...` in it is shown as text
 toc_object_entries = False
-smartquotes = False  # prose has plain quotes, as the repository shows it
+smartquotes = False  # keep the plain quotes of the repository
 
 SIDEBARS: dict[str, str] = {}
-"""The sidebar without a current page, by the folder of the pages that have it: their links are equal."""
+"""Sidebars without a current page, by folder: relative links are equal for all pages of a folder."""
 
 
 class CachedEnglish(SearchEnglish):
-    """The stems of English words, each computed once: a site of 800 pages has few different words."""
+    """A stemmer of English that caches stems: a site of 800 pages has few distinct words."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -51,14 +51,14 @@ def setup(app: Sphinx) -> None:
 
 
 def share_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Compute the sidebar once for all pages of a folder: it takes half of the time of a page."""
+    """Compute the sidebar once for all pages of a folder, because it takes half of the build time of a page."""
     if "toctree" in context:
         build = context["toctree"]
         context["toctree"] = lambda **options: sidebar(page, lambda: str(build(**options)))
 
 
 def sidebar(page: str, build: Callable[[], str]) -> str:
-    """Return the sidebar of a page, from the sidebar that was built before for a page of the same folder."""
+    """Return the sidebar of a page, derived from the cached sidebar of the folder."""
     folder, name = os.path.split(page)
     if folder not in SIDEBARS:
         html = build().replace('href="#"', f'href="{name}.html"')
