@@ -1,4 +1,4 @@
-"""TorchScript files: equal to their models, with the weights once, and complete without Python."""
+"""TorchScript files: equal to their models, with the weights stored once, and usable without Python."""
 
 from __future__ import annotations
 
