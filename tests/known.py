@@ -1,4 +1,4 @@
-"""The specs with a bare name: those of tfkit, and those of the plugins in this repository."""
+"""The names of all specs: of tfkit, and of the plugins in this repository."""
 
 from __future__ import annotations
 

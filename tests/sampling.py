@@ -1,4 +1,4 @@
-"""Cases of a test: all of them run with `make test-all`, and some of them with `make test`."""
+"""Selection of test cases: `make test-all` runs all cases, `make test` runs a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some of the specs that come with tfkit, as different as they are, and how to make them small."""
+"""A diverse sample of the specs that come with tfkit, and changes that make them small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistaken calls of the Python API: each works, or ends in an error with tfkit's own words.
+"""Invalid calls of the Python API: each works, or raises an error with a message of tfkit.
 
 Made from the signatures: for each public function, every argument in turn is one of the values of `WRONG`, is missing,
 or has a name that nearly is one. By hand: inputs of the wrong shape, type and vocabulary for all that takes tensors.

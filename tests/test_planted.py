@@ -1,4 +1,4 @@
-"""The list of planted bugs fits the code: `tools/planted.py` could plant each of them now."""
+"""The list of planted bugs fits the code: `tools/planted.py` can plant every bug."""
 
 from __future__ import annotations
 

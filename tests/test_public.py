@@ -1,4 +1,4 @@
-"""The public names: listed once, documented, and the only ones that the plugins use."""
+"""The public names: listed once, documented, and the only names that the plugins use."""
 
 from __future__ import annotations
 

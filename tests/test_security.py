@@ -1,4 +1,4 @@
-"""What `SECURITY.md` calls data runs no code."""
+"""Files that `SECURITY.md` calls data cannot run code."""
 
 from __future__ import annotations
 

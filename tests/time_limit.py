@@ -1,4 +1,4 @@
-"""That something absurd is refused without much work."""
+"""A limit of time and memory for the rejection of absurd inputs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ HEAD = "| bug | in | breaks |\n|---|---|---|\n"
 
 
 def broken(bug: Bug) -> list[str]:
-    """Return the properties that a bug breaks, starting with the property that it is planted for."""
+    """Return the properties that a bug breaks, starting with the property for which it was planted."""
     checked, patches = subject(bug.model), [patch.object(*arguments) for arguments in bug.patches]
     for patcher in patches:
         patcher.start()

@@ -1,4 +1,4 @@
-"""Draw the pictures in docs/pictures again, and every spec that comes with tfkit to out/pictures.
+"""Redraw the pictures in docs/pictures, and draw every spec that comes with tfkit in out/pictures.
 
 `python tools/draw_all.py`, or `make pictures`. out/pictures has a page that shows them by model type.
 """
@@ -54,7 +54,7 @@ def page(specs: Sequence[Shipped]) -> str:
 
 
 def _families(specs: Sequence[Shipped]) -> Iterator[str]:
-    """Yield the first spec of each model type as a picture, the others as links."""
+    """Yield the first spec of each model type as a picture, and its remaining specs as links."""
     families: dict[str, list[Shipped]] = {}
     for spec in specs:
         families.setdefault(spec.model_type or spec.name, []).append(spec)

@@ -1,4 +1,4 @@
-"""Prove every family with every class that transformers has for it, and write the table of specs/README.md.
+"""Compare every family with all of its classes in transformers, and write the table of specs/README.md.
 
 python tools/family_matrix.py
 """
@@ -42,11 +42,11 @@ WORDS: dict[Kind, str] = {
 VARIED = ", varied"
 FIRST = {case.model_type: name for name, case in reversed(CASES.items())}
 EVERY = [*CASES, *HEADS, *(f"{name}{VARIED}" for name in FIRST.values())]
-"""Every case with its own head, with every other head, and the first of each type with many fields changed."""
+"""Every case with its default head and with every other head, and the first of each type with many fields changed."""
 
 
 def proved(name: str) -> tuple[Kind, str, Outcome, str]:
-    """Return the kind of a case, its type, and its outcome with the reason."""
+    """Compare a case. Return its kind, its model type, and the outcome with the reason."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     case = {**CASES, **HEADS}[name.removesuffix(VARIED)]

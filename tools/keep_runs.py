@@ -1,9 +1,9 @@
-"""Keep the records of finished runs, without their weights, in docs/experiments: what its page is made from.
+"""Copy the records of finished runs, without weights, to docs/experiments. Its page is generated from these records.
 
-`python tools/keep_runs.py out` takes the runs of the sweep in `out`. Of each run, `run.yaml`, `run.json` and the
-numbers of its evaluations stay: `tfkit sweep NAME -o docs/experiments --so-far` compares them, and `tfkit sweep NAME -o
-docs/experiments` makes only the runs that are not there. Without the digests of the code, a record agrees with later
-code too.
+`python tools/keep_runs.py out` copies the runs of the sweep in `out`: `run.yaml`, `run.json` and the metrics of the
+evaluations. `tfkit sweep NAME -o docs/experiments --so-far` compares these runs, and `tfkit sweep NAME -o
+docs/experiments` trains only the missing runs. The records contain no digests of the code, so they also match later
+code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEPT = Path(__file__).parents[1] / "docs" / "experiments" / "runs"
 
 
 def main(folder: Path) -> None:
-    """Keep the finished runs of a sweep; raises SpecError if it has no runs, or one that cannot be read."""
+    """Copy the finished runs of a sweep. Raise SpecError if it has no runs, or if a run cannot be read."""
     runs = folder / "runs"
     if not runs.is_dir():
         raise SpecError(Diagnostic(f"{quoted(str(folder))} has no folder `runs`", help="name the folder of a sweep"))
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
 
 
 def keep(run: Path, facts: Facts) -> None:
-    """Write the record of a run without the steps between its evaluations, and without names of this machine."""
+    """Write the record of a run without the steps between evaluations, and without names of this machine."""
     environment = {name: value for name, value in facts.environment.items() if name != "system"}
     sessions = [
         {name: value for name, value in session.items() if name != "code"} | {"command": f"tfkit train {run.name}"}

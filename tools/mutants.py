@@ -1,4 +1,4 @@
-"""Mutate the numeric core of tfkit, a random sample of places, and report the mutants that no quick test notices.
+"""Mutate random places of the numeric core of tfkit, and report the mutants that no quick test detects.
 
     python tools/mutants.py                      300 mutants, drawn by the date, with two workers
     python tools/mutants.py --sample 60 --seed 7 --workers 16
@@ -52,12 +52,12 @@ OUT = ROOT / "out" / "mutants"
 Key = tuple[str, str, str]
 Location = str
 MEMORY = 12 << 30
-"""Bytes that the tests of a mutant may allocate: a mutant can ask for any amount."""
+"""Bytes that the tests of a mutant may allocate: a mutant may try to allocate any amount."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one place of a file."""
+    """A change of a single place in a file."""
 
     file: str
     line: int
@@ -68,13 +68,13 @@ class Mutant:
 
     @property
     def key(self) -> Key:
-        """The file and the changed line, before and after the change, by which lists name a mutant."""
+        """The file, and the changed line before and after the change. Lists identify a mutant by this key."""
         return self.file, self.before, self.after
 
 
 @dataclass(frozen=True)
 class Task:
-    """A mutant, the text of its file, and the tests that run, in their order."""
+    """A mutant, the text of its file, and the tests to run, in order."""
 
     mutant: Mutant
     text: str
@@ -85,7 +85,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The test that noticed a mutant; None if no test did."""
+    """The test that detected a mutant; None if no test did."""
 
     task: Task
     test: str | None
@@ -115,7 +115,7 @@ def target_files() -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """A range of a file that operators change: pairs of an operator and the index of its occurrence."""
+    """A range of a file with the operators that change it: pairs of an operator and the index of its occurrence."""
 
     file: str
     start: tuple[int, int]
@@ -123,7 +123,7 @@ class Place:
 
 
 def places_of(file: str) -> Iterator[Place]:
-    """Yield the places of a file that compute something: not those in types and in messages of errors."""
+    """Yield the places of a file that compute something, without types and messages of errors."""
     text = (ROOT / file).read_text(encoding="utf-8")
     silent = list(_silent_ranges(ast.parse(text)))
     nodes = list(ast_nodes(parso.parse(text)))
@@ -138,9 +138,9 @@ def places_of(file: str) -> Iterator[Place]:
 
 
 def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield the ranges that compute no number: annotations, `raise` with its message, and the texts of modules.
+    """Yield the ranges that compute no number: annotations, `raise` with its message, and texts of modules.
 
-    Also the `*` of a signature, and `strict` of `zip`, which is an assertion of its caller.
+    Further ranges are the `*` of a signature, and `strict` of `zip`, which asserts equal lengths.
     """
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
@@ -161,7 +161,7 @@ def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[in
 
 
 def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | None:
-    """Return a mutant and the text of its file; None if it is no program, or the same one."""
+    """Return a mutant and the text of its file; None if the text is not valid Python, or unchanged."""
     text = (ROOT / place.file).read_text(encoding="utf-8")
     changed = mutate_code(text, operators()[operator], index)
     try:
@@ -177,7 +177,7 @@ def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | N
 
 
 def _odd_comparisons(tree: ast.Module) -> int:
-    """Count the comparisons that nobody writes: the order of a text, and the identity of a text or a number."""
+    """Count unusual comparisons: the order of a text, and the identity of a text or a number."""
     count = 0
     for node in ast.walk(tree):
         for operation, value in zip(node.ops, node.comparators, strict=True) if isinstance(node, ast.Compare) else ():
@@ -189,9 +189,10 @@ def _odd_comparisons(tree: ast.Module) -> int:
 
 @cache
 def locations(file: str) -> Mapping[int, Location]:
-    """Return the location of each line that is in a function: its qualified name, and the statement's place in it.
+    """Return the location of each line in a function: the qualified name, and the index of the statement in it.
 
-    A location survives changes of the file outside of the function. Of nested functions, it is in the outermost.
+    Changes of the file outside the function do not change a location. Lines of nested functions belong to the outermost
+    function.
     """
     table: dict[int, Location] = {}
 
@@ -212,7 +213,7 @@ def locations(file: str) -> Mapping[int, Location]:
 
 
 def sample(places: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> list[tuple[Mutant, str]]:
-    """Draw mutants: first places, then one of the changes of each, so that places with many changes count once."""
+    """Draw mutants: first places, then a change of each place, so that places with many changes count once."""
     generator = random.Random(seed)
     mutants: list[tuple[Mutant, str]] = []
     for place in generator.sample(places, len(places)):
@@ -225,7 +226,7 @@ def sample(places: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> 
 
 
 def survivors_of(path: Path, places: Iterable[Place]) -> list[tuple[Mutant, str]]:
-    """Return the survivors that a report lists, in the code of today."""
+    """Return the survivors in a report that still exist in the current code."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))["survivors"]
     keys = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
     lines = {(file, before) for file, before, _ in keys}
@@ -245,7 +246,7 @@ def survivors_of(path: Path, places: Iterable[Place]) -> list[tuple[Mutant, str]
 
 
 class Recorder:
-    """A plugin of pytest that records the locations that each passed test runs, and its seconds."""
+    """A pytest plugin that records the locations that each passed test executes, and its duration in seconds."""
 
     def __init__(self, tree: Path, path: Path) -> None:
         self.files = {str(tree / file): file for file in target_files()}
@@ -297,7 +298,7 @@ def measure(file: str) -> tuple[str, dict[str, Any]]:
 
 
 class Reached:
-    """The tests that run each location, with their seconds."""
+    """The tests that execute each location, with their durations in seconds."""
 
     def __init__(self, tests: Mapping[str, Any]) -> None:
         self.seconds = {test: values["seconds"] for test, values in tests.items()}
@@ -312,8 +313,9 @@ class Reached:
     def task(self, mutant: Mutant, text: str, limit: float) -> Task:
         """Choose the tests of a mutant: first the tests that run its location, then other tests of its file.
 
-        Scripted functions run no line, and what a process stores is computed in one test only. No test runs the lines
-        outside of functions, which are the defaults of fields: the configuration names their tests.
+        The location does not suffice. Scripted functions execute no line of Python, and a value that a process caches
+        is computed only in a single test. Lines outside functions, which are defaults of fields, run during the import:
+        the configuration names their tests.
         """
         mirrored = Path("tests", *Path(mutant.file).parts[1:-1]).as_posix() + "/"
         direct = self.by_location[mutant.file, mutant.location] if mutant.location else {*config()["tests_of_defaults"]}
@@ -361,7 +363,7 @@ def write_out(path: Path, text: str) -> None:
 
 
 class Chosen:
-    """A plugin of pytest that keeps some tests, and runs them in a given order."""
+    """A pytest plugin that selects tests, and runs them in a given order."""
 
     def __init__(self, tests: Sequence[str]) -> None:
         self.places = {test: place for place, test in enumerate(tests)}
@@ -459,7 +461,7 @@ def table_of(report: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run a sample; the exit status is 0 only if each mutant was noticed."""
+    """Run a sample. Return 0 only if every mutant was detected."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sample", type=int, default=300, help="how many mutants")
     parser.add_argument("--seed", type=int, default=int(f"{datetime.now(UTC):%Y%m%d}"), help="default: the date")

@@ -1,7 +1,7 @@
-"""Plants known bugs in a scratch copy of tfkit, one at a time, and tells which quick test notices each.
+"""Plant known bugs in a scratch copy of tfkit, one at a time, and report the quick test that detects each bug.
 
-    python tools/planted.py                      all bugs: first the tests that an entry names, then all quick ones
-    python tools/planted.py --only rope          those whose words or file contain `rope`
+    python tools/planted.py                      all bugs: first the tests that an entry names, then all quick tests
+    python tools/planted.py --only rope          the bugs whose description or file contains `rope`
     python tools/planted.py --hinted             only the named tests: minutes instead of hours
     python tools/planted.py --at /path/to/tree   another working tree of tfkit, with this list
     python tools/planted.py --check              only whether each bug can still be planted
@@ -29,7 +29,7 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-import hypothesis  # noqa: F401  what tests import, here, so that the fork of each bug need not
+import hypothesis  # noqa: F401  imported once here, so that the forks of all bugs need not import it
 import jsonschema  # noqa: F401
 import pytest
 import torch._dynamo  # noqa: F401
@@ -42,14 +42,14 @@ CRASHED = 99
 TIMED_OUT = 98
 ARGUMENTS = [
     *["-x", "-q", "-rfE", "--tb=no", "--color=no", "-p", "no:cacheprovider"],
-    *["-W", "ignore::pytest.PytestAssertRewriteWarning"],  # of plugins that transformers has imported
+    *["-W", "ignore::pytest.PytestAssertRewriteWarning"],  # about pytest plugins that transformers has imported
 ]
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One change of one file that some quick test must notice."""
+    """A change of a single file that at least one quick test must detect."""
 
     words: str
     file: str
@@ -58,7 +58,7 @@ class Bug:
     tests: tuple[str, ...]
 
     def plant(self, tree: Path) -> str:
-        """Write the bug into a tree; returns the text that the file had. Raises ValueError where it has changed."""
+        """Write the bug to a tree, and return the old text of the file. Raise ValueError if the bug no longer fits."""
         path = tree / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if text.count(self.old) != 1:
@@ -68,7 +68,7 @@ class Bug:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a module, whose compiled code may be as old as the text to the second."""
+    """Write a module, and remove its compiled code, whose timestamp may equal the timestamp of the new text."""
     path.write_text(text, encoding="utf-8")
     Path(cache_from_source(path)).unlink(missing_ok=True)
 
@@ -95,7 +95,7 @@ def run_pytest(
 ) -> tuple[int, str]:
     """Run pytest in a tree; return its exit status, TIMED_OUT after `seconds`, and its output.
 
-    Runs in a fork of this process, which has imported torch once for all bugs, and nothing of tfkit.
+    pytest runs in a fork of this process, which has imported torch for all bugs, but no module of tfkit.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         child = os.fork()
@@ -103,14 +103,14 @@ def run_pytest(
             paths = [str(tree), *map(str, sorted(tree.glob("plugins/*/src")))]
             status = CRASHED
             try:
-                os.setsid()  # so that the processes of a test end with it
+                os.setsid()  # so that the processes of a test can be killed together
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 os.chdir(tree)
                 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
                 sys.path[:0] = paths
                 status = int(pytest.main(list(arguments), plugins=list(plugins)))
-            finally:  # what this process has open belongs to its parent
+            finally:  # open files belong to the parent process
                 os._exit(status)
         status = wait(child, seconds)
         output.seek(0)
@@ -118,7 +118,7 @@ def run_pytest(
 
 
 def wait(child: int, seconds: float) -> int:
-    """Wait for a process that leads a session; return its exit status, or end the session and return TIMED_OUT."""
+    """Wait for a session leader. Return its exit status; after the timeout, kill the session and return TIMED_OUT."""
     deadline = time.monotonic() + seconds
     ended = 0
     try:
@@ -136,7 +136,7 @@ def wait(child: int, seconds: float) -> int:
 
 
 def first_failure(tree: Path, tests: Sequence[str], workers: int) -> str | None:
-    """Return the first test that fails in a tree, of all quick tests if none are named; None if all pass."""
+    """Return the first of the tests, by default all quick tests, that fails in a tree; None if all pass."""
     status, output = run_pytest(tree, [*ARGUMENTS, *(tests or ["-n", str(workers), "--dist", "worksteal"])])
     return None if status == pytest.ExitCode.OK else failure_in(output, status)
 
@@ -147,8 +147,8 @@ def failure_in(output: str, status: int) -> str:
     return failed[1] if failed else f"(pytest ended with {status})"
 
 
-def told_by(tree: Path, bug: Bug, *, hinted: bool, workers: int) -> str | None:
-    """Return the test that notices a bug in a scratch tree; None if no test does."""
+def detected_by(tree: Path, bug: Bug, *, hinted: bool, workers: int) -> str | None:
+    """Return the test that detects a bug in a scratch tree; None if no test does."""
     before = bug.plant(tree)
     try:
         there = [test for test in bug.tests if (tree / test.partition("::")[0]).exists()]
@@ -159,7 +159,7 @@ def told_by(tree: Path, bug: Bug, *, hinted: bool, workers: int) -> str | None:
 
 
 def check(tree: Path, bugs: Sequence[Bug]) -> int:
-    """Print the bugs that no longer fit the code; returns how many."""
+    """Print the bugs that no longer fit the code, and return their number."""
     stale = 0
     for bug in bugs:
         text = (tree / bug.file).read_text(encoding="utf-8") if (tree / bug.file).is_file() else ""
@@ -170,7 +170,7 @@ def check(tree: Path, bugs: Sequence[Bug]) -> int:
 
 
 def main() -> int:
-    """Run the list; the exit status is 0 only if every bug was planted and noticed."""
+    """Run the list. Return 0 only if every bug was planted and detected."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="WORD", help="only bugs whose words or file contain it")
     parser.add_argument("--hinted", action="store_true", help="only the tests that an entry names")
@@ -190,14 +190,14 @@ def main() -> int:
         tree = copy_of(options.at.resolve(), Path(folder))
         for number, bug in enumerate(bugs, 1):
             try:
-                test = told_by(tree, bug, hinted=options.hinted, workers=options.workers)
+                test = detected_by(tree, bug, hinted=options.hinted, workers=options.workers)
             except ValueError as stale:
                 test, verdict = str(stale), "stale"
             else:
                 verdict = "caught" if test else "MISSED"
                 caught |= {bug.words: test} if test else {}
             print(f"{number:3} {verdict}  {bug.words}\n           {test or '-'}", flush=True)
-        # Without parameters, in whose names the numbers of a bug may stand.
+        # Without parameters, whose names may contain numbers that a bug changes.
         tests = sorted({test.partition("[")[0] for test in caught.values() if not test.startswith("(")})
         red = first_failure(tree, tests, 1) if tests else None
     print(f"\n{len(caught)} of {len(bugs)} caught" + (f"; but {red} is red without a bug" if red else ""))

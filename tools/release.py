@@ -32,14 +32,14 @@ NEEDED = (
     "docs/examples/gpt2.py",
     "tests/texts.py",
 )
-"""Files that the tests of an sdist read, as a sample."""
+"""A sample of the files that the tests of an sdist read."""
 RELATIVE = re.compile(
     r"^```.*?^```$"
     r"|\[(?P<text>[^][]*)\]\((?P<link>(?![a-z]+:|#)[^)\s]+)\)"
     r'|<img src="(?P<picture>(?![a-z]+:)[^"]+)" alt="(?P<alt>[^"]*)"[^>]*>',
     re.DOTALL | re.MULTILINE,
 )
-"""A link or a picture by a relative path. Blocks of code match as well, so that nothing inside them does."""
+"""Matches relative links and pictures. It also matches blocks of code, so that links inside them do not match."""
 FOLLOW = """
 import sys, subprocess, shlex
 from pathlib import Path
@@ -53,7 +53,7 @@ def printed(command):
 
 page.follow(Path(sys.argv[2]), Path.cwd(), printed)
 """
-"""Follows a page with the functions of tests/docs/page.py; each command is a process."""
+"""Program that runs a page with the functions of tests/docs/page.py, and each command in a process."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,9 +103,9 @@ def project(folder: Path) -> dict[str, Any]:
 
 
 def build(output: Path) -> None:
-    """Build the sdist of each project, and from it the wheel.
+    """Build the sdist of each project, and the wheel from the sdist.
 
-    The wheel's README is the project's page on a package index, as wheels are uploaded first.
+    Wheels are uploaded first, so the README of the wheel becomes the project's page on a package index.
     """
     shutil.rmtree(output, ignore_errors=True)
     for folder in PROJECTS:
@@ -122,9 +122,9 @@ def build(output: Path) -> None:
 
 
 def long_description(readme: str, folder: str) -> str:
-    """Return a README of `folder` without relative links and pictures, which lead nowhere on a package index.
+    """Return a README of `folder` without relative links and pictures, which are broken on a package index.
 
-    They point to the repository if `project.urls` has it; otherwise they become text with the path.
+    They become links to the repository if `project.urls` contains it; otherwise they become text with the path.
     """
     table = project(ROOT)
     repository = table.get("urls", {}).get("Repository")
@@ -171,7 +171,7 @@ def environment(base: str, folder: Path, wheels: Path, *, offline: bool) -> Path
 
 
 def follow_readme(python: Path, folder: Path) -> None:
-    """Run the README in an environment and an empty folder. Plugins are not loaded, as its tables lack them."""
+    """Run the README in an environment and an empty folder, without plugins, which the tables of the README omit."""
     reader = folder / "reader"
     reader.mkdir()
     plugins = ",".join(path.name for path in PROJECTS[1:])

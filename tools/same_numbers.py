@@ -1,8 +1,8 @@
-"""Compare every number of every spec that comes with tfkit between two checkouts: `same_numbers.py ../before`.
+"""Compare the numbers of every spec that comes with tfkit between two checkouts: `same_numbers.py ../before`.
 
-Each spec is built tiny, with the same seed, by both. Compared to the last bit are the names and values of the state
-dict, outputs without and with padding, gradients, and tokens decoded with a cache. The other checkout needs a `.venv`.
-Numbers depend on the processor, so no file can hold them: both sides run here.
+Both checkouts build each spec at a tiny size from the same seed. The names and values of the state dict, outputs
+without and with padding, gradients, and tokens decoded with a cache must be bit-identical. The other checkout needs a
+`.venv`. Numbers depend on the processor, so they cannot be stored in a file: both checkouts run here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Digests = dict[str, str]
 
 
 def main() -> int:
-    """Compare, print."""
+    """Compare the checkouts, and print the differences."""
     from tfkit.plugin.manager import available
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -61,7 +61,7 @@ def _small(name: str) -> tuple[list[str], str | None]:
 
 
 def _digests(python: str, specs: str) -> dict[str, Digests]:
-    """Compute the digests with another checkout's Python: it runs this file, so both sides do the same."""
+    """Compute the digests with the Python of a checkout, which runs this file."""
     command = [python, __file__, "--digests"]
     done = subprocess.run(command, input=specs, stdout=subprocess.PIPE, text=True, check=True)
     digests: dict[str, Digests] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""What `build` returns is an ordinary module: it can be copied, saved, moved, compiled, scripted and exported."""
+"""Tests that a built model is an ordinary module: it can be copied, saved, moved, compiled, scripted and exported."""
 
 from __future__ import annotations
 

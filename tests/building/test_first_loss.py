@@ -1,4 +1,4 @@
-"""Training starts near ln V: the default for any spec, what ships, and a warning where a spec is far from it."""
+"""Initial losses near ln V: for default initialization and shipped specs, and the warning for other specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would broadcast, or change its type or its input, is a fault of the component, told when the model is built."""
+"""Guarantees that are checked at build time: shapes that would broadcast, changed dtypes, and modified inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error from the middle of a model says which of its modules it comes from."""
+"""Errors inside a forward name the module in which they occur."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of a model that differs: depth, experts, grouped heads, and rows of tokens that both vocabularies have."""
+"""Weights from a different model: depth, experts, grouped heads, and rows of tokens in both vocabularies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models inside what torch wraps around them: the same numbers as the model alone, or words that say what to wrap."""
+"""Models inside wrappers of torch: equal numbers, or an error that names the module to wrap."""
 
 from __future__ import annotations
 

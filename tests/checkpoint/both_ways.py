@@ -1,4 +1,4 @@
-"""A pattern applied in both directions."""
+"""Helpers that apply a pattern in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share."""
+"""Fixtures of the checkpoint tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small sound checkpoint, files made by hand, and what an error begins and ends with."""
+"""A small valid checkpoint, handwritten files, and the form of an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: the tensors of sound ones bit for bit, and one clear error for every other."""
+"""Checkpoints on disk: valid files are read bit by bit, and every invalid file raises a clear error."""
 
 from __future__ import annotations
 

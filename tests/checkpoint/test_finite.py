@@ -1,4 +1,4 @@
-"""Values that are infinite or NaN, or become so."""
+"""Weights that are infinite or NaN, in a file or after conversion to the dtype of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are no sound safetensors: one clear error each, in little memory, whatever their bytes are."""
+"""Invalid safetensors files: a clear error for each, with little memory, whatever bytes they contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that were trained as another model: refused with what differs, and taken where that is meant."""
+"""Weights that were trained with different semantic values: rejected with the differences, or accepted on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout operation of the weight map: by hand, against einops and an oracle; memory and dtypes."""
+"""The layout operation of the weight map, compared with expected tensors, einops and an oracle; memory and dtypes."""
 
 from __future__ import annotations
 

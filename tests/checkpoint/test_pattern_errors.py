@@ -1,4 +1,4 @@
-"""What is no pattern, and what does not fit one."""
+"""Invalid patterns, and tensors that do not fit a pattern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout operation against the code that splits fused weights in Hugging Face transformers."""
+"""The layout operation, compared with the code of transformers that splits fused weights."""
 
 from __future__ import annotations
 

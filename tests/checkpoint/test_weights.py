@@ -1,4 +1,4 @@
-"""The weight map of a spec: both ways bit for bit, whatever a file does to the tensors, and its errors."""
+"""The weight map of a spec: bit-identical in both directions for any layout in a file, and its errors."""
 
 from __future__ import annotations
 

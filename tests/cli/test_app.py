@@ -1,4 +1,4 @@
-"""The command line: what it prints, to where, and with which exit status."""
+"""The command line: its output, the stream of the output, and the exit status."""
 
 from __future__ import annotations
 

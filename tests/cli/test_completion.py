@@ -1,4 +1,4 @@
-"""Completion in shells: what is offered, through click's own protocol, through bash, and how quickly."""
+"""Completion in shells: the suggestions, through click's protocol and through bash, and their speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths that lead nowhere, and odd ones that are legal, in every place of the command line that takes one."""
+"""Missing paths, and unusual valid paths, in every argument and option that takes a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models with every feature of attention, and what the tests of the backends look at."""
+"""Small models with every feature of attention, and the values that the tests of the backends compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of attention against the modules of published models, with padding and without."""
+"""The steps of attention, compared with the modules of published models, with and without padding."""
 
 from __future__ import annotations
 

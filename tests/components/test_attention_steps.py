@@ -1,4 +1,4 @@
-"""The optional steps of attention: their order, sinks, and every step through all that a model goes through."""
+"""The optional steps of attention: their order, sinks, and every step through all conversions of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in mixed precision: every position, mask and norm under autocast, close to float32, without a warning."""
+"""Mixed precision: every position, mask and norm trains under autocast, close to float32, without a warning."""
 
 import pytest
 import torch

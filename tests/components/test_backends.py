@@ -1,4 +1,4 @@
-"""The attention backends against each other, through everything that a model goes through."""
+"""The attention backends, compared with each other through all conversions of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contexts ask of an attention and of its position, answered by kinds that are not ours."""
+"""The contract of contexts with attention and its position, tested with kinds from outside tfkit."""
 
 from __future__ import annotations
 

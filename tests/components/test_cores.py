@@ -1,4 +1,4 @@
-"""Each core of attention against a loop, and which of them a model gets."""
+"""Each core of attention, compared with a loop, and the choice of the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings of published models that look as if they needed something special, and do not."""
+"""Embeddings of published models that seem to need a special kind, but do not."""
 
 from __future__ import annotations
 

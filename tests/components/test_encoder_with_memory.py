@@ -1,4 +1,4 @@
-"""An encoder with a memory goes through everything that handles stacks; equality with others is in `parity`."""
+"""An encoder with a memory, through every tool that handles stacks; `parity` compares it with other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feed-forward network against that of published models: norms inside, biases one by one, learned activations."""
+"""The feed-forward network, compared with published models: inner norms, separate biases, learned activations."""
 
 from __future__ import annotations
 

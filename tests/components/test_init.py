@@ -1,4 +1,4 @@
-"""How weights start: the published formulas, one seed for each parameter, and nothing that a neighbour can change."""
+"""Initial weights: the published formulas, and a seed for each parameter, independent of all other parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the norms of a layer stand and what its sublayers read, each layout against its formula."""
+"""The placement of norms and the inputs of sublayers: each layout is compared with its formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks that run all their layers several times: the formula, the caches, and what tools report of them."""
+"""Stacks that run all layers several times: the formula, the caches, and the reports of tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of masks against a loop over queries and keys, in a cache, and the errors of conditions."""
+"""Mask rules, compared with a loop over queries and keys, with a cache, and the errors of conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared context against a loop over queries and keys, and dropout in each of its places alone."""
+"""The shared context, compared with a loop over queries and keys, and each dropout alone."""
 
 from __future__ import annotations
 

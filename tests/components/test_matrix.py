@@ -1,4 +1,4 @@
-"""Every legal pair of kinds and options builds, and keeps every promise; the illegal ones are refused when read."""
+"""Every valid pair of kinds and options builds and keeps all guarantees; invalid pairs are rejected when read."""
 
 from __future__ import annotations
 

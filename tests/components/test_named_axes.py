@@ -1,4 +1,4 @@
-"""Where axes have names, modules say them: with `tfkit.Rearrange` or an einsum, not with numbers of dimensions."""
+"""Modules with named axes use `tfkit.Rearrange` or an einsum instead of numbers of dimensions."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every norm against its formula, with an epsilon and an offset that nobody could overlook."""
+"""Every norm, compared with its formula, with an epsilon and an offset of visible size."""
 
 from __future__ import annotations
 

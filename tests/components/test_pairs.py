@@ -1,4 +1,4 @@
-"""Masks of pairs: several documents in a row, each of which has what it has alone."""
+"""Pairwise masks: each of several documents in a row has the outputs that it has alone."""
 
 from __future__ import annotations
 

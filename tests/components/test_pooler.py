@@ -1,4 +1,4 @@
-"""One vector for a sequence: what is selected, with padding anywhere, against a loop."""
+"""Pooling of a sequence to a vector, compared with a loop, with padding at any position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sublayer is added to: layers of published models that differ in it, and one that lacks a norm."""
+"""The value to which an output is added: published models that differ in it, and a model without a norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frequencies and rotations, each against the code of a published model that has them."""
+"""Rotary frequencies and rotations, compared with the code of published models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of relative positions for each layer, as UMT5 has."""
+"""Relative positions with a table for each layer, as in UMT5."""
 
 from __future__ import annotations
 

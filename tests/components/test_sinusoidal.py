@@ -1,4 +1,4 @@
-"""The three tables of sines and cosines that published models have, each against their code."""
+"""The three sinusoidal tables of published models, each compared with published code."""
 
 from __future__ import annotations
 

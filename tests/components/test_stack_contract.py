@@ -1,4 +1,4 @@
-"""A stack that is not ours, that of docs/stack.md, goes through everything that handles stacks."""
+"""The stack of docs/stack.md, which is outside tfkit, through every tool that handles stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values that layers share: in a forward pass, in caches, in other programs, and the errors of wires."""
+"""Keys and values that layers share: in a forward pass, in caches and in exported programs, and errors of wires."""
 
 from __future__ import annotations
 

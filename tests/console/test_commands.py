@@ -1,4 +1,4 @@
-"""Commands of plugins beside those of tfkit."""
+"""Commands of plugins next to the commands of tfkit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command that takes a spec takes a run, and prints what it prints for the model of the run as a spec."""
+"""Commands that take a spec also take a run, and print the output for the run's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `CachedModel` should be equal to: the same interface, and the whole forward for every piece."""
+"""An oracle for `CachedModel` with the same interface, which recomputes the full forward for every piece."""
 
 from __future__ import annotations
 

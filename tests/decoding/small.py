@@ -1,4 +1,4 @@
-"""Small models whose outputs show every difference."""
+"""Small models whose outputs reveal every difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that no published one is, read in pieces: layers that differ, share, repeat and look at several things."""
+"""Incremental decoding of unpublished models: layers that differ, share weights, repeat, or have several memories."""
 
 from __future__ import annotations
 
@@ -258,5 +258,5 @@ def test_the_real_compiler(name: str) -> None:
     cached = tfkit.CachedModel(model, length=LENGTH, compile=True)
     for rows in (ids, ids.flip(0)):
         cached.start(3)
-        actual = torch.cat([cached(value) for value in (rows[:, :5], *rows[:, 5:].split(1, dim=1))], dim=1)
+        actual = torch.cat([cached(piece) for piece in (rows[:, :5], *rows[:, 5:].split(1, dim=1))], dim=1)
         torch.testing.assert_close(actual, model(rows), atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""What a `CachedModel` refuses, and in which words."""
+"""Errors of `CachedModel`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a `CachedModel` is used: beginnings, rows, lengths, types of numbers."""
+"""Use of a `CachedModel`: starts, rows, lengths and dtypes."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_a_memory_with_an_input_that_may_be_left_out() -> None:
     model = tfkit.build(tfkit.loads(OPTIONAL)).eval()
     source, types, ids = tokens(2, 7), tokens(2, 7, 1) % 2, tokens(2, 5, 2)
     reading = CachedModel(model, length=8)
-    for value in ({"source": source}, {"source": source, "types": types}):
-        reading.start(2, **value)
+    for inputs in ({"source": source}, {"source": source, "types": types}):
+        reading.start(2, **inputs)
         actual = torch.cat([reading(ids[:, :3]), reading(ids[:, 3:])], dim=1)
-        assert error(actual, model(target=ids, **value)) < 1e-5
+        assert error(actual, model(target=ids, **inputs)) < 1e-5
 
 
 def test_without_a_start_the_sequences_go_on() -> None:

@@ -1,4 +1,4 @@
-"""Generation equals Hugging Face's, and the whole forward recomputed for every token."""
+"""Generation, compared with transformers and with a full forward for every token."""
 
 from __future__ import annotations
 

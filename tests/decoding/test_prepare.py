@@ -1,4 +1,4 @@
-"""Weights laid out for decoding: other strides, the same model."""
+"""Weights that are laid out for decoding: the strides differ, the model does not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_prepared_model_trains_is_written_and_is_read(
 def test_a_small_gain_moves_nothing(model: fx.GraphModule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "GAIN", 3.0)
     faster(monkeypatch, "columns")
-    assert {value.layout for value in prepare_decoding(model)} == {"rows"}
+    assert {tensor.layout for tensor in prepare_decoding(model)} == {"rows"}
 
 
 def test_a_machine_is_asked_once_for_each_batch(model: fx.GraphModule, monkeypatch: pytest.MonkeyPatch) -> None:

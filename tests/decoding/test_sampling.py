@@ -1,4 +1,4 @@
-"""Scores equal those of Hugging Face's processors; draws follow the probabilities, each row by itself."""
+"""Scores, compared with transformers' processors; draws follow the probabilities, independently for each row."""
 
 from __future__ import annotations
 

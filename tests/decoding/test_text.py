@@ -1,4 +1,4 @@
-"""Tokenizers, and text that comes piece by piece: what was given out is what decoding all at once gives."""
+"""Tokenizers, and streamed text, which equals the text of decoding all tokens together."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_a_stop_text_ends_the_stream_and_is_never_shown(text: str, stop: list[st
     for end, token in enumerate(tokenizer.encode(text), 1):
         shown += stream.feed(token)
         assert text.startswith(shown)
-        assert stream.stopped == any(value in text[:end] for value in stop)
-    ends = [place for value in stop if (place := text.find(value)) >= 0]
+        assert stream.stopped == any(marker in text[:end] for marker in stop)
+    ends = [place for marker in stop if (place := text.find(marker)) >= 0]
     if not ends:
         assert shown + stream.finish() == text
     else:
-        assert not any(value in shown for value in stop)
+        assert not any(marker in shown for marker in stop)
         assert stream.finish() == ""
 
 

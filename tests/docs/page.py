@@ -1,4 +1,4 @@
-"""A page of the docs, done as a reader does it: files are written, commands run, Python runs in order.
+"""Runs a page of the docs as a reader would: writes the files, runs the commands, and executes Python in order.
 
     `name.py`        on the line above a block: the block is that file
     ```python        runs, with the names of the page's earlier blocks

@@ -1,4 +1,4 @@
-"""`docs/around.md` does what it says: every block of Python runs, with the tools that are installed.
+"""Every block of Python in `docs/around.md` whose tools are installed.
 
 Those beyond torch come with `pip install --group around -e .`, in an environment of their own.
 """

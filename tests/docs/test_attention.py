@@ -1,4 +1,4 @@
-"""docs/attention.md, executed: its plugin keeps every promise, its spec runs, leaves and decodes."""
+"""docs/attention.md: its plugin keeps all guarantees, and its spec runs, exports and decodes."""
 
 from __future__ import annotations
 

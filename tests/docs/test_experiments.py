@@ -1,4 +1,4 @@
-"""The tables of pages about experiments are what their commands make of the runs that are kept next to the pages."""
+"""The tables of pages about experiments equal the output of their commands for the stored runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of docs/components.md writes next: another norm, another FFN, another kind of attention.
+"""Typical first components of readers of docs/components.md: a norm, an FFN, an attention.
 
 They were written from the docs alone. Where that took a look into the code, the text was mended.
 """

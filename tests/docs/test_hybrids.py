@@ -1,4 +1,4 @@
-"""docs/hybrids.md, executed with its plugin: its spec is the model of the shipped runs, its sweep the shipped sweep."""
+"""docs/hybrids.md with its plugin: its spec is the model of the shipped runs, and its sweep the shipped sweep."""
 
 from __future__ import annotations
 

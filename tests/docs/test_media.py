@@ -1,4 +1,4 @@
-"""docs/media.md, executed with its plugin."""
+"""docs/media.md with its plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README and the pages by task do what they say, block by block, and lead where they point."""
+"""Every block of the README and of the pages by task, and every link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site: every name, command, kind, model, run and sweep has its page, and Sphinx builds it without a warning."""
+"""The site: every name, command, kind, model, run and sweep has a page, and Sphinx builds it without a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The how-to of specs/README.md, executed: its files are written, its commands run, and print what it shows."""
+"""The how-to of specs/README.md: its files are written, and its commands print the documented output."""
 
 from __future__ import annotations
 

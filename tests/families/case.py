@@ -1,4 +1,4 @@
-"""A published model at a small size, proved against Hugging Face's: imported, loaded, run, and saved again."""
+"""A published model at a small size, compared with transformers: imported, loaded, run, and saved again."""
 
 from __future__ import annotations
 

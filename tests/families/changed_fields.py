@@ -1,4 +1,4 @@
-"""Each field of a config.json changed by itself: transformers has another model then or the same, and so have we."""
+"""Changes of single fields of a config.json: tfkit's model changes if and only if transformers' model changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of a config.json at random, and what may become of one: a spec that says what the file says, or an error.
+"""Random changes of a config.json: the result is a spec with the meaning of the file, or an error.
 
 The spec of a file with a change is not that of the file without it, unless a reason is known (`meaningless`), and
 the config.json that is written for it says the same.

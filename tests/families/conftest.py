@@ -1,4 +1,4 @@
-"""What transformers has and its automatic classes do not name."""
+"""Classes of transformers that its automatic classes do not include."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders that are no kin of Llama: small, with everything switched on that a family can do."""
+"""Decoders that are not derived from Llama, at small sizes, with every option of their families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders with their masked-LM heads: small, with everything switched on that a family can do."""
+"""Encoders with masked-LM heads, at small sizes, with every option of their families."""
 
 from __future__ import annotations
 

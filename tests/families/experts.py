@@ -1,4 +1,4 @@
-"""Mixtures of experts and latent attention, by plugins: small, with everything switched on that a family can do."""
+"""Mixtures of experts and latent attention, from plugins, at small sizes, with every option of their families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases made of others: each class that transformers has for a model type, and fields away from their defaults."""
+"""Cases derived from other cases: each class of transformers for a model type, and fields with unusual values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latent attention, with a dense FFN or with experts: small, with everything switched on that a family can do."""
+"""Latent attention with a dense FFN or with experts, at small sizes, with every option of the families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each field of a config.json left out: it means what the config class of transformers makes of that, or is refused."""
+"""Fields omitted from a config.json: the default of transformers' config class applies, or an error is raised."""
 
 from __future__ import annotations
 

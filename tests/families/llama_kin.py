@@ -1,4 +1,4 @@
-"""Llama and the many that change a line or two of it: small, with everything switched on that a family can do."""
+"""Llama and families that differ from it in a few lines, at small sizes, with every option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of images and sound, by a plugin: small, with fields away from their defaults."""
+"""Models of images and sound, from a plugin, at small sizes, with non-default fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts behind layers that differ, windows among them: small, with everything switched on that a family can do."""
+"""Experts in models whose layers differ, some with windows, at small sizes, with every option of their families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Legal configs at random: several fields of a case changed together, with sizes that no published model has."""
+"""Random valid configs: several fields of a case changed together, with unpublished sizes."""
 
 from __future__ import annotations
 

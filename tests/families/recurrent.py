@@ -1,4 +1,4 @@
-"""Models with recurrent layers, by a plugin: small, with everything switched on that a family can do."""
+"""Models with recurrent layers, from a plugin, at small sizes, with every option of their families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders: small, with everything switched on that a family can do."""
+"""Encoder-decoders at small sizes, with every option of their families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with features of each layer and keys that layers share, by a plugin: small, with everything switched on."""
+"""Models with layer features and shared keys, from a plugin, at small sizes, with every option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders without a head, as embedding models are published, become models that return hidden states."""
+"""Folders without a head, such as published embedding models, become models that return hidden states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No field of a config.json is passed over in silence, and none is followed that transformers does not read."""
+"""Every field of a config.json that transformers reads has an effect, and no other field has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models beside transformers' own: nothing differs, and of a wrong tensor the component that holds it is named."""
+"""Comparison with models of transformers: no difference, or the component that contains a wrong tensor is named."""
 
 from __future__ import annotations
 

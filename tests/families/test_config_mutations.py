@@ -1,4 +1,4 @@
-"""Whatever a config.json holds: a spec that says what the file says, or clear errors; and it can be written again."""
+"""Any contents of a config.json give a spec with the same meaning, which can be written back, or clear errors."""
 
 from __future__ import annotations
 

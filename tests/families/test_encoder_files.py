@@ -1,4 +1,4 @@
-"""Files of encoders as they were published, which differ from those that transformers writes today."""
+"""Published encoder files, which differ from the files that transformers writes today."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family: a small model of Hugging Face's, imported from its config.json and loaded through the map."""
+"""Every family: a small model of transformers, imported from its config.json and loaded by the weight map."""
 
 from __future__ import annotations
 

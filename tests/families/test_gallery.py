@@ -1,4 +1,4 @@
-"""The gallery at full size: each spec is what the published config.json says, and has as many parameters.
+"""The gallery at full size: each spec has the values of the published config.json, and its parameter count.
 
 `tests/published` holds the config.json files: the fields that say something about the architecture.
 """

@@ -1,4 +1,4 @@
-"""One body, several heads: every class that transformers has for a type, imported, run, compared and saved."""
+"""One body with several heads: every class of transformers for a type, imported, run, compared and saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that say by a number which layers differ: transformers writes a list of them, so that no saved model does."""
+"""Files that describe layer variants by a number; transformers writes a list instead, so no saved model has one."""
 
 from __future__ import annotations
 

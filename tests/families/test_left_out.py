@@ -1,4 +1,4 @@
-"""What a model does not hold of a file: said, kept out only if asked for, and ignored only if the model computes it."""
+"""Tensors of a file that a model omits: reported, rejected by default, and ignored only if outputs are equal."""
 
 from __future__ import annotations
 

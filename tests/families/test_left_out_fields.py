@@ -1,4 +1,4 @@
-"""A field that a config.json leaves out means what it does in transformers; a required one is named."""
+"""A field that a config.json omits has the default of transformers; a missing required field is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of fields that the classes of transformers take, and that few published files have."""
+"""Valid values of fields that few published files contain."""
 
 from __future__ import annotations
 

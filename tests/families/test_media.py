@@ -1,4 +1,4 @@
-"""Families of images and sound: imported, compared, saved back, opened by transformers, ejected, decoded."""
+"""Families of images and sound: imported, compared, saved, opened by transformers, ejected, decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Legal configs at random are read as transformers reads them, or refused for a mechanism that the language lacks."""
+"""Random valid configs have the meaning of transformers, or name a mechanism that the language lacks."""
 
 from __future__ import annotations
 

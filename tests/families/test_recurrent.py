@@ -1,4 +1,4 @@
-"""Families with recurrent layers: padding anywhere, any pieces, ragged prompts, scripted and ejected."""
+"""Families with recurrent layers: padding, steps of any size, prompts of different lengths, scripted, ejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary positions in all forms of config.json, and in none: as the config class of transformers has them."""
+"""Rotary positions in all forms of config.json, and their defaults in the config classes of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an encoder-decoder's file may leave out."""
+"""Fields and tensors that the file of an encoder-decoder may omit."""
 
 from __future__ import annotations
 

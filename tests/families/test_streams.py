@@ -1,4 +1,4 @@
-"""Families of tfkit-streams: scripted, ejected, and generating from ragged prompts."""
+"""Families of tfkit-streams: scripted, ejected, and generation from prompts of different lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a config.json that cannot be read: of the field that is wrong, and with the way out."""
+"""Errors of an invalid config.json: each names the field, and its help names a solution."""
 
 from __future__ import annotations
 

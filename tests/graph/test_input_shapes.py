@@ -1,4 +1,4 @@
-"""The longest sequence that a model takes, and the largest id."""
+"""The maximum length of a model's inputs, and the largest id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of nodes, inputs, variants and models: refused where the spec is read, or good for all that is written."""
+"""Names of nodes, inputs, variants and models: invalid names are rejected when read, valid names work in every tool."""
 
 from __future__ import annotations
 

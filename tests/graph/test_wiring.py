@@ -1,4 +1,4 @@
-"""What a spec can wire and arrange, each against the same written by hand with the model's own parts."""
+"""Wires and arrangements of a spec, compared with the same model written by hand."""
 
 from __future__ import annotations
 

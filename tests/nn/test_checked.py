@@ -1,4 +1,4 @@
-"""What a model is given: a mask that is not one, and a sequence beyond `max_len`, are errors however they come in."""
+"""Checks of inputs: invalid masks and sequences beyond `max_len` are errors in every calling convention."""
 
 from __future__ import annotations
 

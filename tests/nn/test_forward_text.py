@@ -1,4 +1,4 @@
-"""`tfkit.nn.forward_text`: what it writes reads as if by hand, and does the steps in their order."""
+"""`tfkit.nn.forward_text`: its code is readable, and runs the steps in order."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def test_defaults_and_what_is_returned() -> None:
         Step("placeholder", "x", "x", annotation=Tensor),
         Step("placeholder", "y", "y", (None,), {}, Tensor | None),
     ]
-    both = Step("output", "output", "output", ((X, ONE),), {}, tuple[Tensor, Tensor | None])
-    code, forward = written(steps_of(*inputs, both))
+    step = Step("output", "output", "output", ((X, ONE),), {}, tuple[Tensor, Tensor | None])
+    code, forward = written(steps_of(*inputs, step))
     assert code == (
         "def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor | None]:\n    return x, y\n"
     )

@@ -1,4 +1,4 @@
-"""The linear layer with its two kernels: one result, and a gradient whenever one is asked for."""
+"""The linear layer with both kernels: equal results, and gradients whenever they are needed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_both_kernels_agree(shape: tuple[int, ...], biased: bool) -> None:
     with torch.no_grad(), decoding:
         actual = linear(x, weight, options)
         by_columns = linear(x, weight.t().contiguous().t(), options)
-    for value in (actual, by_columns):
-        torch.testing.assert_close(value, F.linear(x, weight, options), rtol=1e-5, atol=1e-4)
+    for output in (actual, by_columns):
+        torch.testing.assert_close(output, F.linear(x, weight, options), rtol=1e-5, atol=1e-4)
 
 
 def test_a_slice_and_a_transposed_input_are_read_as_they_are() -> None:
@@ -138,8 +138,8 @@ def test_a_tensor_of_another_type_multiplies_in_its_own_way() -> None:
     x = torch.randn(2, D_IN)
     with torch.no_grad(), decoding:
         expected = F.linear(x, weight, bias)
-        for value in ((x, (weight / 2).as_subclass(Halved)), ((x / 2).as_subclass(Halved), weight)):
-            torch.testing.assert_close(linear(*value, bias), expected)
+        for arguments in ((x, (weight / 2).as_subclass(Halved)), ((x / 2).as_subclass(Halved), weight)):
+            torch.testing.assert_close(linear(*arguments, bias), expected)
 
 
 TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {

@@ -1,4 +1,4 @@
-"""`nn.Program`: straight-line modules, one class for equal programs, that survive copying and travel."""
+"""`nn.Program`: straight-line modules that share a class, and can be copied and pickled."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""`Rearrange` is `einops.rearrange` in torch's own operations: the same tensors, wherever a model can go."""
+"""`Rearrange` equals `einops.rearrange`, in every conversion of a model."""
 
 import copy
 import inspect
@@ -54,7 +54,7 @@ def drawn(draw):
             n = draw(st.integers(1, len(order)))
             group, order = order[:n], order[n:]
             groups.append(group[0] if n == 1 else f"({' '.join(group)})")
-            shape.append(prod(SIZES[value] for value in group))
+            shape.append(prod(SIZES[letter] for letter in group))
         return " ".join(groups), shape
 
     (left, shape), (right, _) = side(names), side(draw(st.permutations(names)))

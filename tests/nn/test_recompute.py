@@ -1,4 +1,4 @@
-"""Layers that run a second time in the backward: less is kept, and no number changes."""
+"""Recomputed layers: they save memory, and change no number."""
 
 from __future__ import annotations
 

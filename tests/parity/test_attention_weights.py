@@ -42,8 +42,8 @@ def attentions(trial: Trial, inputs: list[Tensor], masks: list[Tensor]) -> dict[
     options |= {"decoder_input_ids": inputs[1], "decoder_attention_mask": masks[1].long()}
     output = trial.theirs(inputs[0], **options, output_attentions=True)
     expected = {f"encoder.layers.{i}.attention": weights for i, weights in enumerate(output.encoder_attentions)}
-    for i, (value, cross) in enumerate(zip(output.decoder_attentions, output.cross_attentions, strict=True)):
-        expected |= {f"decoder.layers.{i}.attention": value, f"decoder.layers.{i}.cross_attention": cross}
+    for i, (weights, cross) in enumerate(zip(output.decoder_attentions, output.cross_attentions, strict=True)):
+        expected |= {f"decoder.layers.{i}.attention": weights, f"decoder.layers.{i}.cross_attention": cross}
     return expected
 
 

@@ -1,4 +1,4 @@
-"""Self-attention in both directions beside a memory equals the published blocks that are built so, value and gradient.
+"""Bidirectional self-attention with a memory equals the published blocks, in value and gradient.
 
 Stable Diffusion's transformer block (diffusers), DETR's decoder layer and BLIP-2's Q-Former (transformers). DETR's
 positions, which it adds to queries and keys in every layer, are left out on both sides.

@@ -1,4 +1,4 @@
-"""Every spec that comes with tfkit has exactly the parameters of a model, or a formula, not ours.
+"""Parameter counts of every spec equal the count of a published model or of a formula.
 
 Most are held against a published config.json, in families/test_gallery.py.
 """

@@ -1,4 +1,4 @@
-"""A stack of one layer equals torch's own encoder and decoder layer, in value and in gradient."""
+"""A stack of a single layer equals torch's encoder and decoder layers, in value and gradient."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def renamed(theirs: Mapping[str, Tensor], placement: str) -> dict[str, Tensor]:
         result[f"attention.project.qkv.{leaf}"] = theirs[f"self_attn.in_proj_{leaf}"]
         if memory:
             parts = theirs[f"multihead_attn.in_proj_{leaf}"].chunk(3)
-            result |= {f"cross_attention.project.{x}.{leaf}": value for x, value in zip("qkv", parts, strict=True)}
-    assert sum(value.numel() for value in result.values()) == sum(value.numel() for value in theirs.values())
+            result |= {f"cross_attention.project.{x}.{leaf}": tensor for x, tensor in zip("qkv", parts, strict=True)}
+    assert sum(tensor.numel() for tensor in result.values()) == sum(tensor.numel() for tensor in theirs.values())
     return {f"stack.layers.0.{name}": tensor for name, tensor in result.items()}
 
 

@@ -1,4 +1,4 @@
-"""A place for plugins without those that are installed."""
+"""An environment for plugins without the installed plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin whose block takes images of one size: pixels become patches, and a class token stands before them.
+"""A plugin whose block takes images of a fixed size: pixels become patches, after a class token.
 
 Patches and class token: https://arxiv.org/abs/2010.11929.
 """

@@ -83,7 +83,7 @@ def test_a_failing_one_does_not_hide_the_others() -> None:
     write("plugins/b.py", f"{HEAD}    yield tfkit.Diagnostic('b')\n")
     plugins = load("plugins")
     actual = warnings_of(tfkit.load("tiny.yaml", plugins=plugins), plugins)
-    assert [value.message for value in actual] == ["b", "plugin plugins/a.py: `tfkit_checks` failed: ValueError"]
+    assert [warning.message for warning in actual] == ["b", "plugin plugins/a.py: `tfkit_checks` failed: ValueError"]
 
 
 def test_trace(run: Callable[..., str]) -> None:
@@ -93,7 +93,7 @@ def test_trace(run: Callable[..., str]) -> None:
     )
     write("plugins/lab/lab/s/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
     report = json.loads(run("plugins", "--trace", "--plugin-dir", "plugins", "--json"))
-    rows = {(value["hook"], value["plugin"]): value for value in report}
+    rows = {(call["hook"], call["plugin"]): call for call in report}
     assert "ffn swiglu" in rows["tfkit_register", "built in"]["gave"]
     assert rows["tfkit_export_formats", "built in"]["gave"] == ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
     assert rows["tfkit_export_formats", "plugins/bad.py"]["failed"].startswith(

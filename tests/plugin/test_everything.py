@@ -1,4 +1,4 @@
-"""A plugin from outside of tfkit that brings one of each thing: all tools serve them; without it all else works."""
+"""A plugin outside tfkit with an example of every hook: all tools support it, and work without it."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_its_format_has_the_weights(run: Run) -> None:
     run("export", SPEC, "-o", "a.npz")
     plugins = tfkit.load_plugins(plugin_dirs=[PROJECT], entry_points=False)
     expected = tfkit.build(tfkit.load(SPEC, plugins=plugins)).state_dict()
-    with np.load("a.npz") as context:
-        assert {name: context[name].tobytes() for name in context} == {
+    with np.load("a.npz") as arrays:
+        assert {name: arrays[name].tobytes() for name in arrays} == {
             k: x.numpy().tobytes() for k, x in expected.items()
         }
 
@@ -220,8 +220,8 @@ def test_a_spec_of_a_plugin_that_is_left_out(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(("name", "plugin"), [("deepseek_v3", "tfkit-mla"), ("mixtral_8x7b", "tfkit-moe")])
 def test_the_way_to_it_works(name: str, plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With the folders of both plugins, which the help names, it is there."""
-    folders = [str(Path(tfkit.__file__).parents[1] / "plugins" / value) for value in ("tfkit-mla", "tfkit-moe")]
-    assert main(["validate", name, "--no-plugins", *(w for value in folders for w in ("--plugin-dir", value))]) == 0
+    folders = [str(Path(tfkit.__file__).parents[1] / "plugins" / plugin) for plugin in ("tfkit-mla", "tfkit-moe")]
+    assert main(["validate", name, "--no-plugins", *(w for plugin in folders for w in ("--plugin-dir", plugin))]) == 0
     assert capsys.readouterr().out == f"{name}: ok\n"
     assert main(["validate", name, "--no-plugins", "--plugin-dir", folders[plugin == "tfkit-mla"]]) == 1
     assert plugin in capsys.readouterr().err

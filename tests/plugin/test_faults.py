@@ -1,4 +1,4 @@
-"""A plugin whose code fails is named, with what failed and where: no traceback, and no blame for the spec."""
+"""Plugins whose code fails: the error names the plugin and the file, without a traceback or an error of the spec."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ graph:
 def plugins(*configs: type[Any]) -> Plugins:
     registry = Registry()
     for slot in BUILT_IN.registry.slots():
-        for value in BUILT_IN.registry.kinds(slot).values():
-            registry.add(value.config, value.plugin)
+        for component in BUILT_IN.registry.kinds(slot).values():
+            registry.add(component.config, component.plugin)
     for config in configs:
         registry.add(config, "tfkit-odd 0.1")
     return Plugins(registry, ())

@@ -1,4 +1,4 @@
-"""Inputs that always have the same number of positions: said in the spec, and heeded by every tool."""
+"""Inputs with a fixed number of positions: the spec declares them, and every tool respects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading plugins: where they come from."""
+"""Loading of plugins: where they are found."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_entry_point(install: Callable[..., None]) -> None:
 def test_entry_points_are_those_of_python(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     install("tfkit-one", "0.1.0", plugin("one"))
     monkeypatch.setattr(discover, "entry_points", importlib.metadata.entry_points)
-    assert "tfkit-one 0.1.0" in [value.label for value in discover.find_plugins((), ambient=True)]
+    assert "tfkit-one 0.1.0" in [candidate.label for candidate in discover.find_plugins((), ambient=True)]
 
 
 def test_installed_plugins_are_searched_again_only_after_a_change(

@@ -1,4 +1,4 @@
-"""The index that says which plugin has a spec or a family, for those who do not have the plugin."""
+"""The index of specs and families in tfkit's plugins, for errors when a plugin is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults planted into a new plugin: each gives one clear message that names the file and the line."""
+"""Faults planted in a new plugin: each causes a clear message with the file and the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a failing plugin is set aside, what is an error for everybody, and how one is switched off."""
+"""Failing plugins are omitted; faults that affect all users are errors; plugins can be switched off."""
 
 from __future__ import annotations
 

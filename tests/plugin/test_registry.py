@@ -1,4 +1,4 @@
-"""The registry: what it accepts, what it refuses and why, and what it answers."""
+"""The registry: components that it accepts, errors for those that it rejects, and its queries."""
 
 from __future__ import annotations
 

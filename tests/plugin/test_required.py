@@ -1,4 +1,4 @@
-"""The versions of plugins in `requires`, and those that a saved spec notes."""
+"""Versions of plugins in `requires`, and versions that a saved spec records."""
 
 from __future__ import annotations
 

@@ -37,17 +37,17 @@ def test_without_a_plugin_they_are_those_of_tfkit() -> None:
 
 def test_of_a_project_without_running_it() -> None:
     project()
-    there = available(plugin_dirs="lab", entry_points=False)
-    spec = there.specs.files["lab_gpt"]
+    plugins = available(plugin_dirs="lab", entry_points=False)
+    spec = plugins.specs.files["lab_gpt"]
     assert (spec.plugin, spec.path) == ("tfkit-lab 0.3", Path("lab/src/tfkit_lab/specs/lab_gpt.yaml").resolve())
-    assert plain(read_tree("lab_gpt", there.specs))["d_model"] == 768
+    assert plain(read_tree("lab_gpt", plugins.specs))["d_model"] == 768
     assert "tfkit_lab" not in sys.modules
 
 
 def test_of_a_distribution(install: Callable[..., None]) -> None:
     install("tfkit-lab", "0.3", "raise AssertionError('imported')", "[tfkit.specs]\nlab = tfkit_pack.specs\n")
     write("site/tfkit_pack/specs/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
-    (actual,) = (value for value in shipped() if value.name == "lab_gpt")
+    (actual,) = (spec for spec in shipped() if spec.name == "lab_gpt")
     assert (actual.plugin, actual.model_type, actual.kind) == ("tfkit-lab 0.3", "gpt2", "decoder")
     assert load(entry_points=True).specs.files["lab_gpt"].plugin == "tfkit-lab 0.3"
 
@@ -118,9 +118,9 @@ def test_a_wrong_declaration_leaves_out_its_plugin(points: str, cause: str) -> N
 
 def test_a_wrong_declaration_is_found_without_running_anything() -> None:
     project(POINTS.replace("tfkit_lab", "tfkit_bal"))
-    there = available(plugin_dirs="lab", entry_points=False)
-    assert [value.name for value in there.broken] == ["tfkit-lab"]
-    assert there.specs.files == known_specs().files
+    plugins = available(plugin_dirs="lab", entry_points=False)
+    assert [value.name for value in plugins.broken] == ["tfkit-lab"]
+    assert plugins.specs.files == known_specs().files
 
 
 @pytest.mark.parametrize("ask", [load, lambda folder: available(plugin_dirs=folder, entry_points=False)])
@@ -137,6 +137,6 @@ def test_two_specs_of_one_name_name_both(ask: Callable[..., object]) -> None:
 def test_a_spec_that_cannot_be_read_is_listed_with_the_cause() -> None:
     project()
     write("lab/src/tfkit_lab/specs/far.yaml", "extends: elsewhere\nname: far\n")
-    actual = {value.name: value for value in shipped(plugins=available(plugin_dirs="lab", entry_points=False))}
+    actual = {spec.name: spec for spec in shipped(plugins=available(plugin_dirs="lab", entry_points=False))}
     assert actual["far"].error == "there is no spec named `elsewhere`"
     assert actual["lab_gpt"].error is None

@@ -1,4 +1,4 @@
-"""The text of plugins that a test writes, and how it loads them."""
+"""Plugins that tests write as text, and helpers to load them."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def project(folder: str, name: str, modules: str, version: str = "0.1.0") -> Non
 
 
 def origins(plugins: Plugins) -> dict[str, str]:
-    return {value.name: value.origin for value in plugins.loaded}
+    return {plugin.name: plugin.origin for plugin in plugins.loaded}
 
 
 def causes(plugins: Plugins) -> dict[str, str]:
-    return {value.name: value.cause for value in plugins.broken}
+    return {plugin.name: plugin.cause for plugin in plugins.broken}
 
 
 def kinds(plugins: Plugins) -> list[str]:

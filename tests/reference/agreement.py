@@ -1,4 +1,4 @@
-"""A built model in float64 beside `tfkit.reference`, with random weights, and the first component that differs."""
+"""Compares a built model in float64 with `tfkit.reference`, with random weights, and names the first difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no pair of kinds shows: values of single options, arrangements of layers, graphs, long distances."""
+"""Options, arrangements of layers, graphs and long distances that no pair of kinds covers."""
 
 from __future__ import annotations
 

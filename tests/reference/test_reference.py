@@ -1,4 +1,4 @@
-"""The reference by itself: kinds of plugins, its trace, and its errors."""
+"""The reference alone: kinds of plugins, its trace, and its errors."""
 
 from __future__ import annotations
 

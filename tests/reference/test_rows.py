@@ -1,4 +1,4 @@
-"""Every kind and option, in pairs: the model computes what the reference says."""
+"""Every pair of kinds and options: the model computes what the reference computes."""
 
 from __future__ import annotations
 

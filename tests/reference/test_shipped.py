@@ -1,4 +1,4 @@
-"""Every shipped spec, as its reduced model, computes what the reference says, unless it has kinds of plugins."""
+"""Every shipped spec without plugins, as its reduced model, computes what the reference computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digests of the code of a kind: what changes them, and what does not."""
+"""Digests of the code of a kind: changes that affect them, and changes that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a run: what it may say, what it means, and the errors of what it may not."""
+"""The file of a run: valid settings, their meaning, and the errors of invalid settings."""
 
 from __future__ import annotations
 

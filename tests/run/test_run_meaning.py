@@ -1,4 +1,4 @@
-"""The digest of a run's meaning stays where a kind gets a field; a default that changes is noticed."""
+"""The digest of a run does not change when a kind gets a new field; a changed default is reported."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ Of = Callable[[ScheduleConfig], RunMeaning]
 @pytest.fixture
 def of(run: Run) -> Of:
     """The meaning of a run with a schedule."""
-    return lambda value: RunMeaning(
-        run.config.model_copy(update={"schedule": value}), run.graph.spec.model, {"steps": 8}
+    return lambda schedule: RunMeaning(
+        run.config.model_copy(update={"schedule": schedule}), run.graph.spec.model, {"steps": 8}
     )
 
 
@@ -121,7 +121,7 @@ def test_the_defaults_of_all_kinds(golden: Callable[[str, str], None]) -> None:
     that takes a field or a kind of another name, or a new version of the language.
     """
     registry = PLUGINS.registry
-    kinds = [value.config for name in registry.slots() for value in registry.kinds(name).values()]
+    kinds = [component.config for name in registry.slots() for component in registry.kinds(name).values()]
     lines = [line for cls in _with_parts([RunSpec, ModelSpec, *kinds]) for line in _defaults(cls)]
     golden("data/defaults", "\n".join(lines))
 

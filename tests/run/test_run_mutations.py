@@ -1,4 +1,4 @@
-"""Good runs with a mistake put in at random are refused with a place, or they mean what they say and make a step.
+"""Valid runs with a random mistake: rejected with a location, or still valid, with a step that runs.
 
 The text of a run that is accepted is compared with its values here, apart from the resolver; then a small one is built
 and trained for a step.
@@ -174,9 +174,9 @@ def is_small(run: Run) -> bool:
         and config.machine.threads <= 2
         and config.machine.device == "cpu"
         and not config.machine.compile
-        and sum(value.numel() for value in model.parameters()) < MOST * 1000
+        and sum(parameter.numel() for parameter in model.parameters()) < MOST * 1000
         and len(list(model.modules())) < 200
-        and all(value.batches == "all" or value.batches < 4 for value in read)
+        and all(split.batches == "all" or split.batches < 4 for split in read)
     )
 
 

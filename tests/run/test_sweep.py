@@ -1,4 +1,4 @@
-"""The file of a sweep: what it may say, the runs of its variants, and the errors of what it may not."""
+"""The file of a sweep: valid settings, the runs of its variants, and the errors of invalid settings."""
 
 from __future__ import annotations
 

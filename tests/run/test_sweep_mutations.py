@@ -1,4 +1,4 @@
-"""Good sweeps with a mistake put in at random are refused with a place, or they mean what they say.
+"""Valid sweeps with a random mistake: rejected with a location, or still valid.
 
 The text of a sweep that is accepted is compared with its values here, and the values with its runs, apart from the code
 that makes them.
@@ -59,7 +59,7 @@ def base_of(variant: str, to: str | None, variants: list[str]) -> str:
     """The variant that one is compared to."""
     if to != "previous":
         return to or variants[0]
-    return next((value for value, after in pairwise(variants) if after == variant), variant)
+    return next((before for before, after in pairwise(variants) if after == variant), variant)
 
 
 MUTANTS = mutants_of(

@@ -1,4 +1,4 @@
-"""Absurd specs are refused in less than a second, whatever they are absurd in; and the names that a module needs."""
+"""Absurd specs are rejected in less than a second, whatever is absurd; and names that modules need."""
 
 from __future__ import annotations
 

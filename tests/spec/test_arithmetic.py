@@ -1,4 +1,4 @@
-"""Numbers of a spec as arithmetic over its own fields; arithmetic that is solved for its value; names in brackets."""
+"""Arithmetic over fields of a spec, its inverse, and names in brackets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One broken spec for each mistake that a person makes, each with the whole text of its error."""
+"""A broken spec for each typical mistake, with the full text of its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs given as mappings: read as their text is, and errors that name the path in the mapping."""
+"""Specs as Python mappings: read like the same text, with errors that name the path in the mapping."""
 
 from __future__ import annotations
 

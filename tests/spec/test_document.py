@@ -1,4 +1,4 @@
-"""A document of another sort than a command reads is one error, which names the command that does."""
+"""A file of the wrong type is a single error, which names the command for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that `build -o` or `save` wrote stands for its model, in every command and in Python."""
+"""A folder that `build -o` or `save` wrote can be used as its model, in every command and in Python."""
 
 from __future__ import annotations
 

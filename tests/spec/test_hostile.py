@@ -1,4 +1,4 @@
-"""A spec may be anything: it is read or refused, quickly, and never with a traceback."""
+"""Arbitrary files as specs: read or rejected, quickly, and never with a traceback."""
 
 from __future__ import annotations
 

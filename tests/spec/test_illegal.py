@@ -1,4 +1,4 @@
-"""Every combination that cannot work is refused when the spec is read, before any tensor exists, with its reason."""
+"""Every invalid combination is rejected, with a reason, when the spec is read, before a tensor exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors list every kind that would fit. Golden files leave these lists out: a new kind would change many of them."""
+"""Errors list every kind that would fit. Golden files omit these lists: a new kind would change many of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ graph:
         tfkit.loads(spec, plugins=PLUGINS)
     (text,) = [error.help for error in caught.value.diagnostics if error.help and "is a key of" in error.help]
     entries = PLUGINS.registry.kinds("attention").items()
-    kinds = [f"`{kind}`" for kind, entry in entries if key in entry.config.model_fields]
+    kinds = [f"`{kind}`" for kind, component in entries if key in component.config.model_fields]
     assert text == f"`{key}` is a key of the attention kind{'s' if len(kinds) > 1 else ''} {', '.join(kinds)}"
 
 

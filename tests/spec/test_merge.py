@@ -1,4 +1,4 @@
-"""`merge`, `extended` and `assign` by themselves: texts in, data out, and values keep their places."""
+"""`merge`, `extended` and `assign`: values keep the locations of their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shipped run and sweep with changes of its structure: each file is valid, or an error with a place.
+"""Every shipped run and sweep with structural changes: the file is valid, or an error has a location.
 
 The changes are drawn from a seed, so each mutant can be repeated. A valid mutant is also planned, which runs its model
 on the meta device.

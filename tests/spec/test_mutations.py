@@ -1,4 +1,4 @@
-"""Good specs with a mistake put in at random are refused with a SpecError, or they mean what they say.
+"""Valid specs with a random mistake: rejected with a SpecError, or still valid.
 
 A mutant that is accepted must say nothing in vain: every key and every value of its text is found again in the model,
 which is compared with the text here, apart from the resolver. And it must be really right: it builds, and its forward

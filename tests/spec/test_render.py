@@ -1,4 +1,4 @@
-"""A rendered spec is the same model, in words that a person reads."""
+"""A rendered spec describes the same model, and is readable."""
 
 from __future__ import annotations
 

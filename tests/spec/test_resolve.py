@@ -1,4 +1,4 @@
-"""The resolver by itself: a class of config and a text in, values with their origins or complaints out."""
+"""The resolver alone: from a config class and a text to values with origins, or errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON Schema takes what the loader takes, and refuses what a person mistypes."""
+"""The JSON Schema accepts what the loader accepts, and rejects typical mistakes."""
 
 from __future__ import annotations
 

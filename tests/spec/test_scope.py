@@ -1,4 +1,4 @@
-"""Values that are computed from others: by name, from where the text stands, each once."""
+"""Values computed from other values: by name, in the scope of the text, each computed once."""
 
 from __future__ import annotations
 

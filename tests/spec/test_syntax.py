@@ -1,4 +1,4 @@
-"""What is said about each way to write a spec that is not one."""
+"""Errors of invalid syntax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Null takes away what a spec inherits; a shared key without a reader is an error only where it was written."""
+"""Null removes an inherited value; a shared key that no component reads is an error only where it was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A good text to break, and the error of a bad one."""
+"""A valid text to break, and the error of an invalid text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks find what they are for: each of these components breaks one promise, and is told so."""
+"""Each of these components violates a guarantee, and the checks report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every check as a test of its own: names, known failures, blocks, an installed plugin."""
+"""Every check as a separate test: names, known failures, blocks, an installed plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Components that are wrong, each in one way."""
+"""Components with a single fault each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models for the tools to work on."""
+"""Small models for the tests of tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own machinery, at sizes that cost nothing."""
+"""The functions that benchmarks share, at tiny sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools read configs by the names of the contract: none asks an object whether it has a name, or takes any object."""
+"""Tools read configs through the names of the contract, and never probe objects for attributes."""
 
 from __future__ import annotations
 

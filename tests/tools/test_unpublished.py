@@ -1,4 +1,4 @@
-"""What no published model has: every tool takes it, too."""
+"""Every tool supports features that no published model has."""
 
 from __future__ import annotations
 

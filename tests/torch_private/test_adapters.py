@@ -1,4 +1,4 @@
-"""What torch's private names do for us, so that another torch says here what it changed."""
+"""The behaviour of torch's private names on which tfkit relies: a failure shows what a new version of torch changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that torch calls private are used in `tfkit/torch_private` only; beside this file stands a test of each."""
+"""Only `tfkit/torch_private` uses private names of torch; the tests in this folder cover each of them."""
 
 from __future__ import annotations
 

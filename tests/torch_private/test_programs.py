@@ -1,4 +1,4 @@
-"""Archives of several programs: what torch writes of each is there, and weights that they share are in it once."""
+"""Archives of several programs: they contain what torch writes, and store shared weights once."""
 
 from __future__ import annotations
 

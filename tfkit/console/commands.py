@@ -1,4 +1,4 @@
-"""Commands: how they are found and run, how they read specs, the form of their help, and their errors."""
+"""Commands: their discovery, the reading of specs, the layout of help, and the printing of errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOMS = Path(__file__).parent.parent / "tools"
 
 
 class _Help:
-    """Help with notes and examples below the options; the examples keep their lines."""
+    """Help with notes and examples below the options. Line breaks of examples are preserved."""
 
     def __init__(self, *args: Any, examples: str = "", notes: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,9 +56,9 @@ class Command(_Help, click.Command):
 
 
 class CommandGroup(_Help, click.Group):
-    """Commands in sections, each imported when it is used; an unknown word is answered with the most similar one.
+    """Commands in sections, imported when they are used. The error for an unknown command names a similar command.
 
-    A word that is not in a section is a command of a plugin; none is imported to list them.
+    Commands that are in no section belong to plugins. They are listed without an import.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
@@ -90,11 +90,11 @@ class CommandGroup(_Help, click.Group):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return the commands and options that begin so, no command imported."""
+        """Return the commands and options that begin with `incomplete`, without importing a command."""
         from click.shell_completion import CompletionItem
 
         lines = {name: _first_line(name) for name in self.own if name.startswith(incomplete)}
-        with suppress(SpecError):  # the command says what is wrong
+        with suppress(SpecError):  # the command reports the error
             of_plugins = self._of_plugins().values()
             lines |= {
                 command.name: command.summary for command in of_plugins if command.name.startswith(incomplete)
@@ -119,7 +119,7 @@ class CommandGroup(_Help, click.Group):
         return context.fail(f"there is no command '{name}'{hint}")
 
     def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, PluginCommand]:
-        """Return the commands of the plugins that these arguments of a command choose."""
+        """Return the commands of the plugins that the options in `args` choose."""
         from tfkit.plugin.plugin_commands import plugin_commands
 
         free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -144,18 +144,18 @@ def plugin_options() -> list[click.Parameter]:
 
 
 def _room(name: str) -> str:
-    """Return the module or folder of a command: its name, with an underscore if it is a word of Python's."""
+    """Return the name of a command's module or folder: the command, with an underscore if it is a Python keyword."""
     return f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
 
 
 def _file(name: str) -> Path:
-    """Return the file of a command: a module of its name, or `command.py` in a folder of its name."""
+    """Return the file of a command: the module with its name, or `command.py` in the folder with its name."""
     module = ROOMS / f"{_room(name)}.py"
     return module if module.is_file() else ROOMS / _room(name) / "command.py"
 
 
 def _first_line(name: str) -> str:
-    """Read the first line of a command's file, which describes the command, without an import."""
+    """Read the first line of a command's file, which describes the command, without importing it."""
     with _file(name).open(encoding="utf-8") as file:
         return file.readline().strip().strip('"')
 
@@ -197,12 +197,12 @@ def fail(error: SpecError, *, json: bool) -> None:
     raise click.exceptions.Exit(1)
 
 
-# ---- the reading of specs by commands: their plugins, and the changes of `--set` ----
+# ---- reading of specs by commands: plugins, and the changes of `--set` ----
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The way to read specs: the plugins, and the changes."""
+    """Reads specs with the plugins and the changes that the options of a command choose."""
 
     sets: tuple[str, ...] = ()
     plugin_dir: tuple[Path, ...] = ()
@@ -210,47 +210,47 @@ class Reader:
 
     @functools.cached_property
     def plugins(self) -> Plugins:
-        """The plugins; broken ones are named on standard error."""
+        """The plugins. Broken plugins are reported on standard error."""
         _say_broken(self.found.broken)
         return self.found
 
     @functools.cached_property
     def found(self) -> Plugins:
-        """The plugins, without a message about broken ones."""
+        """The plugins, without a report about broken plugins."""
         from tfkit.plugin.manager import load_plugins
 
         return load_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
 
     @functools.cached_property
     def available(self) -> Available:
-        """The plugins and their specs, none of which is loaded; broken ones are named on standard error."""
+        """The available plugins and specs, without loading them. Broken plugins are reported on standard error."""
         _say_broken(self.present.broken)
         return self.present
 
     @functools.cached_property
     def present(self) -> Available:
-        """The plugins and their specs, without a message about broken ones."""
+        """The available plugins and specs, without a report about broken plugins."""
         from tfkit.plugin.manager import available
 
         return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
 
     @property
     def options(self) -> list[str]:
-        """The options of a command that give this reader."""
+        """Command-line options that recreate this reader."""
         values = {"set": self.sets, "plugin-dir": self.plugin_dir}
         chosen = [f"--{name}={value}" for name, values in values.items() for value in values]
         return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
 
     def is_run(self, spec: str) -> bool:
-        """Return True if a spec is a run, which stands for its model."""
+        """Return True if a spec is a run; commands then use the model of the run."""
         from tfkit.run.read_run import is_run
 
         return is_run(spec, self.plugins.specs)
 
     def load(self, spec: str) -> Graph:
-        """Load the graph of a spec, with the weights of its folder, or of a run's model; notes go to standard error.
+        """Load the graph of a spec, with the weights of its folder, or of a run's model. Notes go to standard error.
 
-        Changes of a run have the paths of the run, such as `model.d_model`.
+        For a run, the changes of `--set` use paths of the run, such as `model.d_model`.
         """
         from tfkit.graph.expand import expand
         from tfkit.spec.extending import is_folder, weights_beside

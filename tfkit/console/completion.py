@@ -1,6 +1,6 @@
 """Completion in a shell, `eval "$(_TFKIT_COMPLETE=bash_source tfkit)"`.
 
-Only completions are printed, so an unreadable plugin completes to nothing.
+Nothing but completions is printed. If a plugin cannot be read, there are no completions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _completed(names: Iterable[str], incomplete: str) -> list[Any]:
 
 
 def _files(incomplete: str) -> list[str]:
-    """Return the YAML files and folders that begin with `incomplete`; the contents of a folder that matches alone."""
+    """Return the YAML files and folders that begin with `incomplete`; of a single matching folder, the contents."""
     folder, part = os.path.split(incomplete)
     try:
         entries = [entry for entry in os.scandir(folder or ".") if entry.name.startswith(part)]

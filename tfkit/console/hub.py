@@ -1,4 +1,4 @@
-"""Models by their names on the Hugging Face Hub: `org/model` instead of a path."""
+"""Models on the Hugging Face Hub, by name: `org/model` instead of a path."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 
 NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""The name of a model: its owner and its repository."""
+"""Matches the name of a model: its owner and its repository."""
 FILES = (".safetensors", ".json", ".yaml", ".yml", ".pt", ".bin", ".gguf", ".py")
-"""Endings of files; a missing file is not looked for on the Hub."""
+"""Suffixes of files. A missing path with such a suffix is never looked up on the Hub."""
 WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "spec.yaml")
-"""The files of a model that tfkit reads; never code."""
+"""Patterns of the files of a model that tfkit downloads. They never match code."""
 
 
 def on_disk(path: Path, patterns: Sequence[str] = WEIGHTS) -> Path:
-    """Return a path; if there is none, and it is the name of a model on the Hub, the folder with its downloaded files.
+    """Return the path. If it is the name of a model on the Hub, return the folder with its downloaded files instead.
 
-    Raises SpecError if the Hub has no such model, or cannot be reached.
+    Raise SpecError if the Hub has no such model, or cannot be reached.
     """
     name = path.as_posix()
     if os.path.exists(path) or not NAME.fullmatch(name) or path.suffix in FILES:
@@ -33,7 +33,7 @@ def on_disk(path: Path, patterns: Sequence[str] = WEIGHTS) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except Exception as error:  # of the network, of the Hub, or of its cache: the library has no common class
+    except Exception as error:  # errors of the network, the Hub and its cache have no common class
         cause = " ".join(str(error).split())[:200] or type(error).__name__
         message = f"there is no folder {quoted(name)}, and the Hub does not provide a model of this name: {cause}"
         raise SpecError(Diagnostic(message, help=f"download it first: hf download {name} --local-dir DIR")) from error

@@ -54,7 +54,7 @@ def dtype_option(help: str, *, default: str | None = None) -> Decorator:
 
 
 def count_option(name: str, help: str, *, default: int | None = None, least: int = 1, **further: Any) -> Decorator:
-    """Declare an option that takes an integer; `further` is passed to click."""
+    """Declare an option that takes an integer; `further` contains additional arguments of `click.option`."""
     kind = click.IntRange(least)
     return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=help, **further)
 
@@ -89,7 +89,7 @@ def forms_option(function: Any) -> Any:
 
 
 def number_option(help: str, *, default: str | None = None) -> Decorator:
-    """Declare the options `--on`, `--better` and `--margin`: a metric, its direction, a relevant difference."""
+    """Declare the options `--on`, `--better` and `--margin`: a metric, its direction, and the relevant difference."""
     on = click.option("--on", default=default, show_default=True, metavar="METRIC", help=help)
     words = "lower or higher.  [default: lower, for a loss]"
     better = click.option("--better", type=click.Choice(["lower", "higher"]), metavar="WORD", help=words)

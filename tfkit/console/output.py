@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
 
 WIDTH = 80
-RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the head and between sections
-PATIENCE = 2.0  # seconds until a stage is worth a message
+RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the header and between sections
+PATIENCE = 2.0  # seconds before the message of a stage appears
 LAYER = re.compile(r"\blayers\.(\d+)")
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 def print_json(data: Any) -> None:
     """Print data, including dataclasses, as one JSON document."""
     text = json.dumps(data, indent=2, default=dataclasses.asdict, ensure_ascii=False)
-    click.echo(text.encode(errors="backslashreplace").decode())  # the name of a file need not be valid text
+    click.echo(text.encode(errors="backslashreplace").decode())  # file names may contain invalid Unicode
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -47,7 +47,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print tables and texts without blanks at the ends of their lines."""
+    """Print tables and texts, without trailing spaces."""
     out = console()
     with out.capture() as capture:
         for part in parts:
@@ -57,7 +57,7 @@ def show(*parts: RenderableType) -> None:
 
 @contextmanager
 def said(*categories: type[Warning]) -> Iterator[None]:
-    """Print warnings of these kinds like any other text for the user, after the progress message has ended."""
+    """Print warnings of these classes as text for the user instead of Python's format, at the end of the context."""
     with warnings.catch_warnings(record=True) as caught:
         for category in categories:
             warnings.simplefilter("always", category)
@@ -72,7 +72,7 @@ def said(*categories: type[Warning]) -> Iterator[None]:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = (), footer: int = 0
 ) -> Table:
-    """Build a table with a rule below its head, and a rule above its last `footer` rows."""
+    """Build a table with a rule below its header, and a rule above its last `footer` rows."""
     from rich.box import Box
     from rich.table import Table
 
@@ -86,7 +86,7 @@ def table(
 
 
 def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Return the titles of models side by side: their names or, where different models share a name, the arguments."""
+    """Return the titles of models side by side: their names; or the arguments, if different models share a name."""
     pairs = list(zip(names, arguments, strict=True))
     return [
         argument if len({pair_argument for other, pair_argument in pairs if other == name}) > 1 else name
@@ -95,7 +95,7 @@ def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
 
 
 def retitled(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
-    """Return the graphs under their `titles`, for tools that show several side by side."""
+    """Return the graphs with their `titles` as names, for tools that show several models side by side."""
     names = titles([graph.name for graph in graphs], arguments)
     return [
         graph if graph.name == name else dataclasses.replace(graph, spec=graph.spec.named(name))
@@ -109,7 +109,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def merged(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Merge the names of several tables, each after its predecessor in its table."""
+    """Merge the row names of several tables. Each name follows its predecessor in its table."""
     merged: list[str] = []
     for labels in lists:
         for index, label in enumerate(labels):
@@ -119,9 +119,9 @@ def merged(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def layers_in_one(rows: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[str, list[T]]]:
-    """Group rows with equal contents whose labels differ only in layers, under a label such as `layers.0-11`.
+    """Group rows with equal contents whose labels differ only in the layer, under a label such as `layers.0-11`.
 
-    A row has a label, its contents, and the item.
+    A row is a tuple of a label, its contents, and an item.
     """
     groups: dict[tuple[str, Hashable], list[tuple[str, T]]] = {}
     for label, contents, item in rows:
@@ -177,7 +177,7 @@ def stages() -> Iterator[Any]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Provide a function to call with the steps done, all steps, and a word for them; it draws a bar on a terminal."""
+    """Provide a function that draws a progress bar on a terminal from the steps done, all steps, and their noun."""
     if not sys.stderr.isatty():
         yield lambda done, of, words: None
         return

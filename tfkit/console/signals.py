@@ -21,7 +21,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Raise `Ended` once for a signal to end; a signal that is handled or ignored (`nohup`) is left alone."""
+    """Raise `Ended` at the first signal to end. Signals that are already handled or ignored (`nohup`) do not change."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -43,7 +43,7 @@ def ending() -> Iterator[None]:
 
 
 class EndRequest:
-    """True from the first signal on; `number` is the signal number."""
+    """A callable that returns True from the first signal on; `number` is the signal number."""
 
     number: int | None = None
 
@@ -53,7 +53,7 @@ class EndRequest:
 
 @contextmanager
 def asked_to_end() -> Iterator[EndRequest]:
-    """Record the first signal to end, or interrupt from the keyboard; a second one ends the process immediately."""
+    """Record the first signal to end or keyboard interrupt. A second signal ends the process immediately."""
     request = EndRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

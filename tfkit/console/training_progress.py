@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 LOOP = ("loss", "lr", "grad_norm")
-"""Numbers of every step; callbacks log the others."""
+"""Numbers that the training loop reports at every step; all other numbers come from callbacks."""
 
 
 class TrainingProgress(Callback):
-    """Counts the time of steps, without the time of evaluations and checkpoints; shows progress unless `quiet`."""
+    """Measures the time of steps, without evaluations and checkpoints, and shows progress unless `quiet`."""
 
     def __init__(self, tokens_of_step: int, *, quiet: bool) -> None:
         self.first = self.last = 0
-        """The updates before this process, and now."""
+        """Number of the last step before this process, and of the current step."""
         self.seconds = 0.0
-        """The time of all steps of this process."""
+        """Total time of the steps of this process."""
         self.numbers: dict[str, float] = {}
-        """The latest of each name."""
+        """The latest number of each name."""
         self._tokens = tokens_of_step
         self._quiet = quiet
         self._since: float | None = None
@@ -38,7 +38,7 @@ class TrainingProgress(Callback):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Positions that were read in a second of training; None before the first step."""
+        """Positions per second of training; None before the first step."""
         return (self.last - self.first) * self._tokens / self.seconds if self.seconds else None
 
     def on_start(self, training: Training) -> None:
@@ -85,7 +85,7 @@ class TrainingProgress(Callback):
         self.say(f"warning: {text}")
 
     def note(self, text: str) -> None:
-        """Print a text, unless quiet."""
+        """Print a text unless `quiet`."""
         if not self._quiet:
             self.say(text)
 

@@ -12,7 +12,8 @@ A folder of plugins may hold single files, packages (which import their own modu
 scan`), and projects with a `pyproject.toml`, or be one of these. Names that begin with `_`, `.` or `test_`,
 `conftest.py`, `setup.py` and `tests` are ignored. A project in a plugin folder replaces the same distribution if it is
 installed, so that you can work on it. Loading a plugin runs its code, so only plugins that you installed or named are
-loaded. A spec is data: a spec that requires a plugin that is not loaded is an error, which names the plugin's location.
+loaded. A spec is data, and never loads a plugin. A spec that requires a missing plugin is an error, which names the
+location of the plugin.
 
 To test the loading itself, call `tfkit.load_plugins` with `plugin_dirs=[...]` and `entry_points=False`.
 """

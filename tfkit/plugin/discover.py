@@ -60,7 +60,7 @@ class Candidate:
 
 
 def wanted(plugin_dirs: Iterable[Path], ambient: bool) -> tuple[list[Candidate], tuple[str, ...]]:
-    """Return the plugins that are enabled, see `find_plugins`, and the names of the disabled plugins.
+    """Return the enabled plugins that `find_plugins` finds, and the names of the disabled plugins.
 
     Raises SpecError for two plugins with the same name, which could not be disabled separately.
     """
@@ -163,7 +163,7 @@ def _installed_in(states: tuple[object, ...]) -> list[Candidate]:
 
 
 def _state_of(folder: str) -> tuple[object, ...]:
-    """Return a value that changes with the metadata of the distributions in a folder, or in an archive."""
+    """Return a value that changes whenever the metadata of the distributions in a folder or an archive changes."""
     folder = os.path.abspath(folder)
     try:
         with os.scandir(folder) as entries:
@@ -200,7 +200,7 @@ def _search_installed() -> list[Candidate]:
 
 
 def _others(name: str, version: str) -> str:
-    """Name the other installed versions of a distribution: Python takes the first version in its path."""
+    """Describe the versions of a distribution that Python ignores: it uses the first version in its path."""
     versions = {other.version: other.locate_file("") for other in distributions(name=name) if other.version != version}
     return "".join(f" (instead of {other}, in {place})" for other, place in versions.items())
 

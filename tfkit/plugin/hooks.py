@@ -39,12 +39,12 @@ class HookError(Exception):
 
 
 class PluginError(Exception):
-    """Raised if an object cannot be a plugin: it implements no hook, or requires a different contract version."""
+    """Raised if an object cannot be a plugin: it implements no hook, or has a different contract version."""
 
 
 @dataclass(frozen=True)
 class HookCall:
-    """A call of a plugin's hook. `gave` is the returned value, or the error."""
+    """A call of a plugin's hook. `gave` is the returned value, or the error that the hook raised."""
 
     hook: str
     plugin: str
@@ -53,7 +53,7 @@ class HookCall:
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """The values that plugins returned for a hook, each with the plugin's label, and a warning for each failed hook."""
+    """The results of a hook, each with the label of its plugin, and a warning for each failed call."""
 
     values: tuple[tuple[str, T], ...]
     faults: tuple[Diagnostic, ...]

@@ -1,13 +1,14 @@
-"""The hooks that a plugin may implement: one documented function for each, and the two pluggy markers for them.
+"""The hooks that a plugin may implement: a documented function for each, and the two pluggy markers for them.
 
-A hook is a function of that name, marked with `@tfkit.hookimpl`, in a module that the plugin names in its entry point
-(or in the file that it is). It may take fewer arguments than are listed here, and no others; later versions of tfkit
-may add arguments, and take none away. Every hook is optional, but a plugin that runs code has one at least; a marked
-function of another name is an error that names the nearest hook.
+To implement a hook, define a function of its name and mark it with `@tfkit.hookimpl`. The function belongs in a module
+that the plugin names in an entry point, or in the file of a plugin that is a single file. It may omit arguments that
+are listed here, but cannot add any. Later versions of tfkit may add arguments, but remove none. Every hook is optional,
+but a plugin that runs code implements at least one. A marked function of any other name is an error, which names the
+hook with the most similar name.
 
-A hook that raises, or returns something else than it should, harms only its own plugin: what it gives is left out, and
-one message names the plugin, the hook, and the file and line. Two plugins that bring the same thing (a kind, a spec, a
-format or its suffix, a command) are an error that names both; nothing wins silently.
+A hook that raises, or returns a value of the wrong type, affects only its plugin: tfkit omits the result, and a message
+names the plugin, the hook, the file and the line. If two plugins define the same name (of a kind, a spec, a format, a
+suffix or a command), an error names both plugins; neither silently replaces the other.
 
 | hook | when it is called | entry point |
 |---|---|---|
@@ -38,29 +39,29 @@ if TYPE_CHECKING:
 
 PROJECT = "tfkit"
 CONTRACT = 1
-"""The version of the contract with plugins: the hooks, and the base classes of components. It is raised when a plugin
-that follows the contract must change; stability.md says when."""
+"""Version of the contract with plugins: the hooks, and the base classes of components. It increases when plugins that
+follow the contract must change; see stability.md."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-"""Marks a plugin's function as a hook."""
+"""Decorator that marks a function of a plugin as a hook."""
 
 
 class Register(Protocol):
-    """The argument of `tfkit_register`; it knows the plugin that it was given to."""
+    """The argument of `tfkit_register`: a function that registers components under the name of the plugin."""
 
     def __call__(self, config: type[Component], /) -> None:
-        """Add the component; raises `TypeError` if the class is not a proper config."""
+        """Register a component. Raise `TypeError` if the class is not a valid config."""
 
 
 @hookspec
 def tfkit_register(register: Register) -> None:
     """Register the components of the plugin.
 
-    Called once for each call of `tfkit.load_plugins`. If it fails, the whole plugin is left out.
+    Called once for each call of `tfkit.load_plugins`. If it fails, the entire plugin is omitted.
 
     Args:
-        register: takes the config class of one component.
+        register: a function to call with the config class of each component.
 
     Example:
         @tfkit.hookimpl
@@ -71,20 +72,20 @@ def tfkit_register(register: Register) -> None:
 
 @hookspec
 def tfkit_specs() -> Path | Iterable[Path]:  # type: ignore[empty-body]
-    """Return the folder, or several, with the specs of the plugin: files `NAME.yaml`.
+    """Return the folder, or several folders, with the specs of the plugin: files `NAME.yaml`.
 
-    Their names work wherever the names of tfkit's own specs do, also in `extends`. A spec with a `checkpoint` section
-    brings a family: `tfkit import` finds it by its `model_type`.
+    Their names work wherever the names of tfkit's specs do, including `extends`. A spec with a `checkpoint` section
+    defines a family, which `tfkit import` finds by its `model_type`.
 
     A distribution, or a project in a plugin folder, does not need this hook. It names a folder inside its package as an
-    entry point, which is read without running any code, so that `tfkit list` finds the specs as well:
+    entry point. tfkit reads entry points without running code, so `tfkit list` also finds these specs:
 
         [project.entry-points."tfkit.specs"]
         mine = "tfkit_mine.specs"                 # the folder tfkit_mine/specs of the wheel
 
-    The hook is for a plugin that is a single file, or that decides at run time; `tfkit list`, which runs no plugin,
-    does not have its specs. Called once for each call of `tfkit.load_plugins`. If it fails, or returns anything but
-    paths of folders that hold specs, the whole plugin is left out.
+    The hook is for a plugin that is a single file, or that chooses its folders at run time. `tfkit list` runs no plugin
+    and therefore does not list such specs. Called once for each call of `tfkit.load_plugins`. If it fails, or returns
+    anything but paths of folders that contain specs, the entire plugin is omitted.
 
     Example:
         @tfkit.hookimpl
@@ -97,9 +98,9 @@ def tfkit_specs() -> Path | Iterable[Path]:  # type: ignore[empty-body]
 def tfkit_export_formats() -> Iterable[type[tfkit.Format]]:  # type: ignore[empty-body]
     """Return the formats of `tfkit export` in the plugin: subclasses of `tfkit.Format`.
 
-    Called when a model is exported, and for `tfkit export --formats`. So the modules of the formats, and what they
-    depend on, are imported inside the function. If it fails, or returns anything else, the plugin's formats are left
-    out with a warning. The built-in formats come in through this hook.
+    Called when a model is exported, and for `tfkit export --formats`. Import the modules of the formats inside the
+    function, so that only these commands import them and their dependencies. If it fails, or returns anything else, the
+    plugin's formats are omitted with a warning. The built-in formats also use this hook.
 
     Example:
         @tfkit.hookimpl
@@ -120,7 +121,7 @@ def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[em
     the name of the plugin, are added.
 
     Args:
-        graph: the spec, read and expanded. `graph.configs(MineConfig)` has all configs of a class by their paths.
+        graph: the spec, read and expanded. `graph.configs(MineConfig)` yields all configs of a class with their paths.
 
     Example:
         @tfkit.hookimpl
@@ -135,9 +136,9 @@ def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[em
 def tfkit_properties() -> Iterable[tfkit.Property]:  # type: ignore[empty-body]
     """Return properties that models have, to be measured by `tfkit check` and by the tests of `tfkit.testing`.
 
-    They come after tfkit's own. One that says nothing about a model raises `tfkit.DoesNotApplyError`. Called when a
-    model is checked, so the modules of the properties are imported inside the function. If it fails, or returns
-    anything else, the plugin's properties are left out with a warning.
+    They follow tfkit's properties. A property that does not apply to a model raises `tfkit.DoesNotApplyError`. Called
+    when a model is checked: import the modules of the properties inside the function. If it fails, or returns anything
+    else, the plugin's properties are omitted with a warning.
 
     Example:
         @tfkit.hookimpl
@@ -154,8 +155,8 @@ def tfkit_reference() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type
 
     `help(tfkit.reference)` lists the arguments of each slot. The property `meaning` of `tfkit check` compares every
     model with them, and the properties `schedule`, `optimizer` and `loss` every run (`help(tfkit.reference.training)`).
-    Called when a model is checked, so the module of the functions is imported inside the function. If it fails, or
-    returns anything else, `meaning` fails with the reason.
+    Called when a model is checked: import the module of these functions inside the hook. If it fails, or returns
+    anything else, `meaning` fails with the reason.
 
     Example:
         @tfkit.hookimpl
@@ -176,9 +177,9 @@ def tfkit_command() -> click.Command:  # type: ignore[empty-body]
         [project.entry-points."tfkit.commands"]
         mine = "tfkit_mine.command"
 
-    `tfkit --help` lists it with the first line of the module's docstring, and runs no plugin for that: the line is read
-    from the source. The module is imported when the command runs. If it fails, or returns anything else, the
-    command ends with one error; all others work. `tfkit.command` makes a command that reads specs as tfkit's own do.
+    `tfkit --help` lists it with the first line of the module's docstring, which is read from the source without running
+    the plugin. The module is imported when the command runs. If it fails, or returns anything else, this command ends
+    with an error; all other commands work. `tfkit.command` declares a command that reads specs as tfkit's commands do.
 
     Example:
         '''Count the layers of a spec.'''

@@ -1,4 +1,4 @@
-"""Importing the code of a plugin: an entry point, a project in a plugin folder, a single file or package."""
+"""Import of plugin code: an entry point, a project in a plugin folder, a single file, or a package."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from types import ModuleType
 from typing import Any
 
 OWN_NAME = "tfkit_plugin_"
-"""The prefix of module names for plugins that are a file or a folder, and have no name of their own."""
+"""Prefix of the module names of plugins that are a file or a folder, and therefore have no module name."""
 
 
 def load_points(points: Iterable[EntryPoint], folders: Sequence[str] | None) -> Sequence[object]:
-    """Import what entry points name: from `folders` alone, installed or not, or by the path of Python."""
+    """Import the objects of entry points: from `folders` only, installed or not, or by the path of Python."""
     if folders is None:
         return [point.load() for point in points]
     importlib.invalidate_caches()
@@ -99,7 +99,7 @@ def _place(spec: Any) -> str:
 
 @contextmanager
 def _search(folders: Sequence[str]) -> Iterator[None]:
-    """Search for modules in `folders` first; afterwards `sys.path` is as before, whatever was done to it."""
+    """Search for modules in `folders` first. On exit, restore `sys.path`, even if the imported code changed it."""
     before = sys.path[:]
     sys.path[:0] = folders
     try:

@@ -1,7 +1,7 @@
-"""The specs and families with a bare name, from tfkit and from plugins.
+"""The specs and families that a name refers to, from tfkit and from plugins.
 
-A plugin declares a folder of its package as an entry point in the group `tfkit.specs`, which is found without running
-any code; one that cannot returns folders from its hook `tfkit_specs`.
+A plugin declares a folder of its package as an entry point in the group `tfkit.specs`, which tfkit reads without
+running code. A plugin that cannot declare its folder returns it from the hook `tfkit_specs`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tfkit.plugin.discover import BUILT_IN, DISABLE, SPECS, Candidate
 from tfkit.plugin.import_code import folder_of
 
 FAMILIES = "families"
-"""The folder of families, next to specs."""
+"""Name of the folder of families, inside a folder of specs."""
 _CHECKPOINT = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class SpecPath:
-    """A folder of specs, or the file of one, and the label of the plugin that brings it."""
+    """A folder of specs, or the file of a spec, and the label of its plugin."""
 
     path: Path
     plugin: str
@@ -33,14 +33,14 @@ class SpecPath:
 
 @dataclass(frozen=True)
 class KnownSpecs:
-    """The specs and the families by their bare names."""
+    """The files of specs and of families, by name."""
 
     files: Mapping[str, SpecPath]
     families: Mapping[str, SpecPath]
 
     @cached_property
     def by_model_type(self) -> Mapping[str, str]:
-        """The first spec of each family, by its model type; it reads all files, once."""
+        """The first spec of each family, by model type. The first access reads all files."""
         names: dict[str, str] = {}
         for name, spec in self.files.items():
             match = _CHECKPOINT.search(spec.path.read_text(encoding="utf-8"))
@@ -58,23 +58,24 @@ def own_specs() -> Path:
 
 def known_specs(folders: Iterable[SpecPath] = ()) -> KnownSpecs:
     """Return the specs and families in these folders and in tfkit; raise SpecError for two specs of the same name."""
-    spec_paths = list(dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]))
-    below = [SpecPath(folder.path / FAMILIES, folder.plugin) for folder in spec_paths]
-    (files, clashes), (families, more) = _by_name(spec_paths, "specs"), _by_name(below, "families")
-    if clashes or more:
-        raise SpecError(*clashes, *more)
+    all_folders = list(dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]))
+    family_folders = [SpecPath(folder.path / FAMILIES, folder.plugin) for folder in all_folders]
+    files, spec_clashes = _by_name(all_folders, "specs")
+    families, family_clashes = _by_name(family_folders, "families")
+    if spec_clashes or family_clashes:
+        raise SpecError(*spec_clashes, *family_clashes)
     return KnownSpecs(files, families)
 
 
-def _by_name(folders: Iterable[SpecPath], what: str) -> tuple[dict[str, SpecPath], list[Diagnostic]]:
-    """Return the files of folders by name, and an error for each two files of the same name."""
+def _by_name(folders: Iterable[SpecPath], plural: str) -> tuple[dict[str, SpecPath], list[Diagnostic]]:
+    """Return the files in folders by name, and an error for each name that occurs twice."""
     files: dict[str, SpecPath] = {}
     clashes = []
     for folder in folders:
         for path in _specs_in(folder.path):
             new = SpecPath(path, folder.plugin)
             if path.stem in files:
-                clashes.append(_clash(what, path.stem, files[path.stem], new))
+                clashes.append(_clash(plural, path.stem, files[path.stem], new))
             files.setdefault(path.stem, new)
     return dict(sorted(files.items())), clashes
 
@@ -105,12 +106,12 @@ def spec_folders(plugin: str, returned: object) -> list[SpecPath]:
 
 
 def _specs_in(folder: Path) -> list[Path]:
-    with suppress(OSError), os.scandir(folder) as entries:  # unlike `glob`, it knows which are files
+    with suppress(OSError), os.scandir(folder) as entries:  # returns the types of entries, unlike `glob`
         return [folder / entry.name for entry in entries if entry.name.endswith(".yaml") and entry.is_file()]
     return []
 
 
-def _clash(what: str, name: str, *both: SpecPath) -> Diagnostic:
+def _clash(plural: str, name: str, *paths: SpecPath) -> Diagnostic:
     help = f"rename one of the two, or switch one plugin off by its name: {DISABLE}=<name>"
-    notes = tuple(f"{folder.plugin}: {folder.path}" for folder in both)
-    return Diagnostic(f"there are two {what} named `{name}`", notes=notes, help=help)
+    notes = tuple(f"{folder.plugin}: {folder.path}" for folder in paths)
+    return Diagnostic(f"there are two {plural} named `{name}`", notes=notes, help=help)

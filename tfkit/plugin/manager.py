@@ -1,8 +1,8 @@
-"""Loads plugins into a registry, and sets aside those that fail.
+"""Loading of plugins into a registry. Plugins that fail are omitted and reported.
 
-A plugin that fails affects only itself: it is left out, with the cause, and everything else works. Faults that would
-give a spec another meaning than its author thinks are errors for everybody: two plugins of one name, two components of
-one kind, or a hook that is never called because its name is misspelt.
+A plugin that fails affects only itself: it is omitted, with the cause, and everything else works. Three faults could
+silently change the model that a spec describes, and are errors for all users: two plugins of the same name, two
+components of the same kind, and a hook that is never called because its name is misspelt.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ class Plugin:
     version: str
     origin: str
     label: str
-    """Its name in messages, as `Candidate.label`."""
+    """The name in messages, as in `Candidate.label`."""
     components: tuple[Registered, ...]
 
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """A plugin that was left out because it failed."""
+    """A plugin that was omitted because it failed."""
 
     name: str
     origin: str
     cause: str
-    """One line: `ModuleNotFoundError: No module named 'foo'`."""
+    """The error, on one line: `ModuleNotFoundError: No module named 'foo'`."""
     where: str
-    """The file and line that failed, or empty if there is none."""
+    """The file and line that failed; empty if unknown."""
     help: str
-    """Advice for its author or its user."""
+    """Advice for the author or the user of the plugin."""
 
 
 @dataclass(frozen=True)
 class Plugins:
-    """The result of `load_plugins`. `disabled` are the names of plugins that were switched off."""
+    """The result of `load_plugins`. `disabled` contains the names of plugins that were switched off."""
 
     registry: Registry
     loaded: tuple[Plugin, ...]
@@ -74,9 +74,10 @@ AnyPlugins: TypeAlias = Annotated[Plugins, "what `tfkit.load_plugins` returned"]
 
 @dataclass(frozen=True)
 class Available:
-    """The plugins that `load_plugins` would load, found without running their code, and their specs with tfkit's.
+    """The plugins that `load_plugins` would load, found without running their code, and the specs of plugins and tfkit.
 
-    Versions are by canonical name, empty for a plugin without one; `broken` are plugins whose declaration is wrong.
+    Versions are by canonical name, empty for a plugin without a version. `broken` are plugins with an invalid
+    declaration.
     """
 
     versions: Mapping[str, str]
@@ -89,16 +90,16 @@ def load_plugins(*, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_point
     """Load the built-in components, the installed plugins, and the plugins in folders.
 
     Loading a plugin runs its code. Only plugins that you installed or named are loaded; a spec never loads one. The
-    environment variable `TFKIT_DISABLE` has the names of plugins to leave out, separated by commas.
+    environment variable `TFKIT_DISABLE` contains the names of plugins to omit, separated by commas.
 
     Args:
-        plugin_dirs: a folder or several, as `--plugin-dir` takes them.
+        plugin_dirs: a folder or several folders, as for `--plugin-dir`.
         entry_points: also load plugins that this call does not name: the installed distributions, and the folders in
             the environment variable `TFKIT_PLUGIN_DIR` (absolute paths, separated as in `PATH`).
 
     Raises:
-        SpecError: kinds that are registered twice, two plugins or two specs of one name, misspelt hooks, and
-            folders without a plugin.
+        SpecError: a kind is registered twice, two plugins or two specs have the same name, a hook is misspelt, or a
+            folder contains no plugin.
     """
     candidates, names = wanted(_paths(plugin_dirs), entry_points)
     loader = _Loader()
@@ -129,7 +130,7 @@ def _paths(plugin_dirs: Collection[AnyPath] | AnyPath) -> Iterable[Path]:
 
 
 class _Loader:
-    """One call of `load_plugins`: the hooks, and everything loaded with them so far."""
+    """The state of one call of `load_plugins`: the hooks, and everything that they have loaded so far."""
 
     def __init__(self) -> None:
         self.registry = Registry()
@@ -141,7 +142,7 @@ class _Loader:
 
     def load_or_quarantine(self, candidate: Candidate) -> None:
         try:
-            self._folders += declared(candidate)  # data, which does not depend on the code
+            self._folders += declared(candidate)  # specs are data: available even if the code of the plugin fails
             with stdout_to_stderr(), unchanged_torch(candidate.label):
                 self.load(candidate)
         except KeyboardInterrupt:
@@ -151,7 +152,7 @@ class _Loader:
             self.broken.append(_broken(candidate, error))
 
     def load(self, candidate: Candidate) -> None:
-        """Run a plugin's hooks, then add what they brought: all of it, or nothing when one fails."""
+        """Run a plugin's hooks, and register their results; if a hook fails, register none of them."""
         misspelt = [error for part in candidate.load() for error in self.hooks.add(part, candidate)]
         if misspelt:
             self.problems += misspelt
@@ -168,7 +169,7 @@ class _Loader:
         self._folders += folders
 
     def specs(self) -> KnownSpecs:
-        """Return the specs in all folders; two specs of the same name are problems."""
+        """Return the specs in all folders, and record two specs of the same name as problems."""
         try:
             return known_specs(self._folders)
         except SpecError as error:
@@ -186,7 +187,7 @@ class _Loader:
 
 
 def _nothing(returned: object) -> None:
-    """Raise TypeError: `tfkit_register` must return nothing."""
+    """Raise TypeError for a `tfkit_register` that returned a value."""
     shown = returned.__name__ if isinstance(returned, type) else type(returned).__name__
     raise TypeError(f"must return nothing; got {shown}: call `register` with each config")
 
@@ -226,7 +227,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] 
 
 @contextmanager
 def unchanged_torch(plugin: str) -> Iterator[None]:
-    """Restore the settings after code of a plugin has run, and warn of those that it changed."""
+    """Restore the settings after code of a plugin has run, and warn about settings that it changed."""
     torch = sys.modules["torch"]  # imported by the built-in components, which load before every plugin
     before = {name: read(torch) for name, (read, _) in _SETTINGS.items()}
     try:

@@ -1,8 +1,8 @@
-"""Plugins that a spec names and that are not loaded: where they are, and how to load them.
+"""Plugins that a spec requires but that are not loaded: their location, and how to load them.
 
-A spec is data. It names the plugins that it needs, and its reader decides if their code may run: the functions here
-only look for them. `elsewhere.toml` lists the specs of tfkit's own plugins, so that an error about an unknown spec can
-name its plugin.
+A spec is data. It names the plugins that it needs, and the user decides whether their code may run: the functions here
+only search for them. `elsewhere.toml` lists the specs of tfkit's plugins, so an error about an unknown spec can name
+its plugin.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 @cache
 def specs_elsewhere() -> Mapping[str, Mapping[str, str]]:
-    """Return the specs of each of tfkit's plugins by name, each with the model type of its family, or an empty text."""
+    """Return, for each of tfkit's plugins, the names of its specs with the model types of their families, or `""`."""
     return tomllib.loads(Path(__file__).with_name("elsewhere.toml").read_text(encoding="utf-8"))
 
 
 def plugin_of(name: str) -> str | None:
-    """Return the plugin that has a spec of that name."""
+    """Return the name of the tfkit plugin that contains a spec; None if none does."""
     return next((plugin for plugin, models in specs_elsewhere().items() if name in models), None)
 
 
 def plugin_of_family(model_type: str) -> str | None:
-    """Return the plugin that has the family of a model type."""
+    """Return the name of the tfkit plugin that contains the family of a model type; None if none does."""
     return next((plugin for plugin, models in specs_elsewhere().items() if model_type in models.values()), None)
 
 
 def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
     """Explain why the plugin `name` is not among `plugins` and how to load it, in one line of help.
 
-    `folders` are the places to look for it.
+    `folders` are the folders to search for it.
     """
     canonical_name = canonical(name)
     broken = next((plugin for plugin in plugins.broken if canonical(plugin.name) == canonical_name), None)
@@ -49,15 +49,15 @@ def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
 
 
 def where_it_is(name: str, folders: Iterable[Path]) -> str:
-    """Explain how to load the plugin `name`, which is not loaded. `folders` are the places to look for it."""
+    """Explain how to load the plugin `name`, which is not loaded. `folders` are the folders to search for it."""
     if canonical(name) in switched_off():
         return f"it is switched off by {DISABLE}"
     if _is_installed(name):
         return "it is installed, but omitted by `--no-plugins` (`entry_points=False`)"
     path = lying_in(folders).get(canonical(name))
     if path is None:
-        place = "get its folder (tfkit's own plugins are in `plugins/` of its repository)"
-        return f"{place}, then `pip install FOLDER`, or allow it there: `--plugin-dir FOLDER`, or {PLUGIN_DIR}"
+        step = "get its folder (tfkit's own plugins are in `plugins/` of its repository)"
+        return f"{step}, then `pip install FOLDER`, or allow it there: `--plugin-dir FOLDER`, or {PLUGIN_DIR}"
     allow = f"allow it in place: `--plugin-dir {_shown(path)}`, or {PLUGIN_DIR}"
     return f"`pip install {_shown(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
 
@@ -71,5 +71,5 @@ def _is_installed(name: str) -> bool:
 
 
 def _shown(path: Path) -> str:
-    """Return a path as the command line takes it: pip reads a bare word as the name of a distribution."""
+    """Format a path for a command line, with a separator: pip reads a bare word as the name of a distribution."""
     return str(path) if path.is_absolute() or str(path).startswith(".") else f"./{path}"

@@ -1,4 +1,4 @@
-"""The commands of plugins, found without running any: `tfkit --help` shows their names and first lines.
+"""The commands of plugins, found without running a plugin: `tfkit --help` shows their names and first lines.
 
 A command is an entry point in the group `tfkit.commands`: its name, and the module that has the hook `tfkit_command`.
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PluginCommand:
-    """A command of a plugin: the word after `tfkit`, and the plugin's label, or both if two have a command of it.
+    """A command of a plugin: the word after `tfkit`, and the label of its plugin, or of both plugins that define it.
 
-    `summary` is the first line of its module's docstring, empty if it cannot be read; `load` imports the module, and
-    raises SpecError if it cannot.
+    `summary` is the first line of the module's docstring, empty if it cannot be read. `load` imports the module, and
+    raises SpecError if the import fails.
     """
 
     name: str
@@ -41,7 +41,7 @@ def plugin_commands(
 ) -> Mapping[str, PluginCommand]:
     """Return the commands of the plugins that `tfkit.load_plugins` would load, sorted by name. No plugin code runs.
 
-    A name that is also in `built_in`, or that two plugins have, belongs to a command which only fails.
+    If a name is also in `built_in`, or if two plugins define it, the command only raises an error.
     """
     points: dict[str, list[tuple[Candidate, EntryPoint]]] = {}
     for candidate in wanted(plugin_dirs, entry_points)[0]:
@@ -64,7 +64,7 @@ def _summary(candidate: Candidate, point: EntryPoint) -> str:
 
     try:
         tree = ast.parse(source_of(point.module, candidate.folders).read_bytes())
-    except (ImportError, OSError, SyntaxError, ValueError):  # `load` says why
+    except (ImportError, OSError, SyntaxError, ValueError):  # `load` raises the error
         return ""
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 

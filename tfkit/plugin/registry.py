@@ -24,14 +24,14 @@ WORD = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class Registered:
-    """A component and the plugin it came from: `built in`, `tfkit-additive 0.1.0` or a path."""
+    """A component, and the label of its plugin: `built in`, `tfkit-additive 0.1.0` or a path."""
 
     config: type[Component]
     plugin: str
 
     @property
     def file(self) -> str:
-        """The place of the class's code: a file, or the name of its module if it was not read from one."""
+        """The file of the class, or the name of its module if it was not read from a file."""
         return _file(self.config) or self.config.__module__
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Registered:
 
 
 class Registry:
-    """The components that specs may ask for. `load_plugins` makes one; a test may fill one by hand."""
+    """The components that specs can use. `load_plugins` fills a registry; a test may also fill a registry by hand."""
 
     def __init__(self) -> None:
         self._slots: dict[str, dict[str, Registered]] = {}
@@ -48,8 +48,8 @@ class Registry:
     def add(self, config: type[Component], plugin: str) -> None:
         """Add a component of `plugin`.
 
-        Raises `TypeError` if the class is not a proper config (see `check_config`), and `SpecError` if its kind is
-        taken or another plugin has a slot of the same name.
+        Raise `TypeError` if the class is not a valid config (see `check_config`), and `SpecError` if its kind is taken
+        or if another plugin declares a slot of the same name.
         """
         check_config(config)
         new = Registered(config, plugin)
@@ -64,20 +64,20 @@ class Registry:
         self._shared = None
 
     def slots(self) -> list[str]:
-        """Return the slots that some component fills, sorted."""
+        """Return the sorted names of all slots that have a component."""
         return sorted(self._slots)
 
     def kinds(self, slot: str, base: type[Component] | None = None) -> dict[str, Registered]:
-        """Return the components of a slot by kind, sorted; with `base`, only its subclasses."""
+        """Return the components of a slot, sorted by kind; with `base`, only subclasses of `base`."""
         entries = sorted(self._slots.get(slot, {}).items())
         return {kind: entry for kind, entry in entries if base is None or issubclass(entry.config, base)}
 
     def find(self, slot: str, kind: str) -> Registered | None:
-        """Return the component of that kind, or None."""
+        """Return the component of a kind for a slot; None if it does not exist."""
         return self._slots.get(slot, {}).get(kind)
 
     def slots_of(self, kind: str) -> list[str]:
-        """Return the slots that have such a kind, sorted, as help for a kind in the wrong place."""
+        """Return the sorted names of the slots that have a kind, as help for a kind in the wrong slot."""
         return [slot for slot in self.slots() if kind in self._slots[slot]]
 
     def shared_names(self) -> frozenset[str]:
@@ -140,7 +140,7 @@ def _check_kind(config: type[Component]) -> None:
 
 
 def _check_complete(config: type[Component]) -> None:
-    """Raise `TypeError` unless every abstract method is defined; `build` too, even where no base class asks for it."""
+    """Raise `TypeError` unless every abstract method is defined, and `build` even if no base class declares it."""
     missing = sorted(getattr(config, "__abstractmethods__", ()))
     asked = any(getattr(base, "__abstractmethods__", ()) for base in config.__mro__)
     if not missing and not asked and not hasattr(config, "build"):
@@ -150,7 +150,7 @@ def _check_complete(config: type[Component]) -> None:
 
 
 def written_in(cls: type) -> str:
-    """Return the place of a class's code: its module, or its file if the module cannot be imported by name."""
+    """Return the module of a class, or its file if the module cannot be imported by name."""
     return (_file(cls) if cls.__module__.startswith(OWN_NAME) else None) or cls.__module__
 
 
@@ -193,10 +193,10 @@ def _clash(message: str, *both: Registered) -> SpecError:
     return SpecError(Diagnostic(message, notes=tuple(map(str, both)), help=help))
 
 
-# ---- the documentation of a config's fields: the text below each of them in its source ----
+# ---- the documentation of a config's fields: the text below each field in the source ----
 #
-# It is read on demand: pydantic's `use_attribute_docstrings` reads the source of every class while it is imported,
-# which takes longer than the rest of the import.
+# The source is read on demand: pydantic's `use_attribute_docstrings` would read the source of every class during the
+# import, which takes longer than the rest of the import.
 
 
 def first_paragraph(docs: str) -> str:

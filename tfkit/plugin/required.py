@@ -1,4 +1,4 @@
-"""The plugins that a spec names in `requires`, with the versions that it needs: `tfkit-moe`, `tfkit-moe>=0.2`."""
+"""Requirements of a spec: the plugins in `requires`, with their versions: `tfkit-moe`, `tfkit-moe>=0.2`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parsed(text: str) -> Requirement:
 
 
 def fits(requirement: Requirement, version: str) -> bool:
-    """Return True if the version satisfies the requirement; an empty version does only if any version does."""
+    """Return True if the version satisfies the requirement. An unknown version, `""`, satisfies only a bare name."""
     try:
         return not requirement.specifier or requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -31,9 +31,10 @@ def fits(requirement: Requirement, version: str) -> bool:
 
 
 def with_versions(required: Iterable[str], built_with: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the requirements of a spec, and require that no plugin is older than its version at build time.
+    """Return the requirements of a spec, each with the plugin's version at build time as the minimum version.
 
-    `built_with` are the versions of the plugins whose components the model has; empty for a plugin without one.
+    `built_with` contains the versions of the plugins whose components the model has; empty for a plugin without a
+    version.
     """
     requirements = {canonical(requirement.name): requirement for requirement in map(parsed, required)}
     for name, version in built_with.items():

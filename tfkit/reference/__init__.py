@@ -1,7 +1,7 @@
-"""An independent meaning of the language: a spec with weights, computed in NumPy, in float64, in the slowest way.
+"""An independent definition of the language: a spec with weights, computed in NumPy, in float64, in the simplest way.
 
-Each built-in kind is a short function, written from its documentation and its paper. None shares a line with the module
-that `tfkit.build` makes, so that the two can check each other.
+Each built-in kind is a short function, written from its documentation and its paper. It shares no code with the module
+that `tfkit.build` creates, so that the two can be compared.
 
 A function takes its `Part` first: `part.config` has its fields, `part.weight(name)` its weights, and
 `part.at(name, config)` fills one of its slots. The remaining arguments are the slot's, for one sequence:
@@ -82,14 +82,14 @@ def run(
     Args:
         graph: the model, as `tfkit.load` returns it.
         weights: every tensor of the model's state dict as an array, by name.
-        inputs: an array for each input, [b, ...], and for each padding mask that there is (`tokens_mask`).
-        kinds: functions of further kinds, `{"attention": {"additive": function}}`, or of built-in ones anew.
+        inputs: an array for each input, [b, ...], and for each padding mask (`tokens_mask`), if any.
+        kinds: functions of additional kinds, `{"attention": {"additive": function}}`; they may replace built-in kinds.
         fused: the `parts` of the model's fused layers by path, as weight maps name them,
             `{"decoder.layers.0.ffn.gate_up": {"gate": 32, "up": 32}}`; by default, each function states the order.
 
     Raises:
         UnknownKind: the model has a kind that no function defines.
-        ValueError: a weight or an input is missing, or not of this model.
+        ValueError: a weight or an input is missing, or does not belong to this model.
     """
     masks = {signal.mask for signal in graph.inputs.values()}
     needed = {name for name, signal in graph.inputs.items() if not signal.optional}

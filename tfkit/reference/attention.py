@@ -16,20 +16,20 @@ from tfkit.reference.pointwise import bias_of
 
 @dataclass(frozen=True)
 class Scope:
-    """The keys that an attention reads, and their positions."""
+    """The keys to which an attention may attend, and their positions."""
 
     visible: Array
-    """[q, k], True where a query reads a key."""
+    """[q, k], True where a query may attend to a key."""
     memory: Array | None = None
-    """[k, width], what keys and values are made of; None for the sequence itself."""
+    """[k, width], the input of keys and values; None for the sequence itself."""
     positions: Array | None = None
     """[t], counted without padding; None in cross-attention, which has none."""
     causal: bool = False
-    """True if no query reads a later key."""
+    """True if no query attends to a later key."""
     position: Part | None = None
     """The component in the slot `position`, with its weights."""
     wires: dict[str, Array] = field(default_factory=dict)
-    """The tensors that earlier sublayers gave, by name; a sublayer adds the tensors that it gives."""
+    """The tensors from earlier sublayers, by name. A sublayer adds the tensors that it gives to later sublayers."""
 
 
 def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None = None) -> Array:

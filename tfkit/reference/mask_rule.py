@@ -20,7 +20,7 @@ def blocks(part: Part, queries: Array, keys: Array) -> Array:
 
 def expression(part: Part, queries: Array, keys: Array) -> Array:
     """Evaluate the condition in Python, pair by pair."""
-    code = compile(part.config.where, "where", "eval")  # a config contains nothing but comparisons of q and k
+    code = compile(part.config.where, "where", "eval")  # safe: the config allows only comparisons of q and k
     pairs = np.broadcast(queries, keys)
     fits = [eval(code, {"__builtins__": {}}, {"q": int(query), "k": int(key)}) for query, key in pairs]
     return np.array(fits, bool).reshape(pairs.shape)

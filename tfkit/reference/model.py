@@ -1,4 +1,4 @@
-"""The meaning of a graph: its nodes in order, for one sequence of the batch after the other."""
+"""The semantics of a graph: its nodes in order, computed for each sequence of the batch separately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function: TypeAlias = Callable[..., Any]
 Kinds: TypeAlias = Mapping[str, Mapping[str, Function]]
 """By slot and kind, the function that defines it."""
 Fused: TypeAlias = Mapping[str, Mapping[str, int]]
-"""By the path of a layer, names and sizes of the parts of its output, in the order of its rows."""
+"""By path of a fused layer, the names and sizes of the parts of its output, in the order of its rows."""
 
 
 class UnknownKind(ValueError):  # noqa: N818 - it reads as a sentence
@@ -32,16 +32,16 @@ class Value(NamedTuple):
 
     x: Array
     pairs: Array
-    """[q, k], True where position q may read the token k; of a vector, False if it stands for padding."""
+    """[q, k], True where position q may attend to token k. For a vector, False if it represents padding."""
 
     @property
     def tokens(self) -> Array:
-        """[t], True where there is a token: one that reads itself."""
+        """[t], True at tokens, which attend to themselves."""
         return self.pairs.diagonal() if self.pairs.ndim else self.pairs
 
     @property
     def positions(self) -> Array:
-        """[t], the number of earlier tokens that each may read: padding takes no position."""
+        """[t], the number of earlier tokens to which each token may attend. Padding does not count."""
         return np.maximum(np.tril(self.pairs).sum(1) - 1, 0)
 
 
@@ -49,26 +49,26 @@ class Result(NamedTuple):
     """The values that a model and its components return."""
 
     outputs: Mapping[str, Array]
-    """By the name of the node, [b, ...]."""
+    """[b, ...], by the name of the node."""
     real: Mapping[str, Array]
-    """False where an output stands for padding and has no meaning: [b, t], or [b] for vectors."""
+    """False where an output represents padding and is undefined: [b, t], or [b] for vectors."""
     trace: list[tuple[str, Array]]
-    """The output of each component, [b, ...], with its path, in the order in which they end."""
+    """The path and the output, [b, ...], of each component, in the order in which the components return."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A component at its place, or the whole model: a call computes its output by the function of its kind."""
+    """A component at its path, or the full model: a call computes its output by the function of its kind."""
 
     graph: Graph
     weights: Mapping[str, Array]
     kinds: Kinds
     path: str = ""
     config: Any = None
-    """Its fields. None for an empty slot, which returns its input, and for a layer that has only weights."""
+    """The fields of the component. None for an empty slot, which returns its input, and for a layer of weights."""
     fused: Fused = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
-    """The names of all weights that were read."""
+    """The names of all weights that have been read."""
     trace: list[tuple[str, Array]] = field(default_factory=list)
 
     def __call__(self, *args: Any, **wires: Any) -> Any:
@@ -80,7 +80,7 @@ class Part:
         return self.record(self.kinds[slot][kind](self, *args, **wires))
 
     def record(self, y: Any) -> Any:
-        """Return a value after it was added to the trace."""
+        """Add a value to the trace, and return it."""
         x = y.x if isinstance(y, Value) else y
         if isinstance(x, np.ndarray):
             self.trace.append((self.path, x))
@@ -103,9 +103,9 @@ class Part:
         return self.record(x @ self.weight().T + (self.weight("bias") if bias else 0))
 
     def split(self, y: Array, sizes: Mapping[str, int]) -> Iterator[Array]:
-        """Yield the parts of the output y of this layer by name; the model declares the order of their rows.
+        """Yield the parts of the output y of this layer by name, in the order that the model declares.
 
-        By default, the order is the order of `sizes`. A weight map names these parts, so their order has a meaning.
+        By default, the order is the order of `sizes`. A weight map names these parts, so their order matters.
         """
         declared = self.fused.get(self.path, sizes)
         if declared != sizes:
@@ -118,7 +118,7 @@ class Part:
 def computed(models: Sequence[Part], rows: Sequence[Mapping[str, Value]]) -> Sequence[Mapping[str, Value]]:
     """Return the value of each node and of each input, for each row of the batch.
 
-    A block that compares rows takes each wire as a list, with the value of each row, and the number of its row.
+    A block that compares rows takes each wire as a list with the values of all rows, and the index of its row.
     """
     for node in models[0].graph.nodes:
         parts = [model.at(node.name, node.config) for model in models]

@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Function] = {
     "xielu": xielu,
 }
 
-# ---- norms: x [..., width] -> the same; of heads, x [t, h, width], each may have a weight of its own, [h, width] ----
+# ---- norms: x [..., width] -> the same; of heads, x [t, h, width]; a weight may be [h, width] ----
 
 
 def rmsnorm(part: Part, x: Array) -> Array:
@@ -66,9 +66,9 @@ NORMS: dict[str, Function] = {"layernorm": layernorm, "rmsnorm": rmsnorm}
 
 
 def mlp(part: Part, x: Array, activation: Function | None = None, *, gated: bool = False) -> Array:
-    """Compute down(norm(activation(up(x)))); if gated, activation(gate(x)) * up(x), which are one matrix.
+    """Compute down(norm(activation(up(x)))); if gated, activation(gate(x)) * up(x), where gate and up are one matrix.
 
-    Unless it is given, the activation is that in the slot. https://arxiv.org/abs/1706.03762; gated: 2002.05202.
+    By default, the activation is the component in the slot. https://arxiv.org/abs/1706.03762; gated: 2002.05202.
     """
     config = part.config
     layer = part.at("gate_up" if gated else "up")
@@ -79,7 +79,7 @@ def mlp(part: Part, x: Array, activation: Function | None = None, *, gated: bool
 
 
 def bias_of(part: Part, name: str) -> bool:
-    """Return True if the linear layer of that name has a bias: all may have one, or some."""
+    """Return True if a linear layer has a bias: `bias` is a boolean, or has a boolean for each layer."""
     bias = part.config.bias
     return bias if isinstance(bias, bool) else bool(dict(bias)[name])
 

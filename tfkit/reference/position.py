@@ -1,4 +1,4 @@
-"""Positions: added to the embedding, turned into queries and keys, or added to scores.
+"""Positions: added to the embedding, as rotations of queries and keys, or added to scores.
 
 t positions, i pairs of channels, h heads, q queries, k keys, d width of a head.
 """
@@ -32,7 +32,7 @@ def sinusoidal(part: Part, positions: Array, width: int) -> Array:
     return waves.reshape(len(positions), width)
 
 
-# ---- turned: x [t, h, d], positions [t] and the number of keys -> [t, h, d] ----
+# ---- rotary: x [t, h, d], positions [t] and the number of keys -> [t, h, d] ----
 
 
 def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
@@ -65,12 +65,12 @@ def dynamic(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[
 
 
 def proportional(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """Return the pairs after the first `width` channels do not turn."""
+    """Set the frequencies of the pairs after the first `width` channels to 0."""
     return np.where(2 * np.arange(len(frequencies)) < part.config.width, frequencies, 0), 1.0
 
 
 def llama3(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """Keep short waves and stretch long ones. https://arxiv.org/abs/2407.21783, section 3.4.1."""
+    """Keep short waves and stretch long waves. https://arxiv.org/abs/2407.21783, section 3.4.1."""
     config = part.config
     waves = config.original_max_len * frequencies / (2 * math.pi)
     kept = np.clip((waves - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor), 0, 1)
@@ -95,7 +95,7 @@ def yarn(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Arr
 
 
 def longrope(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:
-    """Return a divisor for each pair, by the length, and sharper. https://arxiv.org/abs/2402.13753."""
+    """Divide each frequency by a factor that depends on the length, and scale. https://arxiv.org/abs/2402.13753."""
     config = part.config
     divisors = config.short_factor if n_keys <= config.original_max_len else config.long_factor
     by_default = math.sqrt(1 + math.log(max(config.factor or 1, 1)) / math.log(config.original_max_len))
@@ -121,7 +121,7 @@ def alibi(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
 def t5(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
     """Return a learned bias for each bucket of distances. https://arxiv.org/abs/1910.10683, section 2.1.
 
-    Short distances have a bucket each, then they grow up to max_distance; half of all are for keys ahead.
+    Each short distance has a separate bucket; buckets then grow up to max_distance. Half of them are for later keys.
     """
     config, ahead = part.config, positions - positions[:, None]
     n = config.n_buckets if causal else config.n_buckets // 2

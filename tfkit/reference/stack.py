@@ -23,9 +23,9 @@ PLACES = {
     "parallel": ["input_norm", "final_norm"],  # https://arxiv.org/abs/2204.02311
     "parallel_two_norms": ["norm_in", "final_norm"],  # https://arxiv.org/abs/2204.06745
 }
-"""The norms of each placement; in the last two, sublayers read the layer's input."""
+"""The norms of each placement. In the last two, sublayers take the layer's input."""
 Scopes: TypeAlias = dict[str, tuple[Scope, ...]]
-"""The scopes that a sublayer of each kind takes in addition to x: one, or none."""
+"""By type of sublayer, the scopes that it takes in addition to x: one or none."""
 
 
 class Row(NamedTuple):
@@ -147,7 +147,7 @@ def _scopes(
 
 
 def _layer(part: Part, x: Array, scopes: Scopes, row: Row) -> Array:
-    """Apply sublayers one after the other; further ones of a kind are numbered."""
+    """Apply sublayers one after the other. The names of repeated sublayers of a type are numbered."""
     config, times = part.config, Counter[str]()
     stream, around, kept = x, config.around, None
     if around is not None:
@@ -165,9 +165,9 @@ def _layer(part: Part, x: Array, scopes: Scopes, row: Row) -> Array:
 
 
 def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, row: Row, *scope: Scope) -> Array:
-    """Compute norm_after(onto + scale * norm_out(sublayer(norm_in(read)))), onto x or onto the sublayer's input.
+    """Compute norm_after(onto + scale * norm_out(sublayer(norm_in(read)))), where `onto` is x or the sublayer's input.
 
-    Residuals other than `add` compute what the sublayer reads, and what becomes of its output.
+    Residuals other than `add` compute the input of the sublayer, and write its output to the stream.
     """
     config = part.config
     component = dict(config)[step["sublayer"]] or config.attention  # which cross-attention may share
@@ -192,13 +192,13 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
 
 
 def _read(residual: Part, x: Array, row: Row) -> Any:
-    """Return what a residual reads from the stream, and the values for its `write`."""
+    """Return the value that a residual reads from the stream, and the values for its `write`."""
     features = [row.features] if residual.config.takes_features else []
     return residual("read", x, row.condition, *features)
 
 
 def _of_tokens(mixer: Part, x: Array, row: Row) -> Array:
-    """Apply a mixer to the tokens alone: it has no output at padding, and no trace, as rows differ in length."""
+    """Apply a mixer to the tokens without padding. It has no trace, because rows differ in length."""
     y, tokens = np.zeros_like(x), row.tokens
     features = [row.features[tokens]] if mixer.config.takes_features and row.features is not None else []
     y[tokens] = replace(mixer, trace=[])(x[tokens], *features)
@@ -206,7 +206,7 @@ def _of_tokens(mixer: Part, x: Array, row: Row) -> Array:
 
 
 def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, row: Row, of: str = "") -> Array:
-    """Apply the norm of a place: a config, the stack's norm if true; None follows the placement."""
+    """Apply the norm at a place: a config; the stack's norm for True; for None, the norm of the placement."""
     norm = place in PLACES[part.config.placement] if norm is None else norm
     norm = norm if isinstance(norm, NormConfig) else part.config.norm if norm else None
     condition = [row.condition] if norm is not None and norm.takes_condition else []

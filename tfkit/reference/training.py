@@ -1,4 +1,4 @@
-"""The step of a run in NumPy, in float64: schedules, optimizers and losses, each from its paper.
+"""The training step of a run in NumPy, in float64: schedules, optimizers and losses, each from its paper.
 
     schedule     config, step from 1, number of steps                               -> the factor of the learning rate
     optimizer    config, weight, gradients and learning rates of all steps, decay   -> the weight afterwards
@@ -29,7 +29,7 @@ def _count(part: int | float, steps: int) -> int:
 
 
 def _warmup(config: Any, step: int, steps: int) -> tuple[float, float]:
-    """Return the factor of the warmup, and the fraction of the remaining steps that are made."""
+    """Return the factor of the warmup, and the fraction of the steps after the warmup that are complete."""
     peak = max(_count(config.warmup, steps), 1)
     return min(step / peak, 1.0), max(step - peak, 0) / max(steps - peak, 1)
 
@@ -71,7 +71,7 @@ Arrays = Sequence[Array]
 
 
 def _adam(config: Any, weight: Array, gradients: Arrays, rates: Numbers, added: float, separate: float) -> Array:
-    """Make the steps of https://arxiv.org/abs/1412.6980, with decay added to the gradient or separate."""
+    """Run the steps of https://arxiv.org/abs/1412.6980, with decay added to the gradient or applied separately."""
     (first, second), mean, square = config.betas, np.zeros_like(weight), np.zeros_like(weight)
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), 1):
         total = gradient + added * weight
@@ -121,7 +121,7 @@ def muon(config: Any, weight: Array, gradients: Arrays, rates: Numbers, decay: f
 
 
 def cross_entropy(config: Any, logits: Array, targets: Array) -> float:
-    """Sum the negative logarithms of probabilities, smoothed, and the squares of logarithms of their sums."""
+    """Sum the negative log probabilities with label smoothing, and add the weighted squares of log-sum-exps."""
     counted = targets != IGNORED
     logits, targets = logits[counted].astype(np.float64), targets[counted]
     totals = np.logaddexp.reduce(logits, axis=1)

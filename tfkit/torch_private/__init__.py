@@ -1,7 +1,7 @@
-"""The private names of torch that tfkit uses: only here, with a file for each purpose.
+"""All private names of torch that tfkit uses, with a file for each purpose.
 
-torch may change a private name in any version. So each file says why no public name serves, and `tests/torch_private`
-asserts the behaviour that tfkit relies on: with another torch, run these tests first
-(`make test TORCH=2.15.0 ARGS=tests/torch_private`). All hold from the oldest to the newest version that
-pyproject.toml allows, unless a file says otherwise. Nothing here imports tfkit.
+torch may change a private name in any version. Each file therefore explains why no public name suffices, and
+`tests/torch_private` tests the behaviour on which tfkit relies. With a different version of torch, run these tests
+first: `make test TORCH=2.15.0 ARGS=tests/torch_private`. Every file works with all versions that pyproject.toml allows,
+unless its docstring states an exception. Nothing here imports tfkit.
 """

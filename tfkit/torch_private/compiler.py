@@ -1,6 +1,6 @@
-"""Settings and facts of `torch.compile` that its arguments do not cover, and the sources that torch.fx compiles.
+"""Settings of `torch.compile` that are not arguments, and the sources that torch.fx compiles.
 
-torch.fx keeps the source of each function for good, and its loader has no public name.
+torch.fx never discards the source of a function, and its loader has no public name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx.graph_module import _loader
 
 
 def stay_in_place(tensor: Tensor) -> None:
-    """Tell the compiler that a tensor keeps its address, so that a CUDA graph may write to it."""
+    """Guarantee to the compiler that the address of a tensor is constant, so that a CUDA graph can write to it."""
     torch._dynamo.mark_static_address(tensor)
 
 
@@ -26,7 +26,7 @@ def modes() -> list[str]:
 
 
 def backend(name: str) -> Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]:
-    """Return the backend with a name as a function that ours can call; torch.compile takes a name or a function."""
+    """Return the function of a backend, by its name. A custom backend can call this function."""
     return torch._dynamo.lookup_backend(name)
 
 
@@ -36,7 +36,7 @@ def sizes_apart() -> AbstractContextManager[None]:
 
 
 def forget_source(function: Callable[..., Any]) -> None:
-    """Remove the source of a function that torch.fx has compiled, and that another one replaces."""
+    """Remove the source of a function that torch.fx has compiled and that has been replaced."""
     file = function.__code__.co_filename
     _loader.eval_cache.pop(file, None)
     linecache.cache.pop(file, None)

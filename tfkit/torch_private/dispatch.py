@@ -1,8 +1,8 @@
-"""Operations as they run on tensors, the autograd nodes that they leave, and ranges of them in a profile.
+"""Dispatch of operations on tensors, the autograd nodes that they create, and named ranges of a profile.
 
-`torch.utils._python_dispatch`, on which torch builds its counter of FLOPs, has no public name. Sequence numbers are
-the order in which the nodes of the backward were made; they have no public name either. The public
-`record_function` takes ten times as long as a `QuickRange`, which takes 0.6 us.
+`torch.utils._python_dispatch`, on which torch's FLOP counter is built, has no public name. Neither have sequence
+numbers, which give the order in which autograd nodes were created. The public `record_function` takes ten times as long
+as a `QuickRange`, which takes 0.6 us.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
 TO_COPY = torch.ops.aten._to_copy.default
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
-"""Operations of ATen that public functions run."""
+"""Operation of ATen that public functions run, but that has no public name."""
 
 unobserved = _disable_current_modes
 """A context manager in which no `DispatchMode` sees operations."""
@@ -31,25 +31,25 @@ QuickRange = _RecordFunctionFast
 
 
 class DispatchMode(TorchDispatchMode):
-    """Sees every operation in `__torch_dispatch__`, forward and backward."""
+    """Base class of modes whose `__torch_dispatch__` is called for every operation, forward and backward."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # hiding from the compiler would import it
+        return False  # True would import the compiler
 
 
 def running_node() -> Any:
-    """Return the autograd node whose backward runs; None in a forward."""
+    """Return the autograd node whose backward is running; None in a forward."""
     return torch._C._current_autograd_node()
 
 
 def number_of(node: Any) -> int:
-    """Return the index of an autograd node in the order of creation."""
+    """Return the sequence number of an autograd node: its index in the order of creation."""
     return int(node._sequence_nr())
 
 
 def next_number() -> int:
-    """Return the number of the next autograd node of this thread."""
+    """Return the sequence number of the next autograd node of this thread."""
     return int(torch._C._autograd._get_sequence_nr())
 
 

@@ -1,4 +1,4 @@
-"""The hooks of a module, run by another module: torch can register hooks, but not list them."""
+"""Sharing of hooks between modules: torch has public functions to register hooks, but none to list them."""
 
 from __future__ import annotations
 

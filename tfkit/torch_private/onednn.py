@@ -1,4 +1,4 @@
-"""oneDNN's matrix product, which `torch.nn.functional.linear` takes for float32 in compiled models only."""
+"""oneDNN's matrix product, which `torch.nn.functional.linear` uses for float32 only in compiled models."""
 
 from __future__ import annotations
 

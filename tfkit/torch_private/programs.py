@@ -1,8 +1,7 @@
 """Archives of several programs of `torch.export`, and of AOTInductor's libraries.
 
-`torch.export.save` writes one program. torch's own archive of several, `package_pt2`, has no public name, and stores
-the weights of each program: those that programs share are in it once for each. torch 2.9 is too old for this file: its
-`serialize` cannot leave weights out.
+`torch.export.save` writes a single program. torch's archive of several programs, `package_pt2`, has no public name, and
+stores shared weights once per program. This file does not work with torch 2.9, whose `serialize` cannot omit weights.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
     "aot_inductor.package_constants_on_disk_format": "pickle_weights",
 }
-"""The weights of a library as files of the archive."""
+"""Options that store the weights of a library as files of the archive."""
 
 
 def write_programs(path: Path, programs: Mapping[str, ExportedProgram], extra: Mapping[str, str]) -> None:
     """Write an archive of programs, by name.
 
-    `package_pt2` would write the same except for the weights: further programs point to the weights of the first.
+    The format is the format of `package_pt2`, but all programs refer to the weights of the first program.
     """
     from torch._export.serde import schema
     from torch._export.serde.serialize import serialize
@@ -73,7 +72,7 @@ def has_compiler() -> bool:
 
 
 def write_libraries(path: Path, programs: Mapping[str, ExportedProgram], extra: Mapping[str, str]) -> None:
-    """Compile programs, and write an archive of the libraries, whose weights are in it once."""
+    """Compile programs, and write an archive of the libraries that contains their weights once."""
     from torch._inductor import aot_compile
     from torch.export.pt2_archive._package import package_pt2
 
@@ -85,7 +84,7 @@ def write_libraries(path: Path, programs: Mapping[str, ExportedProgram], extra: 
 
 
 def read_libraries(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Read the callable libraries of an archive by name, and their weights, which must live as long."""
+    """Return the callable libraries of an archive by name, and their weights, which must outlive the libraries."""
     from torch.export.pt2_archive._package import PT2ArchiveReader, load_pt2
 
     libraries = load_pt2(str(path)).aoti_runners
@@ -111,5 +110,5 @@ def arguments_of(called: ExportedProgram | Any) -> list[str]:
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
-    """Return a program in smaller operations: all that torch can decompose are."""
+    """Return a program in which every operation that torch can decompose is decomposed."""
     return program.run_decompositions(dict(decomposition_table))

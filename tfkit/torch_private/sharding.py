@@ -1,4 +1,4 @@
-"""State of `fully_shard` and `DTensor`, read without importing `torch.distributed`, which takes long."""
+"""State of `fully_shard` and `DTensor`, read without importing `torch.distributed`, whose import is slow."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch import Tensor, UntypedStorage, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 map_nested = tree_map
-"""(f, nested) -> nested lists, tuples and mappings with `f` of each value."""
+"""(f, nested) -> nested lists, tuples and mappings, with `f` applied to each value."""
 
 leaves = tree_leaves
 """The values in nested lists, tuples and mappings, in order."""
@@ -30,15 +30,15 @@ def storage_key(memory: Tensor | UntypedStorage) -> int:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; tensors of inference mode have no count."""
+    """Return the number of in-place changes of a tensor. Tensors of inference mode do not count them."""
     return tensor._version
 
 
 def replace_tensors(module: nn.Module, f: Callable[[Tensor], Tensor]) -> None:
-    """Put `f` of each parameter and buffer in its place, as `Module.to` does; the parameters stay the same objects."""
+    """Apply `f` to the data of each parameter and buffer, as `Module.to` does; parameters remain the same objects."""
     module._apply(f)
 
 
 def has_state_dict_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:
-    """Return True if this hook is registered by `register_state_dict_post_hook`, also on the copied module."""
+    """Return True if `register_state_dict_post_hook` registered this hook on the module, or on its original."""
     return hook in module._state_dict_hooks.values()

@@ -1,4 +1,4 @@
-"""TorchScript, which torch no longer develops, without torch's warnings about its age."""
+"""TorchScript without torch's deprecation warnings: torch no longer develops it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Ignore torch's warnings that TorchScript is old: a `DeprecationWarning`, a `FutureWarning` since 2.15."""
+    """Ignore torch's warnings that TorchScript is deprecated, which are of class `FutureWarning` since 2.15."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)")
@@ -20,10 +20,10 @@ def quiet() -> Iterator[None]:
 
 
 def as_written() -> AbstractContextManager[None]:
-    """Return a context in which programs run unoptimized: torch's optimizer takes longer than some runs."""
+    """Return a context in which programs run unoptimized: short runs take less time than torch's optimizer."""
     return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
 
 
 def forget() -> None:
-    """Forget all scripted classes: a failure leaves half a class, which the next script would use."""
+    """Discard all scripted classes. A failure leaves an incomplete class, which the next script would use."""
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()

@@ -1,6 +1,6 @@
-"""Tests for anything that follows operations: `torch.func`, forward-mode differentiation, dispatch modes.
+"""Tests for observers of operations: `torch.func`, forward-mode differentiation and dispatch modes.
 
-torch has no public function for it; `torch.compiler.is_compiling` is the one for the compiler.
+torch has a public function only for the compiler, `torch.compiler.is_compiling`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def is_transformed() -> bool:
 
 
 def is_watched() -> bool:
-    """Return True if anything follows the operations: a transform, forward-mode differentiation, a dispatch mode.
+    """Return True if anything observes operations: a transform, forward-mode differentiation or a dispatch mode.
 
     Counters of operations and fake tensors are dispatch modes.
     """

@@ -1,10 +1,11 @@
-"""Is this checkout as fast as another, for instance the commit before a change: `before.py ../before`?
+"""Compare the speed of this checkout with another checkout, for instance of the commit before a change.
 
     python tools/bench/before.py CHECKOUT [--rounds 7] [--json]
 
-The other checkout needs a `.venv`. Each round is a fresh process of each on one thread, one after the other. CPU time,
-the best of several runs: a training step and a token of a small GPT-2 and a small Llama, a token where there is next to
-nothing to compute, reading and building the largest Llama on the meta device, `tfkit params gpt2`, `tfkit --help`.
+The other checkout needs a `.venv`. In each round, both checkouts run in turn, each in a fresh process on one thread.
+The figures are CPU time, the best of several runs: a training step and a token of a small GPT-2 and a small Llama, a
+token with almost no arithmetic, reading and building the largest Llama on the meta device, `tfkit params gpt2`, and
+`tfkit --help`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ print(json.dumps(figures))
 
 
 def main() -> int:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
     parser.add_argument("--rounds", type=int, default=7, help="processes of each (default 7)")

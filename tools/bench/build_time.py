@@ -2,8 +2,8 @@
 
     python tools/bench/build_time.py [--rounds 7] [--litgpt-python PATH] [--json]
 
-Every figure is CPU time of a fresh process on one thread. The contenders take turns, round by round; compare figures of
-one run only. litgpt 0.5 needs an older huggingface-hub than transformers 5: give it a separate interpreter.
+Every figure is CPU time of a fresh process on one thread. The contenders take turns, round by round. Compare only
+figures of the same run. litgpt 0.5 needs an older huggingface-hub than transformers 5, and so a separate interpreter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ print(json.dumps({{
     "parameters": sum(p.numel() for p in model.parameters()),
 }}))
 """
-# The plugins are loaded, and with them the components imported, before the clock starts. Reading the spec is measured.
+# Plugins are loaded, and components imported, before the measurement starts. Reading the spec is measured.
 TFKIT = "import torch, tfkit, tfkit.building.builder\ntfkit.load_plugins()"
 LITGPT = "import torch\nfrom litgpt import GPT, Config"
 LLAMA_CONFIG = """LlamaConfig(
@@ -42,7 +42,7 @@ LLAMA_CONFIG = """LlamaConfig(
 
 @dataclass(frozen=True)
 class Target:
-    """A figure to reach, and the measured one."""
+    """The limit of a figure, and the measured figure."""
 
     what: str
     limit: float
@@ -58,7 +58,7 @@ class Target:
 
 
 def probe(imports: str, build: str, python: str = sys.executable) -> list[str]:
-    """Return the command that imports, builds, and prints the cost of both."""
+    """Return the command of a process that imports, builds, and prints the cost of both steps."""
     return script(PROBE.format(imports=imports, build=build), python)
 
 
@@ -88,7 +88,7 @@ def gpt2() -> list[Contender]:
 
 
 def command_line() -> list[Contender]:
-    """Return the processes of the command line, and of `import torch`."""
+    """Return the processes that run commands of tfkit, and `import torch`."""
     tfkit = [sys.executable, "-m", "tfkit"]
     return [
         Contender("tfkit params llama3_405b", [*tfkit, "params", "llama3_405b"]),
@@ -98,7 +98,7 @@ def command_line() -> list[Contender]:
 
 
 def present(contenders: Sequence[Contender], missing: list[str]) -> list[Contender]:
-    """Return the contenders that run at all; the errors of the others go to `missing`."""
+    """Return the contenders that run, and add the errors of the remaining contenders to `missing`."""
     working = []
     for contender in contenders:
         try:
@@ -110,7 +110,7 @@ def present(contenders: Sequence[Contender], missing: list[str]) -> list[Contend
 
 
 def targets(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender]) -> list[Target]:
-    """Return the figures to reach, in the order of the tables."""
+    """Return the targets, in the order of the tables."""
     results = []
     for title, group, key in (("llama3_405b, construction", models, "construction"), ("gpt2", small, "construction")):
         for peer in group[1:]:
@@ -125,7 +125,7 @@ def targets(models: Sequence[Contender], small: Sequence[Contender], whole: Sequ
 
 
 def check_counts(models: Sequence[Contender], small: Sequence[Contender]) -> None:
-    """Stop if two libraries did not build the same model."""
+    """Exit if two libraries did not build the same model."""
     for group, expected in ((models, LLAMA_PARAMETERS), (small, GPT2_PARAMETERS)):
         for contender in group:
             if set(contender.values("parameters")) != {expected}:
@@ -152,7 +152,7 @@ def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequenc
 
 
 def versions(litgpt_python: str) -> str:
-    """Return the versions of what was measured, in one line."""
+    """Return the versions of the measured libraries, on one line."""
     installed = {name: version(name) for name in ("torch", "transformers")} | {
         "litgpt": version("litgpt", litgpt_python)
     }
@@ -162,7 +162,7 @@ def versions(litgpt_python: str) -> str:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=7, help="runs of each contender (default 7)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The cost of `tfkit check`: of GPT-2, of Llama 3 405B with everything, and of other specs.
+"""Measure `tfkit check`: GPT-2, Llama 3 405B at the full level, and other specs.
 
     python tools/bench/check.py [SPEC ...] [--all]
 
@@ -15,9 +15,9 @@ from build_time import Target
 from measure import machine, run_once, version
 
 FIRST = {"gpt2": ("quick", 10.0), "llama3_405b": ("full", 60.0)}
-"""The specs that are always measured: level, and CPU seconds to reach."""
+"""Specs that are always measured: the level, and the target in CPU seconds."""
 SECONDS, MEGABYTES = 10.0, 2000.0
-"""The targets of every other spec at level quick, and of the memory of each."""
+"""Targets: CPU seconds of every other spec at level quick, and memory of each spec."""
 
 
 def measured(spec: str, level: str, limit: float) -> list[Target]:

@@ -1,9 +1,9 @@
-"""Checks that torch.compile captures our models whole, with one compilation for every length.
+"""Check that torch.compile captures each model as a single graph, with a single compilation for all lengths.
 
     python tools/bench/compile_check.py [--json]
 
 Each model is built at a reduced size, compiled with dynamic shapes and a backend that only counts, and called at
-several lengths and batch sizes, with and without a padding mask. Graph breaks and compilations are counted: none, one.
+several lengths and batch sizes, with and without a padding mask. Expected are no graph breaks and one compilation.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Result:
     calls: int
     graph_breaks: int
     graphs: int
-    """Compilations: one covers every shape."""
+    """Number of compilations; a single compilation covers all shapes."""
     largest_difference: float
     """The largest difference from the model that is not compiled."""
 
     @property
     def good(self) -> bool:
-        """True for one whole graph with the same numbers."""
+        """True for a single full graph with the same numbers."""
         return self.graph_breaks == 0 and self.graphs == 1 and self.largest_difference < 1e-5
 
 
@@ -91,7 +91,7 @@ def inputs(graph: tfkit.Graph, batch: int, length: int, *, masked: bool) -> dict
 
 
 def main() -> None:
-    """Check, print."""
+    """Check the models, and print the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ SIZES = {"16 x 128": (), "8 x 64": ("batch.sequences=8", "batch.length=64")}
 
 
 def fraction(steps: int, *sets: str) -> tuple[float, float]:
-    """Return the milliseconds of a step, and the time of the callback as a fraction of the other time."""
+    """Return the milliseconds of a step, and the time of the callback as a fraction of the remaining time."""
     sets = (*sets, "callbacks={kind: components, every: 50}", "eval=null", f"steps={steps}")
     run, times = load_run(RUN, tfkit.load_plugins(), sets=sets), dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +39,7 @@ def fraction(steps: int, *sets: str) -> tuple[float, float]:
 
 
 def timed(method: Any, name: str, times: dict[str, float]) -> Any:
-    """Return the method, which adds its time to `times`."""
+    """Wrap a method so that it adds its duration to `times`."""
 
     def call(*args: Any) -> Any:
         begin = time.process_time()
@@ -52,7 +52,7 @@ def timed(method: Any, name: str, times: dict[str, float]) -> Any:
 
 
 def main() -> int:
-    """Print a row for each size; 1 if the callback takes too much."""
+    """Print a row for each size. Return 1 if the callback takes too much time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=150, metavar="N")
     steps = parser.parse_args().steps

@@ -1,12 +1,12 @@
-"""The memory of a training step by `tfkit cost`, compared with the memory that the step takes.
+"""Compare the memory of a training step that `tfkit cost` predicts with the memory that the step uses.
 
     python tools/bench/cost_memory.py
 
-The peak is the running sum of every allocation and every release that the PyTorch profiler saw, from before the model
-was built to the end of its second step; it is the peak within that step: forward, loss in chunks, backward, and AdamW
-in one kernel. Everything is float32 on the CPU, without dropout unless the name says so. Real widths, a few layers.
-The profiler may lose events on a busy machine: if its sum does not return to weights and optimizer states after the
-step, the measurement is repeated.
+The memory is the running sum of all allocations and releases in the trace of the PyTorch profiler, which begins before
+the model is built. The peak is taken within the second step: forward, loss in chunks, backward, and fused AdamW.
+Everything is float32 on the CPU, without dropout unless the name states it. Models have real widths, and few layers.
+The profiler may lose events on a busy machine: if the sum after the step differs from weights plus optimizer states,
+the measurement is repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTEMPTS = 3
 
 
 class Case(NamedTuple):
-    """A model, changes that make it fit, and the size of its inputs."""
+    """A model, changes that reduce it, and the size of its inputs."""
 
     spec: str
     sets: tuple[str, ...]
@@ -97,7 +97,7 @@ def _bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def peak_of(seen: profile) -> tuple[int, int]:
-    """Return the largest running sum of allocations since the beginning of the marked step, and the last one."""
+    """Return the largest running sum of allocations since the start of the marked step, and the final sum."""
     events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     level = peak = 0
     counts = False
@@ -110,7 +110,7 @@ def peak_of(seen: profile) -> tuple[int, int]:
 
 
 def predicted(case: Case) -> Cost:
-    """Return the tool's prediction."""
+    """Return the prediction of `tfkit cost`."""
     graph = tfkit.load(case.spec, sets=case.sets)
     return cost(
         graph,

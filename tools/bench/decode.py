@@ -4,13 +4,13 @@
                                  [--python litgpt=../peers/bin/python] [--json]
 
 One thread, float32; on a GPU bfloat16. All contenders have the same weights, read the same prompt and must write the
-same tokens. They take turns; the figure is the CPU time of a token, without the prompt, on a GPU the time between two
-CUDA events. `loop` is the shortest loop around a forward, `generate` the library's own function; `prepared` has its
-weights laid out by `tfkit.prepare_decoding`. transformers uses its default cache; litgpt is a separate process, on a
-CPU, with Llama shapes (it has no learned positions).
+same tokens. They take turns. The figure is the CPU time of a token, without the prompt; on a GPU, the time between two
+CUDA events. `loop` is the shortest loop around a forward, and `generate` the function of the library; the weights of
+`prepared` are laid out by `tfkit.prepare_decoding`. transformers uses its default cache. litgpt runs in a separate
+process on the CPU, only with Llama shapes, because it has no learned positions.
 
-A token must read every weight and the caches once: the share of the limit is the time in which this machine reads that
-many bytes, by summing every row of a matrix of that size in the same rounds, over the time of the token.
+A token must read all weights and the caches once. The fraction of the limit is the time in which this machine reads
+that many bytes, measured by summing the rows of a matrix of that size in the same rounds, over the time of a token.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GOAL = 1.05
 """The goal: speed relative to the fastest peer."""
 PROMPT, CHECKED = 8, 8
 Contender = Callable[[int], Tensor]
-"""Number of tokens to write -> those tokens, [b, n]."""
+"""Number of tokens to write -> the tokens, [b, n]."""
 
 
 class Tfkit:
@@ -93,7 +93,7 @@ class Transformers:
 
 
 def contenders(shape: Shape, *, compile: bool, device: str) -> tuple[dict[str, Contender], int]:
-    """Return all contenders, and the bytes that a token has to read: weights and the caches half way."""
+    """Return all contenders, and the bytes that a token must read: the weights, and half-full caches."""
     prompt = prompt_of(shape).to(device)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = peer("tfkit").build(shape)
@@ -119,7 +119,7 @@ def reading(size: int, device: str) -> Callable[[], float]:
 
 @contextmanager
 def litgpt(python: str, shape: Shape) -> Iterator[tuple[Worker, Tensor]]:
-    """Yield the worker of litgpt, in its own environment, and the tokens that it writes."""
+    """Yield the worker of litgpt, which runs in a separate environment, and the tokens that it writes."""
     worker = Worker([python, str(Path(__file__).with_name("decode_worker.py"))])
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -184,14 +184,14 @@ def show(result: dict[str, Any]) -> None:
 
 
 def overhead(rounds: int) -> dict[str, list[float]]:
-    """Measure the seconds of a token with next to nothing to compute: 12 layers of width 16."""
+    """Measure the seconds of a token with almost no arithmetic: 12 layers of width 16."""
     shape = Shape("gpt2", 12, 16, 2, 2, 16, vocab_size=16, length=1024, batch=1)
     everybody, _ = contenders(shape, compile=False, device="cpu")
     return take_turns({name: per_token(run, 64, "cpu") for name, run in everybody.items()}, rounds, warm_up=1)
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, help="one of the shapes; all unless given")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences per batch (default 1 8)")

@@ -59,18 +59,18 @@ RUN: dict[str, Any] = {
 
 
 class NoRecord:
-    """A record that keeps nothing."""
+    """A record that discards everything."""
 
     def restored(self) -> None:
         return None
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Keep nothing."""
+        """Discard the numbers."""
 
     text = save = log
 
     def close(self) -> None:
-        """Close nothing: nothing is open."""
+        """Do nothing, because no file is open."""
 
 
 def measure(work: str, size: int) -> dict[str, float]:
@@ -88,7 +88,7 @@ def measure(work: str, size: int) -> dict[str, float]:
 
 
 def prepared(work: str, run: Any) -> Callable[[], object]:
-    """Return the action to measure, after everything that precedes it."""
+    """Run all preparations, and return the action to measure."""
     if work.startswith("tfkit eval"):
         model = tfkit.build(run.graph)
         return lambda: evaluate(model, run, run.config.eval.splits, run.config.eval.metrics)

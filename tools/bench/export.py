@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python tools/bench/export.py [--model gpt2] [--rounds 8] [--json]
 
-To write: `tfkit.tools.export` scripts the whole forward and the cached decode step and saves them; `torch.jit.trace`
-with its defaults traces the forward at one shape, checks it, and saves it. The comparison with the model at seven
-shapes, which `tfkit export` makes before it reports success, is separate. To run: the file as it is loaded again,
+Writing: `tfkit.tools.export` scripts and saves the full forward and the cached decoding step; `torch.jit.trace`, with
+its defaults, traces the forward at a single shape, checks it, and saves it. The comparison with the model at seven
+shapes, which `tfkit export` runs before it reports success, is measured separately. Running: the loaded file is
 compared with the model without gradients, at several shapes and token by token.
 """
 
@@ -58,7 +58,7 @@ def runners(model: Any, loaded: Any, batch: int, length: int) -> dict[str, Calla
 
 
 def decoders(model: Any, loaded: Any) -> dict[str, Callable[[], float]]:
-    """Return the measurements of the cached steps of both."""
+    """Return the measurements of the cached steps of the model and of the file."""
     prompt, token = torch.randint(50257, (1, 16)), torch.tensor([[1]])
     cached = tfkit.CachedModel(model, length=16 + STEPS)
 
@@ -78,7 +78,7 @@ def decoders(model: Any, loaded: Any) -> dict[str, Callable[[], float]]:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="gpt2", help="a spec")
     parser.add_argument("--rounds", type=int, default=8, help="rounds that count")

@@ -3,14 +3,14 @@
     python tools/bench/gpu.py [--part gpt2 | gpt2_xl | llama3_8b | runs] [--json] [--rehearse]
 
 Training: GPT-2 124M and 1.5B, forward, loss, backward and fused AdamW, in mixed precision, and the same step of
-transformers' class. MFU is the share of the device's peak used by the model's own FLOPs: for each token 6 for each
-parameter outside the table of positions, and 12 * layers * d_model * length for attention
+transformers' class. MFU is the fraction of the device's peak FLOP/s that the model uses. The FLOPs of a token are 6 for
+each parameter outside the table of positions, plus 12 * layers * d_model * length for attention
 (https://arxiv.org/abs/2204.02311, appendix B).
-Decoding: Llama 3 8B, greedy, one token at a time; the share of the limit is the time in which the weights and the
-caches can be read, at the bandwidth of the data sheet, over the time of the token.
-Runs: `tfkit train` on 1, 2, 4 and 8 GPUs, as many as there are, with float8 if torchao is installed; see `runs.py`.
+Decoding: Llama 3 8B, greedy, token by token. The fraction of the limit is the time to read the weights and the caches,
+at the bandwidth of the data sheet, divided by the time of a token.
+Runs: `tfkit train` on 1, 2, 4 and 8 GPUs, as available, with float8 if torchao is installed; see `runs.py`.
 
-`--rehearse` runs everything at a small size on any device, to see that it works; its figures mean nothing.
+`--rehearse` runs everything at a small size on any device, as a test of the script; its figures are meaningless.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tfkit.tools.common.memory_needs import cache_size
 PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.04e12)}
 """Dense bfloat16 FLOP/s and bytes/s, from the data sheets of the SXM versions."""
 TRAINING = {"gpt2": (32, 0.40), "gpt2_xl": (8, 0.48)}
-"""Sequences of 1024 tokens in a step, and the MFU to reach."""
+"""Number of sequences of 1024 tokens in a step, and the target MFU."""
 DECODING = {"llama3_8b": (1, 0.65)}
-"""Sequences at once, and the share of the limit to reach."""
+"""Batch size, and the target fraction of the limit."""
 SMALL = ["d_model=64", "vocab_size=128", "max_len=64", "decoder.n_layers=2", "decoder.attention.n_heads=4"]
 STEPS, WARM_UP = 20, 5
 
@@ -115,14 +115,14 @@ def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, A
 
 
 def timed(step: Any, device: str, rehearse: bool) -> list[float]:
-    """Measure the seconds of each step, after some that do not count."""
+    """Measure the seconds of each step, after warm-up steps."""
     for _ in range(WARM_UP):
         step()
     return [seconds(step, device) for _ in range(3 if rehearse else STEPS)]
 
 
 def clear(device: str) -> None:
-    """Forget compiled code, and release the memory of the last model."""
+    """Discard compiled code, and release the memory of the last model."""
     torch.compiler.reset()
     gc.collect()
     if device == "cuda":
@@ -130,7 +130,7 @@ def clear(device: str) -> None:
 
 
 def verdict(result: dict[str, Any], peaks: tuple[float, float] | None, goal: float) -> str:
-    """Return the share of the device that was used."""
+    """Describe the fraction of the device's limit that was reached."""
     if peaks is None:
         return "no data sheet of this device: no share"
     ideal = result["flops"] / peaks[0] if "flops" in result else result["bytes"] / peaks[1]
@@ -140,7 +140,7 @@ def verdict(result: dict[str, Any], peaks: tuple[float, float] | None, goal: flo
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--part", choices=[*TRAINING, *DECODING, "runs"], help="one of them; all unless given")
     parser.add_argument("--rehearse", action="store_true", help="small sizes, on any device")

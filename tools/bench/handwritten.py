@@ -1,4 +1,4 @@
-"""GPT-2 and Llama as one writes them by hand, to compare tfkit with: no configuration, no components, no choices."""
+"""Handwritten GPT-2 and Llama for comparisons with tfkit: no configuration, no components, no options."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LlamaAttention(nn.Module):
-    """Causal self-attention: groups of query heads share a head of keys and values."""
+    """Causal self-attention in which groups of query heads share a key-value head."""
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids [b, t] -> logits [b, t, vocab_size]; cosines and sines are made once."""
+    """Token ids [b, t] -> logits [b, t, vocab_size]; cosines and sines are computed once."""
 
     cos: Tensor
     sin: Tensor

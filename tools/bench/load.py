@@ -1,12 +1,12 @@
-"""The cost of loading published weights, compared with transformers; and of importing a config, with `import torch`.
+"""The cost of loading published weights, compared with transformers, and of importing a config.
 
     python tools/bench/load.py [--rounds 5] [--specs gpt2_xl qwen25_1_5b] [--folder DIR] [--json]
 
-For each spec a random checkpoint is made in bfloat16 and written as transformers writes it. Then tfkit loads it through
-the map of the spec, and transformers with `from_pretrained`: CPU time after the imports, and the peak memory of the
-whole process as a multiple of the weights. Weights loaded by tfkit outlive the file. `from_pretrained` leaves the
-weights in the file, mapped, and reads them when they are first used: it is measured as it is, and with a copy of each,
-which is the same work. The contenders take turns, each a fresh process on one thread; compare figures of one run.
+For each spec, a random bfloat16 checkpoint is written in the layout of transformers. tfkit loads it through the weight
+map of the spec, and transformers with `from_pretrained`. The figures are CPU time after the imports, and the peak
+memory of the process as a multiple of the weights. tfkit copies the weights to memory. `from_pretrained` maps the file
+and reads weights at first use, so it is measured both unchanged and with a copy of each weight, which is the same work.
+The contenders take turns, each in a fresh process on one thread. Compare only figures of the same run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def weights_mb(spec: str, folder: Path) -> float:
 
 
 def importing() -> list[Contender]:
-    """Return the full processes of `tfkit import` and `tfkit params`, and the process of `import torch`."""
+    """Return the processes of `tfkit import`, `tfkit params` and `import torch`."""
     published = ROOT / "tests" / "published"
     tfkit = [sys.executable, "-m", "tfkit"]
     contenders = [Contender("import torch", script("import torch"))]
@@ -89,7 +89,7 @@ def importing() -> list[Contender]:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5, help="runs of each contender (default 5)")
     parser.add_argument("--specs", nargs="+", default=["gpt2_xl", "qwen25_1_5b"], help="the specs to load")

@@ -1,4 +1,4 @@
-"""Interleaved measurements: CPU time, because wall-clock time also measures the neighbours; on a GPU its own clock.
+"""Interleaved measurements of CPU time, because other processes affect wall-clock time; on a GPU, of its clock.
 
 Contenders are fresh processes (`race`), or functions that return their own time (`take_turns`).
 """
@@ -28,10 +28,10 @@ class Contender:
     command: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
     root: Path = ROOT
-    """The checkout that it imports."""
+    """The checkout that the process imports."""
 
     def values(self, key: str) -> list[float]:
-        """Return one figure of every run, in the order of the rounds."""
+        """Return a figure of every run, in the order of the rounds."""
         return [run[key] for run in self.runs]
 
 
@@ -44,7 +44,7 @@ class Ratio:
     high: float
     of_minima: float
     quartiles: tuple[float, float]
-    """Half of the rounds are between them."""
+    """The first and third quartiles of the ratios."""
 
     def __str__(self) -> str:
         return f"{self.of_minima:.2f}  ({self.low:.2f} to {self.high:.2f})"
@@ -56,7 +56,7 @@ def script(source: str, python: str = sys.executable) -> list[str]:
 
 
 def race(contenders: Sequence[Contender], rounds: int, timeout: float = 300) -> None:
-    """Run all contenders once each round, one after the other; a round that does not count comes first."""
+    """Run every contender once in each round. The first round is a warm-up, and does not count."""
     for number in range(rounds + 1):
         for contender in contenders:
             run = run_once(contender.command, timeout, contender.root)
@@ -65,9 +65,9 @@ def race(contenders: Sequence[Contender], rounds: int, timeout: float = 300) -> 
 
 
 def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) -> dict[str, float]:
-    """Return CPU seconds and peak memory in MB of a process, and the numbers in the JSON that it may print last.
+    """Return CPU seconds and peak memory in MB of a process, and the numbers in the JSON on its last line, if any.
 
-    Raises `RuntimeError` with the end of the process's messages if it fails.
+    Raise `RuntimeError` with the last messages of the process if it fails.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(root), cwd=root)
@@ -85,7 +85,7 @@ def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) ->
 
 
 def environment(root: Path = ROOT) -> Mapping[str, str]:
-    """Return a process's environment: one thread, the checkout first, bytecode cached as if installed, and no hub."""
+    """Return the environment of a process: one thread, the checkout first in the path, cached bytecode, no Hub."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
@@ -130,7 +130,7 @@ def per_token(run: Callable[[int], object], n: int, device: str) -> Callable[[],
 def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
     """Return the results of each contender in each round, by name.
 
-    Each one starts and ends a round as often as the others, and has neighbours on both sides; the first `warm_up`
+    The order changes, so that each contender is equally often the first and the last of a round. The first `warm_up`
     rounds do not count.
     """
     names = list(contenders)
@@ -162,7 +162,7 @@ def compare_speeds(times: Mapping[str, Sequence[float]]) -> str:
 
 
 def compare(contenders: Sequence[Contender], key: str) -> str:
-    """Format a table of one figure: the first contender compared with each of the others."""
+    """Format a table of a figure: the first contender compared with each of the others."""
     first = contenders[0]
     lines = [f"  {'':26}{'min':>8}{'median':>9}   first / this: minima (by round)"]
     for contender in contenders:
@@ -173,7 +173,7 @@ def compare(contenders: Sequence[Contender], key: str) -> str:
 
 
 def version(package: str, python: str = sys.executable) -> str:
-    """Return the installed version of a package as that interpreter sees it; empty if there is none."""
+    """Return the version of a package in the environment of an interpreter; empty if it is not installed."""
     source = f"import importlib.metadata as m; print(m.version({package!r}))"
     return subprocess.run([python, "-c", source], capture_output=True, text=True, check=False).stdout.strip()
 
@@ -186,7 +186,7 @@ def accelerator() -> str | None:
 
 
 def machine() -> str:
-    """Describe the machine in one line: cores, memory, processor, system."""
+    """Describe the machine on one line: cores, memory, processor, system."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = "unknown processor"
     info = Path("/proc/cpuinfo")

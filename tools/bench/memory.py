@@ -1,11 +1,11 @@
-"""Memory and time of a training step with a vocabulary of 128,256: the loss in chunks, or of all logits.
+"""Memory and time of a training step with a vocabulary of 128,256: the loss in chunks, or from all logits.
 
     python tools/bench/memory.py [--rounds 3] [--json]
 
-A Llama of 4 layers of width 512 with the vocabulary of Llama 3; forward and backward of 4 x 512 tokens, next-token
-loss, with and without computing the layers twice. Every step runs in a fresh process, the contenders take turns.
-`tensors` is the most memory that the step had allocated at once, minus the weights; `process` is the memory that the
-system gave the process. On the CPU: float32, one thread, CPU time; on a GPU: bfloat16 and its own clock.
+A Llama with 4 layers of width 512 and the vocabulary of Llama 3; forward and backward over 4 x 512 tokens, next-token
+loss, with and without recomputation of the layers. Every step runs in a fresh process; the contenders take turns.
+`tensors` is the peak of the memory that the step had allocated, minus the weights; `process` is the peak memory of the
+process. On the CPU: float32, one thread, CPU time; on a GPU: bfloat16, and the clock of the GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEGABYTE = 2**20
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="runs of each contender (default 3)")
     parser.add_argument("--step", choices=CONTENDERS, help="run one step in this process and print its figures")
@@ -88,7 +88,7 @@ def next_token_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
 
 
 def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
-    """Measure seconds, and the peak bytes in addition to what was allocated before."""
+    """Measure seconds, and the peak bytes in addition to earlier allocations."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     took = seconds(run, "cuda")
@@ -96,7 +96,7 @@ def on_gpu(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def on_cpu(run: Callable[[], None]) -> tuple[float, float]:
-    """Measure seconds and bytes on the CPU; torch counts its memory only in a profile."""
+    """Measure seconds and bytes on the CPU, where torch counts memory only in a profile."""
     torch.set_num_threads(1)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         took = seconds(run)
@@ -108,7 +108,7 @@ def on_cpu(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def targets(contenders: list[Contender]) -> dict[str, tuple[float, float]]:
-    """Return figure and limit by name: both of the loss in chunks as a share of the loss of all logits."""
+    """Return figure and limit by name: memory and time of the loss in chunks, relative to the loss from all logits."""
     pieces, logits = contenders[:2]
     memory = ratio(pieces.values("tensors"), logits.values("tensors")).of_minima
     time = ratio(pieces.values("seconds"), logits.values("seconds")).of_minima

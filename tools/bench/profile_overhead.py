@@ -1,4 +1,4 @@
-"""The cost of the profiler: steps without it and with it, as `tfkit profile` runs them, in turns.
+"""The cost of the profiler: steps without and with the profiler, as in `tfkit profile`, in turns.
 
 OMP_NUM_THREADS=1 python tools/bench/profile_overhead.py
 """
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def race(graph: tfkit.Graph, mode: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Measure the seconds of single steps, by turns."""
+    """Measure the seconds of single steps, in turns."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = tfkit.build(graph, device=device).train(mode == "train")
     step = ProfiledStep(model, mode, batch=options.batch, length=options.length, compile=False)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def race(graph: tfkit.Graph, mode: str, options: argparse.Namespace) -> dict[str
 
 
 def profiled(model: torch.fx.GraphModule, step: ProfiledStep, range: Range, **options: bool) -> float:
-    """Measure the seconds of the second of two steps under the profiler; the first one warms it up."""
+    """Measure the seconds of the second of two steps under the profiler; the first step warms the profiler up."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with ExitStack() as stack:
         stack.enter_context(named_ranges(model, range))

@@ -1,10 +1,10 @@
-"""Are the mixers of tfkit-recurrent as fast as the torch code of transformers: `recurrent.py [NAME ...]`?
+"""Compare the speed of the mixers of tfkit-recurrent with the torch code of transformers.
 
     python tools/bench/recurrent.py [--length 1024] [--rounds 3] [NAME ...]
 
-CPU time on one thread, the best of several rounds, in which both take turns: a forward of one mixer with 256 channels
-and two sequences; and a forward with a backward for an eighth of the length, because the backward of some of the loops
-in transformers takes minutes otherwise. Last, a token of each mixer after 10 and after 10,000 tokens.
+CPU time on one thread, the best of several rounds in which both take turns: a forward of a mixer with 256 channels and
+two sequences, then a forward with a backward for an eighth of the length, because the backward of some loops in
+transformers would otherwise take minutes. Finally, a token of each mixer after 10 and after 10,000 tokens.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Contest:
     """A mixer, and the class of transformers with the same sizes.
 
     Attributes:
-        fields: of the mixer.
-        module: of the class in transformers.
+        fields: fields of the mixer.
+        module: module of the class in transformers.
         block: name of the class.
-        config: name of its config class.
-        sizes: fields of its config.
-        arguments: further arguments of its forward.
+        config: name of the config class.
+        sizes: fields of the config.
+        arguments: additional arguments of the forward.
     """
 
     fields: Mapping[str, Any]
@@ -104,7 +104,7 @@ CONTESTS = {
 
 
 def mixer_of(name: str) -> tuple[Any, nn.Module]:
-    """Build a mixer, and return its config, too."""
+    """Build a mixer, and return it with its config."""
     decoder = {"block": "decoder", "n_layers": 1, "attention": None, "ffn": None, "final_norm": False}
     spec = {
         "tfkit": 1,
@@ -129,7 +129,7 @@ def block_of(contest: Contest) -> nn.Module:
 
 
 def seconds(*runs: Callable[[], object], rounds: int) -> list[float]:
-    """Return the least CPU time of each run; the runs take turns."""
+    """Return the minimum CPU time of each run; the runs take turns."""
     best = [float("inf")] * len(runs)
     for number in range(rounds + 1):
         for index, run in enumerate(runs):

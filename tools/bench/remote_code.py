@@ -1,10 +1,11 @@
-"""The cost of the code that `tfkit save --layout transformers` writes, against the model that it was written from.
+"""The cost of the code that `tfkit save --layout transformers` writes, relative to the original model.
 
     python tools/bench/remote_code.py [--rounds 8] [--tokens 200] [--prompt 16 1000] [--batch 1] [--json]
 
-One process, one thread, float32, CPU time. A GPT-2 of 4 layers of width 256 takes turns with its folder, opened by
-transformers, and with transformers' GPT-2: a training step without the optimizer, and greedy decoding. All must have
-the same logits and write the same tokens. `loop` is the shortest loop around a forward, `generate` the library's own.
+One process, one thread, float32, CPU time. A GPT-2 with 4 layers of width 256 takes turns with its folder, opened by
+transformers, and with transformers' GPT-2: a training step without the optimizer, and greedy decoding. All must return
+the same logits and write the same tokens. `loop` is the shortest loop around a forward, `generate` the function of the
+library.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Turns = dict[str, list[float]]
 
 
 def models() -> dict[str, nn.Module]:
-    """Return the model, its folder as transformers opens it, and transformers' own class, all with the same weights."""
+    """Return the model, its folder as transformers opens it, and the class of transformers, with the same weights."""
     model = peer("tfkit").build(SHAPE)
     assert isinstance(model, fx.GraphModule)
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +50,7 @@ def models() -> dict[str, nn.Module]:
 
 
 def logits(name: str, model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the logits, in transformers without a cache."""
+    """Return the logits; transformers computes them without a cache."""
     return model(tokens) if name == "tfkit" else model(tokens, use_cache=False).logits
 
 
@@ -74,7 +75,7 @@ def train(everybody: Mapping[str, nn.Module], rounds: int) -> Turns:
 
 
 def decode(everybody: Mapping[str, nn.Module], n_prompt: int, options: argparse.Namespace) -> Turns:
-    """Measure a token behind a prompt."""
+    """Measure the time of a token after a prompt."""
     prompt = torch.randint(SHAPE.vocab_size, (options.batch, n_prompt))
     model = everybody["tfkit"]
     assert isinstance(model, fx.GraphModule)
@@ -100,7 +101,7 @@ def show(title: str, turns: Turns) -> None:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="runs of each (default 8)")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of a run (default 200)")

@@ -1,7 +1,7 @@
 """`tfkit train` of a model of GPT-2's size, on one GPU and on several: tokens per second, and the same losses.
 
-The time of a step is the difference of a long and a short run over the difference of their steps, so that neither the
-start of the processes nor the compiler counts. `gpu.py` calls this.
+The time of a step is the time difference between a long and a short run, divided by the difference of their steps. It
+therefore includes neither the start of the processes nor the compilation. `gpu.py` calls this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNTS = (1, 2, 4, 8)
 SHORT, LONG = 20, 80
 """Steps of the two runs."""
 PATIENCE = 240
-"""Seconds until a run is ended as one that hangs."""
+"""Seconds after which a run counts as hanging and is killed."""
 RUN = """\
 tfkit: 1
 name: runs
@@ -42,12 +42,12 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"gather": "bfloat16"},
     *({"float8": recipe} for recipe in ("tensorwise", "rowwise") if find_spec("torchao")),
 )
-"""Further keys of the machine, measured on the most processes with shared weights."""
+"""Additional settings of `machine`, measured on the maximum number of processes with sharded weights."""
 SMALL = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attention: {n_heads: 2}, ffn: {d_ff: 64}}}"
 
 
 def runs(*, rehearse: bool, device: str) -> dict[str, dict[str, Any]]:
-    """Return the measurements by the number of processes: weights shared by all of them, and held by each."""
+    """Return the measurements by number of processes: with sharded weights, and with a copy of the weights in each."""
     most = 2 if rehearse else torch.cuda.device_count()
     results: dict[str, dict[str, Any]] = {}
     for count in (processes for processes in COUNTS if processes <= most):
@@ -101,7 +101,7 @@ def _launched(folder: Path, count: int, name: str) -> dict[str, Any]:
 
 
 def write_symbols(path: Path, symbols: int, size: int) -> None:
-    """Write a text of `symbols` different characters, of planes that have no surrogates, each at least once."""
+    """Write a text of `symbols` different characters, none of them a surrogate, each at least once."""
     drawn = torch.randint(symbols, (size,), generator=torch.Generator().manual_seed(0)).tolist()
     path.write_text("".join(chr(0x10000 + symbol) for symbol in [*range(symbols), *drawn]), encoding="utf-8")
 

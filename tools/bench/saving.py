@@ -1,7 +1,7 @@
-"""The time that training stands for a checkpoint: asynchronous and synchronous ones in turns, in the same run.
+"""Measure how long a checkpoint interrupts training: asynchronous and synchronous checkpoints in turns, in one run.
 
-A GPT of 29 million parameters is trained by some processes. The second column is the time from one checkpoint to the
-next: it also contains what writing takes from the steps, which share the cores with it.
+Several processes train a GPT of 29 million parameters. The second column is the time from a checkpoint to the next: it
+includes the slowdown of steps, which share the cores with the writing.
 
 python tools/bench/saving.py --saves 12 --processes 2
 """
@@ -29,7 +29,7 @@ from tfkit.run.training.parallel import Together
 from tfkit.tools.train.record import Follower, RunFolder, bits_of
 
 GOAL = 0.2
-"""The largest part of the synchronous time for which training may stand."""
+"""Largest fraction of the synchronous time for which an asynchronous checkpoint may interrupt training."""
 EVERY = 3
 """Steps from one checkpoint to the next."""
 RUN = """\
@@ -51,7 +51,7 @@ checkpoint: {every: %d, last: 2}
 
 
 class Timed(Together):
-    """Processes that wait for each second checkpoint, and note the times."""
+    """Processes that wait for every second checkpoint, and record the times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Timed(Together):
 
 
 def main() -> int:
-    """Start the processes; 1 if training stands longer than the goal."""
+    """Start the processes. Return 1 if checkpoints interrupt training for longer than the goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--saves", type=int, default=12, metavar="N")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
@@ -97,7 +97,7 @@ def _train(folder: Path) -> int:
         if processes.rank:
             return 0
     intervals = [end - begin for begin, end in pairwise(processes.begins)]
-    # The first checkpoint of each way is left out: it makes the threads and the memory that the others use again.
+    # The first checkpoint of each type is omitted: it creates the threads and the memory that later checkpoints reuse.
     stands, intervals = processes.stands[2:-1], intervals[2:]
     fraction = statistics.median(stands[::2]) / statistics.median(stands[1::2])
     print(f"{'':14}{'training stands':>24}{f'{EVERY} steps with it':>24}")

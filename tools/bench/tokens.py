@@ -1,4 +1,4 @@
-"""`tfkit tokens` in one process against the tokenizers library on the same chunks, in turns, in CPU time.
+"""Compare the CPU time of `tfkit tokens` in a single process with the tokenizers library on the same chunks.
 
 TOKENIZERS_PARALLELISM=false python tools/bench/tokens.py tokenizer.json text.txt
 """
@@ -29,7 +29,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Print both speeds; 1 if tfkit is slower than the library by more than a twentieth."""
+    """Print both speeds. Return 1 if tfkit is more than a twentieth slower than the library."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("text", type=Path)

@@ -1,4 +1,4 @@
-"""The loop of `tfkit train` and a loop written by hand, step by step in turns: CPU time of one thread, and peak memory.
+"""Compare the loop of `tfkit train` with a handwritten loop, in alternating steps: CPU time of a thread, peak memory.
 
 python tools/bench/train_loop.py --rounds 60
 """
@@ -18,7 +18,7 @@ MOST_TIME, MOST_MEMORY = 1.02, 1.02
 
 
 def main() -> int:
-    """Race, and print a row for each contender; 1 if the loop misses a goal."""
+    """Measure, and print a row for each contender. Return 1 if the loop misses a goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, metavar="N")
     rounds = parser.parse_args().rounds

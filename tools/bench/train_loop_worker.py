@@ -1,6 +1,7 @@
-"""One contender of `train_loop.py`, in its own process: a run of which each step waits for its turn.
+"""A contender of `train_loop.py`, in a separate process: a run in which each step waits for its turn.
 
-`tfkit` is `tfkit train` with its record; `loop` a loop by hand around tfkit's model, `hand` around a model by hand.
+`tfkit` is `tfkit train` with its record. `loop` is a handwritten loop around tfkit's model, and `hand` a handwritten
+loop around a handwritten model.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Turns(Callback):
         self._begin = time.process_time()
 
     def taken(self, loss: float) -> None:
-        """Answer, and wait again."""
+        """Answer with the results of a step, and wait for the next turn."""
         seconds = time.process_time() - self._begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         print(json.dumps({"seconds": seconds, "loss": loss, "peak": peak}), file=self._answers, flush=True)
@@ -63,7 +64,7 @@ def by_tfkit(run: Run, turns: Turns) -> None:
 
 
 def by_hand(run: Run, model: nn.Module, turns: Turns) -> None:
-    """Run the loop that everybody writes."""
+    """Run a plain training loop."""
     windows = run.data.examples("train", "sequential")
     tokens = torch.from_numpy(windows.batch(np.arange(len(windows) - 1)).inputs["tokens"]).flatten()
     sequences, length = run.config.batch.sequences, run.data.length
@@ -114,7 +115,7 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    """Serve turns as the contender that is named."""
+    """Serve turns as the contender that the command line names."""
     torch.set_num_threads(1)
     run, turns = load_run(RUN, tfkit.load_plugins(), sets=SETS), Turns()
     if sys.argv[1] == "tfkit":

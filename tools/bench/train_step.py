@@ -1,11 +1,11 @@
-"""The cost of a training step: forward, loss, backward and AdamW, in tfkit and in the same model elsewhere.
+"""The cost of a training step (forward, loss, backward and AdamW) in tfkit and in the same model of other libraries.
 
     python tools/bench/train_step.py [--shape gpt2] [--rounds 20] [--compile] [--operators] [--json]
                                      [--python litgpt=../peers/bin/python ...]
 
-Each contender is a separate process, in another environment if `--python` names one. They take turns, a step each,
-on one thread; the figure is CPU time, on a GPU the time between two CUDA events. All begin with the same weights, and
-must give the same logits. With `--compile`: tfkit and the hand-written model, each compiled whole or not at all.
+Each contender is a separate process, in the environment of `--python` if it names one. They take turns, a step each, on
+one thread. The figure is CPU time; on a GPU, the time between two CUDA events. All begin with the same weights, and
+must return the same logits. `--compile` measures tfkit and the handwritten model, each compiled as a single graph.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ Operators = dict[str, tuple[int, float]]
 
 @dataclass
 class Race:
-    """One shape, and its results."""
+    """The results for a shape."""
 
     shape: Shape
     goals: Sequence[str]
-    """The contenders that tfkit must not be slower than."""
+    """Contenders that must not be faster than tfkit."""
     contenders: dict[str, Answer] = field(default_factory=dict)
-    """Each contender's description of itself."""
+    """The description that each contender returns."""
     missing: dict[str, str] = field(default_factory=dict)
     """The contenders that were not measured, with the reasons."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
     loss: dict[str, float] = field(default_factory=dict)
     """The loss before the last step: equal if the same model was trained."""
     operators: dict[str, Operators] = field(default_factory=dict)
-    """Calls in a step, and milliseconds."""
+    """By contender, the calls of each operator in a step, and their milliseconds."""
 
     def verdicts(self) -> dict[str, str]:
         """Return for each goal: `met`, `level` if a ratio of 1 is within the middle half of the rounds, or `MISSED`."""
@@ -76,7 +76,7 @@ class Stepper:
 
 
 def run(race: Race, names: Sequence[str], options: argparse.Namespace) -> None:
-    """Build all contenders, check that they are the same model, let them race."""
+    """Build all contenders, check that they are the same model, and measure their steps."""
     workers: dict[str, Worker] = {}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -105,7 +105,7 @@ def device() -> str:
 
 
 def check(race: Race) -> None:
-    """Stop if a contender is another model without stating the difference, or has another torch."""
+    """Exit if a contender is a different model without stating a reason, or uses a different version of torch."""
     if "tfkit" not in race.contenders:
         sys.exit(f"tfkit: {race.missing['tfkit']}")
     ours = race.contenders["tfkit"]
@@ -119,14 +119,14 @@ def check(race: Race) -> None:
 
 
 def check_loss(race: Race) -> None:
-    """Stop if one that began as the same model has not learned the same."""
+    """Exit if a contender that began as the same model has a different loss after training."""
     for name, loss in race.loss.items():
         if not race.contenders[name]["differs"] and abs(loss - race.loss["tfkit"]) > LEARNED:
             sys.exit(f"{name} was not trained as tfkit was: loss {loss:.4f} instead of {race.loss['tfkit']:.4f}")
 
 
 def operators(workers: Mapping[str, Worker], times: int = 7) -> dict[str, Operators]:
-    """Return, for each contender and operator, the calls in a step and the least time that they took in several."""
+    """Return, for each contender and operator, the calls in a step and their minimum time in several steps."""
     results: dict[str, Operators] = {name: {} for name in workers}
     for _ in range(times):
         for name, worker in workers.items():
@@ -182,7 +182,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     options = arguments()
     names, shapes = BOTH if options.compile else list(FILES), [options.shape] if options.shape else list(SHAPES)
     races = [Race(SHAPES[name], BOTH[1:] if options.compile else GOALS[name]) for name in shapes]

@@ -1,4 +1,4 @@
-"""One contender of `train_step.py`, in its own process: builds a model, and takes a step on each request."""
+"""A contender of `train_step.py`, in a separate process: builds a model, and takes a step on each request."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Trainer:
     """A model, its optimizer and one batch.
 
     Args:
-        name: the contender; tfkit leaves its weights and logits in `folder`, all others take them from there.
+        name: the contender; tfkit writes its weights and logits to `folder`, and all other contenders read them.
         shape: sizes of the model and of the batch.
-        folder: the folder to exchange weights and logits in.
-        compiled: True to compile forward and loss, into one graph or not at all.
+        folder: the folder for the exchange of weights and logits.
+        compiled: True to compile forward and loss as a single graph, without graph breaks.
         device: the device of the steps.
     """
 
@@ -44,7 +44,7 @@ class Trainer:
         self.last = torch.zeros(())
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each next token."""
+        """Return the mean next-token loss."""
         return F.cross_entropy(self.peer.logits(self.model, tokens).flatten(0, 1), targets)
 
     def step(self) -> None:

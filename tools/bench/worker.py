@@ -1,10 +1,10 @@
-"""A process that answers one request at a time, so that peers in several environments race in turns.
+"""A process that answers one request at a time, so that contenders in several environments can take turns.
 
-Requests and answers are lines of JSON. Each environment is another interpreter; the clock is the worker's own, so
-the cost of its neighbours and of the pipe is not counted.
+Requests and answers are lines of JSON. Each environment has a separate interpreter. The worker measures the time, so
+the cost of other processes and of the pipe is not included.
 
-Workers keep the memory that they have freed. By default glibc returns large blocks at once; then a tenth of a
-training step is the kernel's, clearing pages, and their number depends on the history of the heap.
+Workers keep the memory that they have freed. By default, glibc returns large blocks to the kernel immediately: the
+kernel then spends a tenth of a training step on clearing pages, whose number depends on the history of the heap.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 class Worker:
-    """The coordinator's end: starts `command`, whose process calls `serve`.
+    """The coordinator's end of a worker: starts `command`, whose process calls `serve`.
 
-    Raises `RuntimeError`, with the last line of the process's errors, if it fails.
+    Raise `RuntimeError` with the last line of the process's standard error if it fails.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -71,9 +71,9 @@ class Worker:
 
 
 def serve(answer: Callable[[str, Answer], Answer]) -> None:
-    """Serve the worker's end: answer each request until the coordinator closes the pipe.
+    """Answer each request until the coordinator closes the pipe: the worker's end.
 
-    Output of libraries goes to stderr.
+    Output of libraries is redirected to standard error.
     """
     with os.fdopen(os.dup(1), "w") as replies:
         os.dup2(2, 1)

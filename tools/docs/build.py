@@ -33,13 +33,13 @@ def main() -> int:
     write_pictures(OUT / "extra" / models.PICTURES)
     from sphinx.cmd.build import main as sphinx
 
-    # All pages are written: a new page changes the sidebars of pages that have not changed.
+    # Build all pages, because a new page changes the sidebars of unchanged pages.
     options = ["-a", "-W", "--keep-going", "-q", "-b", "html", "-d", str(OUT / "doctrees"), "-c", str(HOME.parent)]
     return int(sphinx([*options, str(source), str(site)]))
 
 
 def all_pages() -> list[Page]:
-    """Return all pages; a page that several parts of the site yield, such as a file's, appears once."""
+    """Return all pages without duplicates: several parts of the site yield the page of the same file."""
     generated = [
         *commands.pages(),
         *kinds.pages(),
@@ -81,7 +81,7 @@ def write_pages(pages: Iterable[Page], folder: Path) -> None:
 
 
 def write_pictures(folder: Path) -> None:
-    """Draw the models whose picture is older than their specs, or than the code that draws them."""
+    """Draw each model whose picture is older than its spec or than the code that draws it."""
     newest = max(path.stat().st_mtime for path in _drawing())
     for name, model in models.models().items():
         file = folder / f"{name}.svg"
@@ -91,7 +91,7 @@ def write_pictures(folder: Path) -> None:
 
 
 def _drawing() -> Iterator[Path]:
-    """Yield the files that a picture depends on: all code and all specs."""
+    """Yield the files on which a picture depends: all code and all specs."""
     yield from (ROOT / "tfkit").rglob("*.py")
     yield from ROOT.glob("plugins/*/src/**/*.py")
     yield from ROOT.glob("specs/*.yaml")
@@ -99,7 +99,7 @@ def _drawing() -> Iterator[Path]:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a text unless the file has it: Sphinx reads only files that have changed."""
+    """Write a text unless the file already contains it, because Sphinx rereads every file that was written."""
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")

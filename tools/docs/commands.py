@@ -1,4 +1,4 @@
-"""The reference of the commands, from their options."""
+"""The reference of the commands, generated from their options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def path_of(name: str) -> str:
 
 
 def pages() -> Iterator[Page]:
-    """Yield the page of all commands, and the page of each."""
+    """Yield the page of all commands, and the page of each command."""
     yield Page("commands/index", _index)
     for name in (name for names in SECTIONS.values() for name in names):
         yield Page(path_of(name), partial(_command, name))

@@ -33,7 +33,7 @@ myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # a spec with `...` in it is shown as text
 toc_object_entries = False
-smartquotes = False  # prose has plain quotes, as the repository shows it
+smartquotes = False  # keep the plain quotes of the repository
 
 TREE: list[str] = []
 """The sidebar without a current page, once it is built; its links lead from the root of the site."""
@@ -46,7 +46,7 @@ _ENTRY = '<li class="toctree-l'
 
 
 class CachedEnglish(SearchEnglish):
-    """The stems of English words, each computed once: a site of 800 pages has few different words."""
+    """A stemmer of English that caches stems: a site of 800 pages has few distinct words."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)

@@ -1,4 +1,4 @@
-"""The pages that people write, with links that work in the site, and the files that they link to."""
+"""The handwritten pages, with links that work in the site, and the files to which they link."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FURTHER = (
     "docs/pictures/README.md",
     *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("plugins/*/README.md"))),
 )
-"""Pages outside docs/ and its index."""
+"""Pages that are neither in docs/ nor in its index."""
 LONGEST_LISTING = 30
-"""Files of a folder that its page shows; of a larger folder it has only the names."""
+"""Maximum number of files for which the page of a folder shows the contents; above it, only the names."""
 
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=<img src=\")([^\"]+)(?=\")")
@@ -34,7 +34,7 @@ _ROW = re.compile(r"^\| [^|]* \| (.*) \|$", re.MULTILINE)
 
 
 def sections() -> dict[str, list[str]]:
-    """Return the paths by reader: the sections of docs/README.md, each with its pages in order."""
+    """Return the sections of docs/README.md, which address different readers, each with its pages in order."""
     text = (DOCS / "README.md").read_text(encoding="utf-8")
     paths = {}
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
@@ -51,17 +51,17 @@ def _path(file: Path) -> str:
 
 
 def written() -> dict[str, Path]:
-    """Return the files of the pages that people write, by their paths in the site."""
+    """Return the files of the handwritten pages, by their paths in the site."""
     files = [path for path in sorted(DOCS.glob("*.md")) if path.name != "README.md"]
     files += [ROOT / name for name in FURTHER if (ROOT / name).exists()]
     return {_path(file): file for file in files}
 
 
 def pages(generated: Mapping[str, str]) -> Iterator[Page]:
-    """Yield the pages that people write, and a page for each file and folder that they link to.
+    """Yield the handwritten pages, and a page for each file and folder to which they link.
 
-    `generated` has the generated pages by the file that they show, such as `specs/gpt2.yaml`. Links to the file
-    lead there.
+    `generated` contains the generated pages by the file that they show, such as `specs/gpt2.yaml`. Links to such a file
+    become links to its page.
     """
     listed = {path for paths in sections().values() for path in paths}
     shown: set[Path] = set()
@@ -75,7 +75,7 @@ def pages(generated: Mapping[str, str]) -> Iterator[Page]:
 
 
 class Links:
-    """The links of a page to files of the repository, as links of the site."""
+    """Converts the links of a page from files of the repository to pages of the site."""
 
     def __init__(self, file: Path, generated: Mapping[str, str]) -> None:
         self.folder = file.parent
@@ -83,7 +83,7 @@ class Links:
         self.generated = generated
 
     def rewrite(self, text: str) -> str:
-        """Return the text with its links and its words for the search changed; blocks of code stay."""
+        """Return the text with converted links and search words. Blocks of code do not change."""
         parts = _FENCE.split(text)
         return "".join(part if index % 2 else self._rewrite(part) for index, part in enumerate(parts))
 
@@ -93,7 +93,7 @@ class Links:
         return _LINK.sub(self._target, _FILE_NAME.sub(r"*[]\1*", text))
 
     def files(self) -> set[Path]:
-        """Return the files and folders that the page links to and that are no pages already."""
+        """Return the linked files and folders that have no page yet."""
         text = "".join(_FENCE.split(self.text)[::2])
         targets = [match[0] for match in _LINK.finditer(text)]
         places = {place for target in targets if (place := self._place(target)) is not None}
@@ -109,7 +109,7 @@ class Links:
         return f"/{self._page(place) or code_path(place)}.md{anchor}"
 
     def _place(self, target: str) -> Path | None:
-        """Return the file that a link names; None for an address and for a place in the same page."""
+        """Return the file of a link; None for a URL and for a link within the page."""
         if re.match(r"[a-z]+:|#", target):
             return None
         return Path(os.path.normpath(self.folder / target.partition("#")[0]))
@@ -124,7 +124,7 @@ class Links:
 
 @cache
 def pages_by_file() -> tuple[tuple[str, Path], ...]:
-    """Return the pages that people write, and their files."""
+    """Return the handwritten pages: pairs of a path in the site and a file."""
     return tuple(written().items())
 
 

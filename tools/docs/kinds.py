@@ -32,11 +32,11 @@ from tools.docs.page import (
 )
 
 MOST_SPECS = 40
-"""Specs that use a kind, as far as its page lists them."""
+"""Maximum number of specs on the page of a kind."""
 
 
 def path_of(slot: str, kind: str = "index") -> str:
-    """Return the path of a slot's page, or of a kind's."""
+    """Return the path of the page of a slot or a kind."""
     return f"kinds/{slot}/{kind}"
 
 
@@ -126,7 +126,7 @@ def _field(field: FieldDoc) -> tuple[str, ...]:
 
 
 def _formula(doc: ComponentDoc) -> Iterator[str]:
-    """Yield what a kind computes, as its function of the reference."""
+    """Yield the formula of a kind: its function of the reference."""
     function = formulas().get(doc.slot, {}).get(doc.kind)
     if function is None:
         return

@@ -1,4 +1,4 @@
-"""The models that come with tfkit and its plugins: a page for each, and a gallery that sorts and compares them."""
+"""The models that come with tfkit and its plugins: a page for each model, and a gallery to sort and compare them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, ta
 PICTURES = "pictures"
 """The folder of the site with a picture of each model."""
 MECHANISMS = ("attention", "mixer", "ffn", "position", "residual")
-"""Slots whose kinds name the mechanism of a model."""
+"""Slots whose kinds characterize the mechanism of a model."""
 FEW = 60
-"""Values that differ from the parent, as far as a page shows them."""
+"""Maximum number of differences from the parent on a page."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Model:
 
     @property
     def year(self) -> str:
-        """The year of its source, if the address contains it; else empty."""
+        """The year of its source, if the URL contains it; else empty."""
         match = re.search(r"arxiv\.org/abs/(\d\d)\d\d\.", self.shipped.source or "")
         return f"20{match[1]}" if match else ""
 
     @property
     def kinds(self) -> list[tuple[str, str]]:
-        """The slots and kinds of its components, each once."""
+        """The slots and kinds of its components, without duplicates."""
         components = [config for _, config in self.graph.configs(Component)]
         return list(dict.fromkeys((config.slot, config.kind_name()) for config in components))
 
     @property
     def mechanisms(self) -> list[str]:
-        """The kinds that name its mechanism."""
+        """The kinds that characterize its mechanism."""
         return [kind for slot in MECHANISMS for owner, kind in self.kinds if owner == slot]
 
 
@@ -69,7 +69,7 @@ def pages() -> Iterator[Page]:
 
 @cache
 def models() -> dict[str, Model]:
-    """Return all models by name, loaded."""
+    """Load all models, and return them by name."""
     entries = {}
     for spec in shipped():
         file = Path(plugins().specs.files[spec.name].path)
@@ -139,7 +139,7 @@ def _facts(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _changes(model: Model) -> Iterator[str]:
-    """Yield what differs from the model that the spec extends."""
+    """Yield the differences from the model that the spec extends."""
     if model.parent is None:
         return
     changes = differences(models()[model.parent].graph, model.graph)

@@ -20,7 +20,7 @@ NAMES = ROOT / "docs" / "names.md"
 
 
 def groups() -> dict[str, list[tuple[str, str]]]:
-    """Return the groups of public names, each with its names and the purpose that docs/names.md states."""
+    """Return the groups of public names, each with its names and their purposes from docs/names.md."""
     titles = {}
     for part in re.split(r"^## ", NAMES.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         rows = re.findall(r"^\| (`.*?) \| (.*) \|$", part, re.MULTILINE)
@@ -136,7 +136,7 @@ def _alias_doc(home: str, name: str) -> str:
 
 @cache
 def _blocks() -> tuple[tuple[str, str], ...]:
-    """Return the blocks of Python on the pages, with the path of their page."""
+    """Return the Python blocks of all pages, each with the path of its page."""
     blocks = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
@@ -145,7 +145,7 @@ def _blocks() -> tuple[tuple[str, str], ...]:
 
 
 def _uses(name: str) -> str:
-    """Return a line of the pages that uses a name, and the pages with such lines."""
+    """Return an example line that uses a name, and the pages that use the name."""
     uses = re.compile(rf"\btfkit\.{name}\b")
     matches = [(page, block) for page, block in _blocks() if uses.search(block)]
     if not matches:

@@ -1,4 +1,4 @@
-"""A page of the site before Sphinx reads it, and the Markdown that generated pages share."""
+"""Pages of the site in the form that Sphinx reads, and helpers for generated Markdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plugins() -> Plugins:
 class Page:
     """A page: its path in the site without a suffix, and the function that writes its text in MyST Markdown.
 
-    The text is written on demand, so that a test can list the pages without loading a model.
+    The text is generated on demand, so that a test can list the pages without loading a model.
     """
 
     path: str
@@ -39,7 +39,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text for a cell; in code a bar is written with a backslash, as everywhere in a table."""
+    """Escape a text for a cell. A bar needs a backslash, even in code."""
     return " ".join(text.split()).replace("|", r"\|")
 
 
@@ -50,12 +50,12 @@ def code(text: str, language: str = "text") -> str:
 
 
 def stacked(table: str) -> str:
-    """Return a table whose rows have several lines on a narrow screen."""
+    """Return a table whose rows are broken into several lines on a narrow screen."""
     return f"```{{container}} stacked\n{table}```\n" if table else ""
 
 
 def search_entries(words: Iterable[str]) -> str:
-    """Return entries of the index: a search for such words finds this place first."""
+    """Return index entries, so that a search for these words shows this place first."""
     return f"```{{index}} {', '.join(f'! {word}' for word in words)}\n```\n"
 
 
@@ -70,13 +70,13 @@ def joined(parts: Iterable[str]) -> str:
 
 
 def hidden_index(paths: Iterable[str], *, caption: str = "", depth: int = 1) -> str:
-    """Return the entries of the sidebar that belong to a page."""
+    """Return a hidden table of contents, which adds pages to the sidebar."""
     options = [":hidden:", f":maxdepth: {depth}", *([f":caption: {caption}"] if caption else [])]
     return "\n".join(["```{toctree}", *options, "", *(f"/{path}" for path in paths), "```"])
 
 
 ORPHAN = "---\norphan: true\n---\n"
-"""The head of a page that the sidebar does not list: there are too many kinds and models for it."""
+"""Front matter of pages that the sidebar does not list: kinds and models are too many."""
 
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):\n((?:\n|    .*\n?)*)", re.MULTILINE)
 _ITEM = re.compile(r"^(\*{0,2}[\w., `]+):\s+(.*)", re.DOTALL)
@@ -101,7 +101,7 @@ def docstring(text: str) -> str:
 
 
 def _items(text: str) -> str:
-    """Return a list of names and their texts; a name is at the margin, and its text may continue below, indented."""
+    """Return a list of names and texts. A name begins at the margin; its text may continue on indented lines."""
     entries = re.split(r"\n(?=\S)", text)
     items = []
     for entry in entries:
@@ -115,7 +115,7 @@ _CODE = re.compile(r"(`[^`\n]+(?:\n[^`\n]+)?`|^(?: {4}.*\n?)+)", re.MULTILINE)
 
 
 def _escaped(text: str) -> str:
-    """Return prose in which only code has a meaning: stars, underscores, brackets and tags are themselves."""
+    """Return prose in which only code is markup: stars, underscores, brackets and tags are escaped."""
     parts = _CODE.split(text)
     return "".join(part if index % 2 else _plain(part) for index, part in enumerate(parts))
 
@@ -127,5 +127,5 @@ def _plain(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return a text of one paragraph as Markdown."""
+    """Return a paragraph of plain text as Markdown."""
     return _escaped(" ".join(text.split()))

@@ -68,13 +68,13 @@ def _page(entry: Experiment) -> str:
 
 
 def plan_of(entry: Experiment) -> list[str]:
-    """Return the command of a plan; of a run that begins with trained weights, it is the plan without them."""
+    """Return the command that prints the plan; for a run that begins with trained weights, the plan without them."""
     weights = plain(read(file_of(entry))).get("weights")
     return [ACTIONS[entry.sort], entry.name, "--plan", *(["--set", "weights=null"] if weights is not None else [])]
 
 
 def printed(command: list[str]) -> str:
-    """Return what a command of tfkit prints; raise RuntimeError if it fails."""
+    """Return the output of a tfkit command. Raise RuntimeError if it fails."""
     output = io.StringIO()
     with (
         redirect_stdout(output),

@@ -1,7 +1,7 @@
 """Additive attention: a query and a key are scored by a small network instead of their product.
 
-https://arxiv.org/abs/1409.0473. All pairs of queries and keys are held at once, [b, h, q, k, d], which is d_head times
-the memory of the scores: it is meant for short sequences.
+https://arxiv.org/abs/1409.0473. All sums of a query and a key are in memory together, [b, h, q, k, d], which takes
+d_head times the memory of the scores. This kind is meant for short sequences.
 
 b batch, h heads, q queries, k keys, d width of a head.
 """

@@ -1,4 +1,4 @@
-"""Runs around one kind: the model is small, and all that a test does not say stays the same."""
+"""Small runs for tests of a single kind."""
 
 from __future__ import annotations
 

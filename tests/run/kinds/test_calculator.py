@@ -1,4 +1,4 @@
-"""The calculator: the published generator's rules, and the scores of constants that were measured for it."""
+"""The calculator: the rules of the published generator, and measured scores of constant answers."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_every_problem_is_right(problems: list[str]) -> None:
 
 def test_the_numbers_are_distributed_as_published(problems: list[str]) -> None:
     actual = [PROBLEM.fullmatch(text) for text in problems]
-    operators = Counter(value[3] for value in actual if value)
+    operators = Counter(match[3] for match in actual if match)
     assert all(abs(count / len(problems) - 0.25) < 0.015 for count in operators.values())
-    numbers = [number for value in actual if value for number in (value[2], value[5])]
+    numbers = [number for match in actual if match for number in (match[2], match[5])]
     decimal = [float(number) for number in numbers if "." in number]
     whole = [int(number) for number in numbers if "." not in number]
     assert abs(len(decimal) / len(numbers) - 0.4) < 0.01
     assert (min(whole), max(whole)) == (1, 1000)
     assert abs(np.mean(whole) - 500.5) < 8
     assert abs(np.mean(decimal) - 250.25) < 6  # of a product of two uniform numbers
-    both = Counter((("." in value[2]) + ("." in value[5])) for value in actual if value)
-    assert [round(both[count] / len(problems), 2) for count in range(3)] == [0.36, 0.48, 0.16]
+    decimals = Counter((("." in match[2]) + ("." in match[5])) for match in actual if match)
+    assert [round(decimals[count] / len(problems), 2) for count in range(3)] == [0.36, 0.48, 0.16]
 
 
 def test_scores_of_constants_are_those_that_were_measured() -> None:
@@ -121,7 +121,7 @@ def test_errors(tmp_path: Path, golden) -> None:  # type: ignore[no-untyped-def]
         "{kind: calculator, problems: 1, layout: stream}",
     ]
     lengths = (None, 50, None, 50)
-    texts = [refused(tmp_path, value, length=length) for value, length in zip(data, lengths, strict=True)]
+    texts = [refused(tmp_path, fields, length=length) for fields, length in zip(data, lengths, strict=True)]
     short = "model.graph.embedding.position.max_len=20", "eval={every: 2, splits: {test: 1}}"
     texts.append(refused(tmp_path, "{kind: calculator, problems: 30, test: 5}", *short, length=20))
     golden("runs/calculator_errors", "\n\n".join(texts))

@@ -1,4 +1,4 @@
-"""Callbacks that average weights, leave out updates, or wait for an improvement, against loops of a few lines."""
+"""Callbacks that average weights, reject updates, or wait for an improvement, compared with loops of a few lines."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_errors_of_files(tmp_path: Path, golden: Callable[[str, str], None]) -> 
     data += [f"{{kind: labelled, {rows}, features: source}}"]
     data += [f"{{kind: labelled, {rows}, text: source, tokenizer: bytes, classes: [odd]}}"]
     data += [f"{{kind: choices, {rows}, prompt: source, choices: target}}"]
-    golden("runs/columns_errors", "\n\n".join(refused(tmp_path, entry, length=20) for entry in data))
+    golden("runs/columns_errors", "\n\n".join(refused(tmp_path, fields, length=20) for fields in data))
 
 
 def test_examples_that_are_too_long(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_errors_of_mixtures(tmp_path: Path, golden: Callable[[str, str], None]) 
     data += [mixture(pairs="{data: {kind: pairs, files: rows.jsonl, order: sampled}}")]
     data += ["{kind: mixture, of: {lines: {weight: 0, data: addition}}}"]
     data += [f"{{kind: mixture, split: {{train: 1}}, of: {{lines: {PARTS['lines']}}}}}"]
-    golden("runs/mixture_errors", "\n\n".join(refused(tmp_path, entry, length=20) for entry in data))
+    golden("runs/mixture_errors", "\n\n".join(refused(tmp_path, fields, length=20) for fields in data))
 
 
 # ---- guarantees ----

@@ -1,4 +1,4 @@
-"""What a model writes by itself, against a loop by hand; and floors against counting."""
+"""Generated answers, compared with a handwritten loop; and floors, compared with counts."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def test_ten_steps_equal_a_loop_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
         inputs, targets = tokens[:, :-1], tokens[:, 1:].masked_fill(tokens[:, 1:] == 4, -100)
         counted = targets != -100
         optimizer.zero_grad()
-        value = loss({"tokens": inputs}, targets) / counted.sum()
-        value.backward()
+        mean_loss = loss({"tokens": inputs}, targets) / counted.sum()
+        mean_loss.backward()
         optimizer.step()
         plain_optimizer.zero_grad()
         logits = copy(inputs)[counted]
@@ -55,7 +55,7 @@ def test_ten_steps_equal_a_loop_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
         expected = 0.7 * F.cross_entropy(logits, targets[counted]) + 0.3 * 9 * (p * (p / q).log()).sum(-1).mean()
         expected.backward()
         plain_optimizer.step()
-        torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(mean_loss, expected, rtol=1e-12, atol=0)
     for name, parameter in student.named_parameters():
         torch.testing.assert_close(parameter, copy.get_parameter(name), rtol=1e-9, atol=1e-11)
     assert not teacher.training

@@ -1,4 +1,4 @@
-"""A field is idle for a split if, and only if, the examples that are evaluated stay the same without it."""
+"""A field is idle for a split if and only if the evaluated examples do not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked data: the published shares, nothing hidden that is not asked for, and the same again for the same number."""
+"""Masked data: the published fractions, no unintended masks, and reproducible examples."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def read(folder: Path, split: str = "train") -> tuple[NDArray[np.int64], NDArray
 
 def test_shares_are_those_of_bert(tmp_path: Path) -> None:
     tokens, records, targets = read(tmp_path)
-    chosen = targets != IGNORED
-    assert abs(chosen[:, 1:].mean() - 0.15) < 0.006
-    assert (targets[chosen] == tokens[chosen]).all()
-    assert (records[~chosen] == tokens[~chosen]).all()
-    assert abs((records[chosen] == MASK).mean() - 0.8) < 0.02
-    assert abs((records[chosen] == tokens[chosen]).mean() - 0.1 - 0.1 / 65) < 0.02
-    rest = records[chosen & (records != MASK) & (records != tokens)]
-    assert abs(len(rest) / chosen.sum() - 0.1) < 0.02
-    assert set(rest.tolist()) == set(range(65))
+    selected = targets != IGNORED
+    assert abs(selected[:, 1:].mean() - 0.15) < 0.006
+    assert (targets[selected] == tokens[selected]).all()
+    assert (records[~selected] == tokens[~selected]).all()
+    assert abs((records[selected] == MASK).mean() - 0.8) < 0.02
+    assert abs((records[selected] == tokens[selected]).mean() - 0.1 - 0.1 / 65) < 0.02
+    replaced = records[selected & (records != MASK) & (records != tokens)]
+    assert abs(len(replaced) / selected.sum() - 0.1) < 0.02
+    assert set(replaced.tolist()) == set(range(65))
 
 
 def test_the_choice_depends_on_the_number_alone(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_the_choice_depends_on_the_number_alone(tmp_path: Path) -> None:
     assert (first.rows(1, 2).inputs["tokens"] == again.inputs["tokens"]).all()
     second = examples.batch(np.array([8 + count]))  # the same text, another choice
     assert ((again.targets == IGNORED) != (second.targets == IGNORED)).any()
-    both = (again.targets != IGNORED) & (second.targets != IGNORED)
-    assert (again.targets[both] == second.targets[both]).all()
+    common = (again.targets != IGNORED) & (second.targets != IGNORED)
+    assert (again.targets[common] == second.targets[common]).all()
     assert len(data.examples("val", "sequential")) == -(-111_539 // 128)
 
 
@@ -79,7 +79,7 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
         "{kind: masked, of: {kind: tokens, files: absent.npy}}",
     ]
     lengths = (None, None, None, None, 20)
-    texts = [refused(tmp_path, value, length=length) for value, length in zip(data, lengths, strict=True)]
+    texts = [refused(tmp_path, fields, length=length) for fields, length in zip(data, lengths, strict=True)]
     golden("runs/masked_errors", "\n\n".join(texts))
 
 

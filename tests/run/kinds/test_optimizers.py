@@ -1,4 +1,4 @@
-"""Adam and Muon against torch's own, on the parameters as a loop by hand would give them."""
+"""Adam and Muon, compared with torch's optimizers on explicitly grouped parameters."""
 
 from __future__ import annotations
 
@@ -70,23 +70,25 @@ def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: P
     model = model_of(run)
     inside = ("attention.project.qkv", "attention.output", "ffn.up", "ffn.down")
     layers = {
-        name: value for name, value in model.named_parameters() if name.endswith(tuple(f"{x}.weight" for x in inside))
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.endswith(tuple(f"{x}.weight" for x in inside))
     }
     assert len(layers) == 4
     apart = {
         (name, number): torch.nn.Parameter(part.clone())
-        for name, value in layers.items()
-        for number, part in enumerate(value.detach().chunk(3 if "qkv" in name else 1))
+        for name, parameter in layers.items()
+        for number, part in enumerate(parameter.detach().chunk(3 if "qkv" in name else 1))
     }
     muon = torch.optim.Muon(list(apart.values()), lr=0.02, weight_decay=0.1)
     head = model.get_parameter("head.output.weight")
-    rest = [value for name, value in model.named_parameters() if name not in layers and value is not head]
+    rest = [parameter for name, parameter in model.named_parameters() if name not in layers and parameter is not head]
     groups = [{"params": [head], "weight_decay": 0.2}, {"params": rest, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=3e-3)
     for step in range(4):
         drawn = gradients(model, step)
-        for (name, number), value in apart.items():
-            value.grad = drawn[name].chunk(3 if "qkv" in name else 1)[number].clone()
+        for (name, number), parameter in apart.items():
+            parameter.grad = drawn[name].chunk(3 if "qkv" in name else 1)[number].clone()
         for name, gradient in drawn.items():
             if name not in layers:
                 model.get_parameter(name).grad = gradient
@@ -94,9 +96,9 @@ def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: P
             group["lr"] = (0.02 if group in muon.param_groups else 3e-3) / (1 + step)
         muon.step()
         adamw.step()
-    expected = {name: value.detach() for name, value in model.named_parameters() if name not in layers}
+    expected = {name: parameter.detach() for name, parameter in model.named_parameters() if name not in layers}
     for name in layers:
-        expected[name] = torch.cat([value.detach() for (owner, _), value in apart.items() if owner == name])
+        expected[name] = torch.cat([parameter.detach() for (owner, _), parameter in apart.items() if owner == name])
     actual = updated(run)
     torch.testing.assert_close(actual, {name: expected[name] for name in actual}, atol=1e-6, rtol=1e-5)
 
@@ -171,7 +173,9 @@ def test_a_run_with_muon_continues_to_the_same_bits(tmp_path: Path) -> None:
 def test_the_matrices_inside_a_model(tmp_path: Path) -> None:
     model = model_of(small_run(tmp_path, DATA))
     names = {parameter: name for name, parameter in model.named_parameters()}
-    actual = {names[value].removeprefix("decoder.layers.0."): rows for value, rows in matrices_of(model).items()}
+    actual = {
+        names[parameter].removeprefix("decoder.layers.0."): rows for parameter, rows in matrices_of(model).items()
+    }
     assert actual == {
         "attention.project.qkv.weight": (16, 16, 16),
         "attention.output.weight": (16,),
@@ -194,7 +198,9 @@ def test_rules_are_for_both(tmp_path: Path) -> None:
     model = model_of(run)
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = groups_of(model, run.config.optimizer)
-    actual = {names[value]: (group["lr"], group["weight_decay"]) for group in groups for value in group["params"]}
+    actual = {
+        names[parameter]: (group["lr"], group["weight_decay"]) for group in groups for parameter in group["params"]
+    }
     assert actual["decoder.layers.0.ffn.up.weight"] == (0.5, 0.1)
     assert actual["decoder.layers.0.ffn.up.bias"] == (0.5, 0.0)
     assert actual["decoder.layers.0.attention.output.weight"] == (0.02, 0.1)

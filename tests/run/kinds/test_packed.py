@@ -1,4 +1,4 @@
-"""Packed data: the documents of a row learn nothing from each other."""
+"""Packed data: documents in a row do not affect each other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ def test_a_step_has_the_loss_and_gradients_of_separate_rows(tmp_path: Path) -> N
     assert batch.documents is not None
     assert batch.documents.max() >= 1
     loss = trainer._gradients(batch, 1)
-    actual = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.grad is not None}
+    actual = {
+        name: parameter.grad.clone()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.grad is not None
+    }
     trainer.model.zero_grad()
     total = torch.zeros(())
     for tokens, targets, documents in zip(batch.inputs["tokens"], batch.targets, batch.documents, strict=True):

@@ -1,4 +1,4 @@
-"""Every run that comes with tfkit: it is what it says, and trains, here much reduced."""
+"""Every run that comes with tfkit is valid, and trains at a reduced size."""
 
 from __future__ import annotations
 

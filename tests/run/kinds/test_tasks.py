@@ -1,4 +1,4 @@
-"""Copying and recall: every example obeys the rules of its task, as code that knows only the rules sees it."""
+"""Copying and recall: every example satisfies the rules of its task, as an independent checker verifies."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_recall_asks_every_key_once_for_its_value(tmp_path: Path) -> None:
 def test_an_example_depends_on_its_number_alone(tmp_path: Path) -> None:
     data = small_run(tmp_path, "{kind: mqar, symbols: 64, positions: 40, pairs: 6, examples: 300}").data
     examples = data.examples("train", "shuffled")
-    several, value = examples.batch(np.array([5, 17, 250])), examples.batch(np.array([17]))
-    assert (several.rows(1, 2).inputs["tokens"] == value.inputs["tokens"]).all()
+    several, single = examples.batch(np.array([5, 17, 250])), examples.batch(np.array([17]))
+    assert (several.rows(1, 2).inputs["tokens"] == single.inputs["tokens"]).all()
     assert not (several.inputs["tokens"][0] == several.inputs["tokens"][1]).all()
 
 
@@ -99,4 +99,4 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
         "{kind: mqar, pairs: 5, symbols: 10}",
         "{kind: mqar, positions: 200}",
     ]
-    golden("runs/task_errors", "\n\n".join(refused(tmp_path, value) for value in data))
+    golden("runs/task_errors", "\n\n".join(refused(tmp_path, fields) for fields in data))

@@ -40,7 +40,7 @@ def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
     assert data.tokenizer is not None
     assert data.tokenizer.decode(ids) == TEXT
     counts = data.tokenizer.byte_counts()
-    assert sum(counts[value] for value in ids) == len(TEXT.encode())
+    assert sum(counts[token] for token in ids) == len(TEXT.encode())
     assert counts[built.token_to_id("<|end|>")] == 0
 
 

@@ -1,4 +1,4 @@
-"""Token ids in files: the same windows as of the array in memory."""
+"""Token ids in files: the windows equal the windows of the array in memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     names = ["absent.npy", "real.npy", "square.npy", "negative.npy", "empty.npy", "objects.npy", "text.npy"]
     data = [f"{{kind: tokens, files: {name}}}" for name in [*names, "several.npy.npz"]]
     data += ["{kind: tokens, files: b.npy}", "{kind: tokens, files: a.npy, vocab_size: 50}"]
-    golden("runs/tokens_errors", "\n\n".join(refused(tmp_path, value, length=20) for value in data))
+    golden("runs/tokens_errors", "\n\n".join(refused(tmp_path, fields, length=20) for fields in data))
 
 
 def trained_while(folder: Path, change: Callable[[Path], object], *sets: str) -> str:

@@ -1,4 +1,4 @@
-"""What W&B and MLflow receive of a run: as stand-ins, and as the installed packages in their offline modes."""
+"""Data that W&B and MLflow receive from a run: as fakes, and as installed packages in offline mode."""
 
 from __future__ import annotations
 

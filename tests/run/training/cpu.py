@@ -1,4 +1,4 @@
-"""The processor time of a command, compared with the import of the libraries that it needs.
+"""CPU time of a command, relative to the import of its libraries.
 
 The load of the machine changes the ratio little.
 """

@@ -1,4 +1,4 @@
-"""Runs of several processes that are killed with SIGKILL at random moments, and started again each time.
+"""Kills runs of several processes with SIGKILL at random moments, and restarts them each time.
 
 python -m tests.run.training.killed 60
 """

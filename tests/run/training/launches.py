@@ -25,7 +25,7 @@ LONGEST = 150
 
 def options(*sets: str) -> list[str]:
     """The options of a command that change values."""
-    return [word for value in sets for word in ("--set", value)]
+    return [word for change in sets for word in ("--set", change)]
 
 
 def start(folder: Path, processes: int, *arguments: str, script: str | None = None) -> subprocess.Popen[str]:
@@ -100,7 +100,7 @@ def fork(processes: int, action: Callable[[], int]) -> int:
                 os._exit(1)
         children.append(child)
     store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)  # its thread: only after the forks
-    failed = sum(os.waitpid(value, 0)[1] != 0 for value in children)
+    failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
     del store
     return failed
 
@@ -123,13 +123,13 @@ def latest(folder: Path) -> int:
 
 def children(started: subprocess.Popen[str]) -> list[int]:
     """The processes of a launch, by rank."""
-    children_text = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()
+    pids = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()
     ranks = {}
-    for word in children_text.split():
-        environment = Path(f"/proc/{word}/environ").read_bytes().split(b"\0")
-        rank = next((value for value in environment if value.startswith(b"RANK=")), None)
+    for pid in pids.split():
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        rank = next((variable for variable in environment if variable.startswith(b"RANK=")), None)
         if rank is not None:
-            ranks[int(rank[5:])] = int(word)
+            ranks[int(rank[5:])] = int(pid)
     return [number for _, number in sorted(ranks.items())]
 
 

@@ -1,4 +1,4 @@
-"""Small models of every shape of head."""
+"""Small models with every form of head."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def inputs_of(name: str, batch: int = 3, length: int = 7, seed: int = 0) -> dict
     """Tokens for every input that is needed; those to predict come last."""
     generator = torch.Generator().manual_seed(seed)
     names = ["source", "target"] if name in ("t5_small", "bart_base") else ["tokens"]
-    return {value: torch.randint(VOCABULARY, (batch, length), generator=generator) for value in names}
+    return {name: torch.randint(VOCABULARY, (batch, length), generator=generator) for name in names}
 
 
 def gradients(model: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:

@@ -90,8 +90,8 @@ class Memory:
         self.lines.append({"step": step, name: text})
 
     def save(self, checkpoint: Checkpoint) -> None:
-        weights = {name: value.clone() for name, value in checkpoint.model.state_dict().items()}
-        optimizer = {name: value.clone() for name, value in checkpoint.optimizer.items()}
+        weights = {name: tensor.clone() for name, tensor in checkpoint.model.state_dict().items()}
+        optimizer = {name: tensor.clone() for name, tensor in checkpoint.optimizer.items()}
         tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
         rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
         self.saved = Restored(checkpoint.step, weights, optimizer, *rest)

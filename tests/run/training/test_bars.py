@@ -1,4 +1,4 @@
-"""What a run promises: its batches, its gradients, its checkpoints, and the time of its plan."""
+"""Guarantees of a run: its batches, its gradients, its checkpoints, and the time of its plan."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def test_micro_batches_are_all_of_a_batch(size: int, tmp_path: Path, monkeypatch
         calls.clear()
         batch = trainer.batch(step)
         trainer._gradients(batch, step)
-        assert [len(value.targets) for value in calls] == [min(size, 16 - start) for start in range(0, 16, size)]
-        assert (np.concatenate([value.inputs["tokens"] for value in calls]) == batch.inputs["tokens"]).all()
-        assert (np.concatenate([value.targets for value in calls]) == batch.targets).all()
+        assert [len(call.targets) for call in calls] == [min(size, 16 - start) for start in range(0, 16, size)]
+        assert (np.concatenate([call.inputs["tokens"] for call in calls]) == batch.inputs["tokens"]).all()
+        assert (np.concatenate([call.targets for call in calls]) == batch.targets).all()
 
 
 def test_an_evaluation_draws_numbers_of_its_own() -> None:
@@ -112,7 +112,7 @@ def test_an_evaluation_draws_numbers_of_its_own() -> None:
         for number in range(20)
     ]
     drawn = [indices_of("sampled", seed, step, sequences=8, examples=10**9) for seed in range(5) for step in range(60)]
-    assert len({value.tobytes() for value in [*read, *drawn]}) == len(read) + len(drawn)
+    assert len({array.tobytes() for array in [*read, *drawn]}) == len(read) + len(drawn)
 
 
 @pytest.mark.parametrize("size", [1, 4, 6])
@@ -123,7 +123,11 @@ def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Pa
     batch = trainer.batch(1)
     assert len(set((batch.targets >= 0).sum(1))) > 1
     loss = trainer._gradients(batch, 1)
-    actual = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.grad is not None}
+    actual = {
+        name: parameter.grad.clone()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.grad is not None
+    }
     trainer.model.zero_grad()
     inputs, targets = tensors(batch, trainer.model, trainer.device, trainer.config.loss)
     logits = trainer.model(**inputs)

@@ -1,4 +1,4 @@
-"""A step that must not change the weights: numbers that are not finite, memory that runs out."""
+"""Steps that must not change the weights: numbers that are not finite, and failed allocations."""
 
 from __future__ import annotations
 

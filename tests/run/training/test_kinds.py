@@ -1,4 +1,4 @@
-"""The kinds of a run's slots, each against what it promises."""
+"""The kinds of a run's slots, each compared with its documentation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_tokenizers_write_the_file_that_generate_reads(kind: str, tmp_path: Path
     assert again.encode(text) == list(tokenizer.encode(text))
     assert again.vocab_size == tokenizer.vocab_size
     assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text)) == text
-    assert sum(tokenizer.byte_counts()[value] for value in tokenizer.encode(text)) == len(text.encode())
+    assert sum(tokenizer.byte_counts()[token] for token in tokenizer.encode(text)) == len(text.encode())
 
 
 def test_metrics_are_sums() -> None:
@@ -125,7 +125,7 @@ def test_groups(tmp_path: Path) -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     rules = [{"match": "*attention*", "lr": 0.5}, {"match": "*bias", "weight_decay": 0.3}]
     groups = groups_of(model, made("optimizer", "sgd", lr=0.1, weight_decay=0.2, groups=tuple(map(rule, rules))))
-    actual = {names[value]: (g["lr"], g["weight_decay"]) for g in groups for value in g["params"]}
+    actual = {names[parameter]: (g["lr"], g["weight_decay"]) for g in groups for parameter in g["params"]}
     assert set(actual) == set(names.values())
     assert actual["embedding.tokens.weight"] == (0.1, 0.0)
     assert actual["head.output.weight"] == (0.1, 0.2)

@@ -1,4 +1,4 @@
-"""Numbers that callbacks log: in the line of their step, and in all places that show it."""
+"""Numbers that callbacks log: on the line of their step, and in every report."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def test_errors_name_the_callback(calls: dict[str, Any], words: str, tmp_path: P
 
 
 def test_two_callbacks_cannot_log_one_name(tmp_path: Path) -> None:
-    both = [Logs(step=lambda training: training.log("mine", 1.0)) for _ in range(2)]
+    callbacks = [Logs(step=lambda training: training.log("mine", 1.0)) for _ in range(2)]
     with pytest.raises(SpecError, match=r"`mine` is already logged(.|\n)*choose a different name"):
-        logged(tmp_path, *both)
+        logged(tmp_path, *callbacks)
 
 
 def test_the_line_of_a_step_is_written_if_a_callback_fails(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The loop: the same numbers as a loop by hand, and the same bits however it is interrupted, cut up or watched."""
+"""The training loop: the numbers of a handwritten loop, and bit-identical results after interruptions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_loss_and_weight_is_that_of_a_loop_by_hand(tmp_path: Path) -> None
         batch = trainer.batch(step)
         tokens, last = torch.from_numpy(batch.inputs["tokens"]), torch.from_numpy(batch.targets[:, -1:])
         windows = torch.cat([tokens, last], 1)
-        assert all("".join(characters[value] for value in window) in text for window in windows)
+        assert all("".join(characters[token] for token in window) in text for window in windows)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), windows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -175,8 +175,8 @@ def test_batches_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
     batches = [trainer.batch(step).inputs["tokens"] for step in range(1, 9)]
     cut = Trainer(small_run(tmp_path, "machine.micro_batch=1", "model.decoder.ffn.kind=swiglu"), Memory())
     cut.train()
-    assert all((value == cut.batch(step + 1).inputs["tokens"]).all() for step, value in enumerate(batches))
-    assert not all((value == batches[0]).all() for value in batches)
+    assert all((tokens == cut.batch(step + 1).inputs["tokens"]).all() for step, tokens in enumerate(batches))
+    assert not all((tokens == batches[0]).all() for tokens in batches)
 
 
 def test_variants_begin_with_the_same_weights_where_they_share_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The loss in pieces against `F.cross_entropy` of the logits as a whole: the same value and the same gradients."""
+"""The loss in chunks, compared with `F.cross_entropy` of all logits: equal values and equal gradients."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else [result]:
-            self.largest = max(self.largest, value.numel() if isinstance(value, Tensor) else 0)
+        for output in result if isinstance(result, tuple | list) else [result]:
+            self.largest = max(self.largest, output.numel() if isinstance(output, Tensor) else 0)
         return result
 
 
@@ -186,9 +186,9 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
 def test_nothing_is_computed_twice(name: str) -> None:
     model, inputs = build(name), inputs_of(name)
     counts = []
-    for value in (next_token_loss, lambda model, inputs: loss(model, inputs, pieces=4)):
+    for compute_loss in (next_token_loss, lambda model, inputs: loss(model, inputs, pieces=4)):
         with FlopCounterMode(display=False) as counter:
-            value(model, inputs).backward()
+            compute_loss(model, inputs).backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1]
 

@@ -1,4 +1,4 @@
-"""The loss where a training loop changes the rules: half precision, compiled, copied; and what it refuses."""
+"""The loss in unusual training loops: half precision, compiled, copied; and its errors."""
 
 from __future__ import annotations
 
@@ -115,22 +115,22 @@ class Both(nn.Module):
 
 @pytest.mark.parametrize("loss_first", [True, False])
 def test_beside_its_model_it_adds_nothing_to_the_state_dict(loss_first: bool) -> None:
-    both, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
-    assert sorted(both.state_dict()) == sorted(f"model.{name}" for name in alone)
-    assert sorted(copy.deepcopy(both).state_dict()) == sorted(both.state_dict())
-    assert sorted(both.loss.state_dict()) == sorted(f"model.{name}" for name in alone)
+    module, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
+    assert sorted(module.state_dict()) == sorted(f"model.{name}" for name in alone)
+    assert sorted(copy.deepcopy(module).state_dict()) == sorted(module.state_dict())
+    assert sorted(module.loss.state_dict()) == sorted(f"model.{name}" for name in alone)
 
 
 @pytest.mark.parametrize("loss_first", [True, False])
 @pytest.mark.parametrize("places", [["model."], ["loss.model."], ["model.", "loss.model.", "other.model."]])
 def test_any_place_of_a_model_is_enough_to_load_it(loss_first: bool, places: list[str]) -> None:
-    both, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
+    module, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
     state = {place + name: torch.full_like(value, 0.5) for place in places for name, value in alone.items()}
-    both.load_state_dict(state)
-    assert all((parameter == 0.5).all() for parameter in both.parameters())
+    module.load_state_dict(state)
+    assert all((parameter == 0.5).all() for parameter in module.parameters())
     for left in (list(state)[1:], []):
         with pytest.raises(RuntimeError, match="Missing key"):
-            both.load_state_dict({name: state[name] for name in left if len(places) == 1})
+            module.load_state_dict({name: state[name] for name in left if len(places) == 1})
 
 
 # ---- what it reads ----

@@ -1,4 +1,4 @@
-"""The keys of `machine:` that concern layers: numbers stay, and the work is done where the key says."""
+"""The keys of `machine` for layers: numbers do not change, and the work is done where the key states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters decay, and AdamW on them against torch's own."""
+"""The parameters that decay, and AdamW, compared with torch's AdamW."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def decaying(model: nn.Module) -> set[str]:
     """The names of the parameters that decay; every parameter is in one group, and in no two."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     first, second = parameter_groups(model, weight_decay=0.3)
-    both = [*first["params"], *second["params"]]
-    assert len(both) == len(set(both)) == len(names)
+    parameters = [*first["params"], *second["params"]]
+    assert len(parameters) == len(set(parameters)) == len(names)
     assert (first["weight_decay"], second["weight_decay"]) == (0.3, 0.0)
     return {names[parameter] for parameter in first["params"]}
 
@@ -103,15 +103,15 @@ def test_adamw_takes_the_steps_of_torchs_own() -> None:
     model, inputs = build("llama_7b"), inputs_of("llama_7b")
     other = copy.deepcopy(model)
     linear = [module.weight for module in other.modules() if isinstance(module, nn.Linear)]
-    rest = [parameter for parameter in other.parameters() if not any(parameter is value for value in linear)]
+    rest = [parameter for parameter in other.parameters() if not any(parameter is weight for weight in linear)]
     expected = torch.optim.AdamW(
         [{"params": linear, "weight_decay": 0.5}, {"params": rest, "weight_decay": 0}], lr=0.01, betas=(0.8, 0.9)
     )
     actual = adamw(model, 0.01, weight_decay=0.5, betas=(0.8, 0.9))
     for _ in range(3):
-        for value, optimizer in ((model, actual), (other, expected)):
+        for trained_model, optimizer in ((model, actual), (other, expected)):
             optimizer.zero_grad()
-            loss(value, inputs).backward()
+            loss(trained_model, inputs).backward()
             optimizer.step()
     torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()), atol=1e-5, rtol=1e-5)
 

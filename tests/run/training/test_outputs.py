@@ -89,7 +89,7 @@ def test_the_loss_is_the_weighted_sum_of_means(tmp_path: Path) -> None:
     )
     torch.testing.assert_close(loss, first_loss + 0.3 * second_loss)
     gradients = [
-        torch.autograd.grad(value, list(model.parameters())) for value in (loss, first_loss + 0.3 * second_loss)
+        torch.autograd.grad(scalar, list(model.parameters())) for scalar in (loss, first_loss + 0.3 * second_loss)
     ]
     torch.testing.assert_close(*gradients)
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Training by several processes: the numbers and the files of one.
+"""Training by several processes: the numbers and the files of a single process.
 
 All share two processes, which are forks of this one; `test_parallel_launches.py` has those that torch starts.
 """

@@ -1,4 +1,4 @@
-"""Launches of several processes, one or more in each test: slow, and as users make them.
+"""Launches of several processes as users start them: one or more in each test, all slow.
 
 Where only numbers are compared, the processes are forks of one, which imports torch once.
 """

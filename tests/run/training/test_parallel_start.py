@@ -1,4 +1,4 @@
-"""The first weights of several processes: the bits of one process, built layer by layer or read from files.
+"""Initial weights of several processes: bit-identical to one process, built layer by layer or read from files.
 
 Run as a program, this file compares them in processes of its own, which `test_...` starts.
 """

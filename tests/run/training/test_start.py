@@ -1,4 +1,4 @@
-"""A run may begin with trained weights: whole or in part, some frozen, saved again as they were published."""
+"""Runs that begin with trained weights: all or some, partly frozen, and saved again as published."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ def test_another_head_is_left_out_on_both_sides(tmp_path: Path) -> None:
     _, weights = trained(small_run(tmp_path))
     weights["head.output.weight"] = torch.zeros(5, 16)
     save_file(weights, "other.safetensors")
-    both = "weights={path: other.safetensors, missing: ['head.*'], unused: ['head.*']}"
-    assert Trainer(small_run(tmp_path, both), Memory()).notes["weights"].endswith("unused: head.output.weight")
+    setting = "weights={path: other.safetensors, missing: ['head.*'], unused: ['head.*']}"
+    assert Trainer(small_run(tmp_path, setting), Memory()).notes["weights"].endswith("unused: head.output.weight")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_errors(
     if name == "another_model":
         assert train("small.yaml", "-o", "base") == 0
         capsys.readouterr()
-    assert train("small.yaml", "-o", "out", *(word for value in sets for word in ("--set", value))) == 1
+    assert train("small.yaml", "-o", "out", *(word for change in sets for word in ("--set", change))) == 1
     golden(f"runs/weights/{name}", capsys.readouterr().err.replace(str(tmp_path), "..."))
     assert not Path("out/latest").exists()
 

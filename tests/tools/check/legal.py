@@ -1,4 +1,4 @@
-"""Random specs that are legal: a small one, changed key by key as the schema of all installed kinds allows.
+"""Random valid specs: a small spec, changed key by key as the schema of all installed kinds allows.
 
 The schema knows keys, kinds and types; a change that only the loader refuses, such as heads that do not divide a width,
 is left out.
@@ -157,16 +157,16 @@ def _value(draw: st.DrawFn, schema: Schema, key: str) -> Any:
 
 def _kind(draw: st.DrawFn, schema: Schema, key: str) -> Any:
     """A value of one of the kinds; the case beside them is that of changes that name none."""
-    return _value(draw, draw(st.sampled_from([value["then"] for value in schema["allOf"] if "then" in value])), key)
+    return _value(draw, draw(st.sampled_from([rule["then"] for rule in schema["allOf"] if "then" in rule])), key)
 
 
 def _mapping(draw: st.DrawFn, schema: Schema, key: str) -> Data:
     """A mapping with the keys that it needs, and a few others."""
     needed = schema.get("required", [])
     free = sorted(schema["properties"].keys() - FIXED - {*needed})
-    chosen = draw(st.lists(st.sampled_from(free), max_size=2, unique=True)) if free else []
+    optional = draw(st.lists(st.sampled_from(free), max_size=2, unique=True)) if free else []
     kind = [name for name in ("kind",) if name in schema["properties"]]
-    return {name: _value(draw, schema["properties"][name], name) for name in dict.fromkeys([*kind, *needed, *chosen])}
+    return {name: _value(draw, schema["properties"][name], name) for name in dict.fromkeys([*kind, *needed, *optional])}
 
 
 def changes(draw: st.DrawFn) -> list[Any]:

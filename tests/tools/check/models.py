@@ -1,4 +1,4 @@
-"""The small models that bugs are planted into."""
+"""Small models in which bugs are planted."""
 
 from __future__ import annotations
 

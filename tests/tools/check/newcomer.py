@@ -1,4 +1,4 @@
-"""The ten faults of a newcomer's plugin: an attention, or an FFN, that is wrong in one way."""
+"""Ten typical faults of a new plugin: attentions and FFNs with a single fault each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class AttentionOfANewcomer(tfkit.MultiHeadConfig):
     core: str = "Core"
 
     def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
-        kinds = {value.__name__: value for value in (Core, *Core.__subclasses__())}
+        kinds = {core.__name__: core for core in (Core, *Core.__subclasses__())}
         return kinds[self.core](self.head_width**-0.5)
 
 

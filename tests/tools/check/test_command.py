@@ -1,4 +1,4 @@
-"""`tfkit check` in a terminal: the table, what is broken and where, the command that runs it again, the exit status."""
+"""`tfkit check` in a terminal: the table, broken properties and components, the command to rerun, the exit status."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_a_model_that_does_not(run: Run, ahead: str) -> None:
 
 def test_a_kind_is_checked_in_every_layout(run: Run, ahead: str) -> None:
     report = json.loads(run("check", "--kind", "ahead", "--only", "look-ahead", "--json", ahead, status=1))
-    assert {value["ok"] for value in report} == {True, False}
-    assert {value["outcomes"][0]["status"] for value in report} == {"failed", "does not apply"}
+    assert {model["ok"] for model in report} == {True, False}
+    assert {model["outcomes"][0]["status"] for model in report} == {"failed", "does not apply"}
 
 
 def test_a_kind_without_a_formula_is_named_in_the_last_line(run: Run, specs: Path, ahead: str) -> None:

@@ -1,4 +1,4 @@
-"""Each of the ten faults of a newcomer's plugin is named in words that say what is wrong."""
+"""Each of the ten faults of a new plugin causes a message that describes the fault."""
 
 from __future__ import annotations
 

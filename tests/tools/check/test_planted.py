@@ -1,4 +1,4 @@
-"""Each planted bug breaks the property that is said to see it; without the bug, nothing is broken."""
+"""Each planted bug breaks the property that is listed for it; without the bug, no property is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are right, in ways that a careless property takes for a fault."""
+"""Correct models that a careless property would report as faulty."""
 
 from __future__ import annotations
 

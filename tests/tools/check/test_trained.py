@@ -1,4 +1,4 @@
-"""Tensors that are not where they were trained: the check names them, in a published folder and in one of a run."""
+"""Misplaced tensors of trained weights: the check names them, in a published folder and in a run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process leaves that is killed: a folder as it is before each call to the system that changes a file.
+"""States of a folder before each system call that changes a file: what a killed process can leave behind.
 
 Of a killed process nothing runs any more, so that nothing is lost by going on instead: one run shows all moments.
 """

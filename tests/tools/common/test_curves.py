@@ -1,4 +1,4 @@
-"""The controls of curves, in a browser: without a choice, the script draws what the page has without scripts."""
+"""The controls of curves, in a browser: by default, the script draws the curves of the page without scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever is killed leaves what was there or what was to be there, whole, and nothing else after the next run."""
+"""Killed writes leave complete old or new contents, and the next write removes the leftover files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def left(folder: Path) -> list[str]:
     """Hidden names, and parts that no file names."""
     names = [path.name for path in folder.iterdir()]
     named = [
-        name for value in folder.iterdir() if value.is_file() for name in names if name.encode() in value.read_bytes()
+        name for file in folder.iterdir() if file.is_file() for name in names if name.encode() in file.read_bytes()
     ]
     return [name for name in names if name.startswith(".") or (".parts-" in name and name not in named)]
 
@@ -75,14 +75,14 @@ def test_killed_at_every_moment(name: str, before: str, tmp_path: Path) -> None:
     if before == "an old one":
         write(target, "old")
         expected = [shown(target)]
-    with moments(home) as context:
+    with moments(home) as states:
         write(target, "new")
     expected.append(shown(target))
-    assert len(context) > 8
-    for number, state in enumerate(context):
+    assert len(states) > 8
+    for number, state in enumerate(states):
         again = restored(state, tmp_path / str(number))
         if before == "nothing" and not (again / "target").exists():
-            assert not visible(state) - {value for value in state if ".parts-" in value}
+            assert not visible(state) - {path for path in state if ".parts-" in path}
         else:
             assert shown(again / "target") in expected
         write(again / "target", "third")
@@ -96,12 +96,12 @@ def test_without_an_exchange_the_next_run_recovers(tmp_path: Path, monkeypatch: 
     home = tmp_path / "home"
     a_folder(home / "target", "old")
     expected = [shown(home / "target")]
-    with moments(home) as context:
+    with moments(home) as states:
         a_folder(home / "target", "new")
     expected.append(shown(home / "target"))
-    gone = [state for state in context if "target" not in state]
+    gone = [state for state in states if "target" not in state]
     assert gone
-    for number, state in enumerate(context):
+    for number, state in enumerate(states):
         again = restored(state, tmp_path / str(number))
         assert names_in(again / "target") == ["a", "b"]
         assert shown(again / "target") in expected
@@ -132,7 +132,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(name: str, tmp_path: Path, mo
     WRITERS[name](target, "text")
     expected = {"a file": {"target"}, "a folder": {"target", "a", "b", "c"}, "a file with parts": {"target", "a", "b"}}
     assert expected[name] <= {file for file, _ in flushed}
-    assert not any(there for _, there in flushed)
+    assert not any(exists for _, exists in flushed)
 
 
 # ---- several processes ----

@@ -1,4 +1,4 @@
-"""Every command that writes, killed before each call to the system: old or new, whole; nothing is left afterwards."""
+"""Every command that writes, killed before each system call: complete old or new contents, no leftover files."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def of_weights(path: Path) -> Any:
 
 
 def of_torchscript(path: Path) -> Any:
-    return sum(value.sum() for value in torch.jit.load(path).state_dict().values()).item()
+    return sum(tensor.sum() for tensor in torch.jit.load(path).state_dict().values()).item()
 
 
 def of_pt2(path: Path) -> Any:
-    return sum(value.sum() for value in torch.export.load(path).state_dict.values()).item()
+    return sum(tensor.sum() for tensor in torch.export.load(path).state_dict.values()).item()
 
 
 def of_onnx(path: Path) -> Any:
@@ -93,12 +93,12 @@ def test_killed_at_every_moment(
     run = [*command, "-o", str(place), "--no-plugins"]
     assert main(run) == 0, capsys.readouterr()
     expected = [records(place)]
-    with moments(tmp_path / "home") as context:
+    with moments(tmp_path / "home") as states:
         assert main([*run, *changes_of(name)]) == 0, capsys.readouterr()
     expected.append(records(place))
     assert name == "schema" or expected[0] != expected[1]
-    assert len(context) > 8
-    for number, state in enumerate(context):
+    assert len(states) > 8
+    for number, state in enumerate(states):
         home = restored(state, tmp_path / str(number))
         assert records(home / target) in expected
         again(home / target)

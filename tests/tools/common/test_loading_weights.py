@@ -1,4 +1,4 @@
-"""Weights from a file: bit for bit, in the wanted type, and everything that is wrong with them at once."""
+"""Weights from a file: bit-identical, in the requested dtype, and an error that lists all mismatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that a model needs: its weights, and its KV cache against published figures, formulas and a real cache."""
+"""Memory needs of a model: weights, and the KV cache compared with published figures, formulas and a real cache."""
 
 from __future__ import annotations
 

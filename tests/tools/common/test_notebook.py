@@ -1,4 +1,4 @@
-"""What a notebook shows of a graph, a picture and tables: through IPython's formatters where it is installed."""
+"""Graphs, pictures and tables in a notebook: through IPython's formatters where it is installed."""
 
 from __future__ import annotations
 

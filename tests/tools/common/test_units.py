@@ -1,4 +1,4 @@
-"""Numbers as texts."""
+"""Numbers with units as texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two models side by side: what can be compared is, and what cannot be is named with the reason."""
+"""Comparison of two models: components that can be compared, and reasons for those that cannot."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_encoder_against_a_decoder() -> None:
 def test_other_widths_inside() -> None:
     wide = graph(DECODER, "decoder.ffn.d_ff=64")
     actual = compare(graph(DECODER), wide)
-    unlike = {value.name: value.reason for value in actual.unlike}
+    unlike = {component.name: component.reason for component in actual.unlike}
     assert unlike["decoder.layers.0.ffn.up"] == "[2, 16, 32] in A, [2, 16, 64] in B"
     assert not actual.equal
     assert compare(wide, wide).equal

@@ -1,4 +1,4 @@
-"""`tfkit cost` as a command."""
+"""The command `cost`."""
 
 from __future__ import annotations
 

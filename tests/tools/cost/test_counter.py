@@ -1,4 +1,4 @@
-"""Held against what others count: `torch.utils.flop_counter`, the module itself, the cache, layers one by one."""
+"""Counts, compared with `torch.utils.flop_counter`, the modules, the cache, and single layers."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
     with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, watch.restore):
         output = attend(q.to("meta"), mask.to("meta"))
     assert output.requires_grad
-    assert watch.root.tally("").saved == sum(value.untyped_storage().nbytes() for value in kept.values())
+    assert watch.root.tally("").saved == sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 def test_a_tensor_is_not_saved_if_no_output_depends_on_it() -> None:

@@ -1,4 +1,4 @@
-"""FLOPs of each component, by formulas written out by hand: 2 for a multiplication and an addition."""
+"""FLOPs of each component, compared with handwritten formulas: 2 for a multiplication and an addition."""
 
 from __future__ import annotations
 
@@ -150,13 +150,13 @@ def test_what_mixed_precision_keeps(dtype: torch.dtype) -> None:
     graph = tfkit.load("gpt2", sets=["d_model=24", "vocab_size=500", "decoder.n_layers=2"])
     model = tfkit.build(graph, dtype=dtype)
     copies = [p.detach().float() if dtype.itemsize < 4 else p.detach() for p in model.parameters()]
-    trained = [nn.Parameter(value) for value in copies]
+    trained = [nn.Parameter(tensor) for tensor in copies]
     optimizer = torch.optim.AdamW(trained)
-    for value in trained:
-        value.grad = torch.zeros_like(value)
+    for tensor in trained:
+        tensor.grad = torch.zeros_like(tensor)
     optimizer.step()
-    kept = sum(value.nbytes for state in optimizer.state.values() for value in state.values() if value.dim())
+    kept = sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values() if tensor.dim())
     kept += sum(
-        value.nbytes for value, item in zip(copies, model.parameters(), strict=True) if value.dtype != item.dtype
+        tensor.nbytes for tensor, item in zip(copies, model.parameters(), strict=True) if tensor.dtype != item.dtype
     )
     assert cost(graph, length=8, dtype=dtype, optimizer="adamw_float32").memory.optimizer == kept

@@ -1,4 +1,4 @@
-"""The peak of a training step, against what the PyTorch profiler saw of every allocation and release."""
+"""The peak memory of a training step, compared with the allocations in a trace of the PyTorch profiler."""
 
 from __future__ import annotations
 

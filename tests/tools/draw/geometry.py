@@ -1,4 +1,4 @@
-"""Reads pictures as a person does: what covers what, and what a line leads to."""
+"""Reads the geometry of a picture: overlapping shapes, and the ends of lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `tfkit draw`."""
+"""The command `draw`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two models side by side: what is marked is what differs."""
+"""Pictures of two models: exactly the differences are marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of specs: what they show, read off the finished picture, and that nothing covers anything."""
+"""Pictures of specs: their contents, read from the finished picture, without overlapping shapes."""
 
 from __future__ import annotations
 

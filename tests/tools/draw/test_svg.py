@@ -1,4 +1,4 @@
-"""What is written: well-formed, harmless, the same in every run, readable in light and in dark."""
+"""SVG files: well-formed, without scripts, reproducible, and readable in light and dark mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Widths of texts, against the font that they are measured by."""
+"""Widths of texts, compared with the font from which they come."""
 
 from __future__ import annotations
 

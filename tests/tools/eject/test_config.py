@@ -1,4 +1,4 @@
-"""Numbers that remember how they follow from the spec: the expression and the value say the same."""
+"""Numbers that carry their expression over the spec: the expression evaluates to the value."""
 
 from __future__ import annotations
 

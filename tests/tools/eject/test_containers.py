@@ -1,4 +1,4 @@
-"""Torch's own modules inside a plugin's component, and tensors that it makes itself: the ejected file has them all."""
+"""Torch modules and tensors inside the component of a plugin: the ejected file contains all of them."""
 
 from __future__ import annotations
 
@@ -286,9 +286,9 @@ def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) 
     ours = tfkit.build(graph, device="meta")
     with loaded(text) as module, torch.device("meta"):
         theirs = made(module)
-    trained = [{n: p.requires_grad for n, p in value.named_parameters()} for value in (ours, theirs)]
+    trained = [{n: p.requires_grad for n, p in model.named_parameters()} for model in (ours, theirs)]
     assert trained[0] == trained[1]
-    kept = [{n: b.dtype for n, b in value.named_buffers()} for value in (ours, theirs)]
+    kept = [{n: b.dtype for n, b in model.named_buffers()} for model in (ours, theirs)]
     assert kept[0] == kept[1]
 
 

@@ -1,4 +1,4 @@
-"""What a plugin's component may do, and what is refused: an ejected file is the model, or there is none."""
+"""Components of plugins: the ejected file equals the model, or eject raises an error."""
 
 from __future__ import annotations
 

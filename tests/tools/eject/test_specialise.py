@@ -1,4 +1,4 @@
-"""The evaluator by itself: a module in, what is left of its forward out."""
+"""The partial evaluator alone: from a module to the remaining code of its forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a value, and of one that is one of two."""
+"""Knowledge about values, and about values that are one of two alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain`: every part is there, in its own words, and the costs add up."""
+"""`explain`: it describes every component by its docstring, and the costs add up."""
 
 from __future__ import annotations
 
@@ -197,6 +197,6 @@ def test_every_built_in_component_says_what_it_is() -> None:
 
     registry = load_plugins().registry
     for slot in registry.slots():
-        for value in registry.kinds(slot).values():
-            assert issubclass(value.config, Component)
-            assert doc_of(value.config), value
+        for component in registry.kinds(slot).values():
+            assert issubclass(component.config, Component)
+            assert doc_of(component.config), component

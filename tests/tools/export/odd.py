@@ -1,4 +1,4 @@
-"""Models of one layer, as what an exporter needs grows with the layers."""
+"""Models with a single layer, because the time of an exporter grows with the layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages of AOTInductor: equal to their models, with the weights once. A C++ compiler takes its time."""
+"""Packages of AOTInductor: equal to their models, with the weights stored once. The C++ compiler is slow."""
 
 from __future__ import annotations
 

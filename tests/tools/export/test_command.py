@@ -1,4 +1,4 @@
-"""`tfkit export`: what it prints, what it takes, what it refuses."""
+"""`tfkit export`: its output, its arguments, and its errors."""
 
 from __future__ import annotations
 

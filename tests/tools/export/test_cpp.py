@@ -1,4 +1,4 @@
-"""The C++ program in tools/cpp: built against the libtorch of the wheel, its tokens are Python's."""
+"""The C++ program in tools/cpp, built against the libtorch of the wheel: its tokens equal Python's."""
 
 from __future__ import annotations
 

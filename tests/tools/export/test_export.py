@@ -1,4 +1,4 @@
-"""What all formats share: a file that differs, that cannot be written, or is interrupted is not there."""
+"""Properties of all formats: a file that differs, cannot be written, or is interrupted does not exist."""
 
 from __future__ import annotations
 

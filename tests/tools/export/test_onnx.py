@@ -1,4 +1,4 @@
-"""Graphs of ONNX: equal to their models in ONNX Runtime, with the weights once."""
+"""ONNX graphs: equal to their models in ONNX Runtime, with the weights stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives of torch.export: equal to their models, with the weights once, and read by torch alone."""
+"""Archives of torch.export: equal to their models, with the weights stored once, and readable without tfkit."""
 
 from __future__ import annotations
 

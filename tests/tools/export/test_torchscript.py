@@ -1,4 +1,4 @@
-"""TorchScript files: equal to their models, with the weights once, and complete without Python."""
+"""TorchScript files: equal to their models, with the weights stored once, and usable without Python."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_state_is_the_callers(model: fx.GraphModule, exported: Exported) -> 
 @pytest.mark.parametrize(
     ("rows", "columns", "why"),
     [
-        (2, 5, "5 more tokens do not fit: 0 of 4 places"),
+        (2, 5, "5 more tokens do not fit: 0 of 4 columns"),
         (3, 1, "got 3"),
         (2, 0, "at least one token"),
     ],

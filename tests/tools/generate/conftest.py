@@ -1,4 +1,4 @@
-"""Small models for `tfkit generate` to work with, and their tokenizer."""
+"""Small models for `tfkit generate`, and their tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tfkit generate`: what it prints, as it comes, where it stops, and what it refuses."""
+"""`tfkit generate`: its streamed output, its end, and its errors."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_several_texts_stand_one_below_the_other(run: Run) -> None:
         "── `a\\nb`, sample 1 of 2 ──",
         "── `a\\nb`, sample 2 of 2 ──",
     ]
-    assert out == "\n".join(f"{head}\n{value['text']}\n" for head, value in zip(heads, report, strict=True))
-    assert [(value["prompt"], value["sample"]) for value in report] == [
+    assert out == "\n".join(f"{head}\n{sample['text']}\n" for head, sample in zip(heads, report, strict=True))
+    assert [(sample["prompt"], sample["sample"]) for sample in report] == [
         ("the quick", 1),
         ("the quick", 2),
         ("a\nb", 1),
         ("a\nb", 2),
     ]
-    assert not any("e" in value["text"] for value in report)
+    assert not any("e" in sample["text"] for sample in report)
 
 
 def test_json(run: Run) -> None:
@@ -79,10 +79,10 @@ def test_json(run: Run) -> None:
     assert err == ""
     report = json.loads(out)
     assert set(report) == {"texts", "seconds", "tokens_per_second"}
-    (value,) = report["texts"]
-    assert set(value) == {"prompt", "sample", "text", "tokens", "ended"}
+    (sample,) = report["texts"]
+    assert set(sample) == {"prompt", "sample", "text", "tokens", "ended"}
     prompt = len(load_tokenizer(Path("out/tokenizer.json")).encode("the quick"))
-    assert len(value["tokens"]) == 40 - prompt, "as many as fit, below 100"
+    assert len(sample["tokens"]) == 40 - prompt, "as many as fit, below 100"
 
 
 def test_prompts_from_files_and_standard_input(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

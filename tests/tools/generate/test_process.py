@@ -1,4 +1,4 @@
-"""`tfkit generate` in a process of its own: it streams, and ends well when it is interrupted."""
+"""`tfkit generate` in a separate process: it streams, and ends cleanly when it is interrupted."""
 
 from __future__ import annotations
 

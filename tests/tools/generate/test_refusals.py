@@ -1,4 +1,4 @@
-"""What `tfkit generate` refuses, and in which words."""
+"""Errors of `tfkit generate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nearest family of a model of an unknown type, and the draft that begins with it."""
+"""The most similar family for a model of an unknown type, and the draft that extends it."""
 
 from __future__ import annotations
 

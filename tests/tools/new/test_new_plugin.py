@@ -1,4 +1,4 @@
-"""A new plugin is green at once, whatever its name; names and folders that cannot be are refused."""
+"""A new plugin passes its tests under any valid name; invalid names and folders are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new run file trains as it is written."""
+"""A new run file trains without changes."""
 
 from __future__ import annotations
 

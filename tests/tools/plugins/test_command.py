@@ -24,7 +24,7 @@ def test_plugins(specs: Path, run: Callable[..., str], monkeypatch: pytest.Monke
     assert "broken: broken_one" in out
     assert "No module named 'there_is_no_such_module'" in out
     report = json.loads(run("plugins", "--plugin-dir", "plugins", "--json"))
-    assert [value["name"] for value in report["loaded"]] == ["tfkit", "failing"]
-    assert [value["name"] for value in report["broken"]] == ["broken_one"]
+    assert [plugin["name"] for plugin in report["loaded"]] == ["tfkit", "failing"]
+    assert [plugin["name"] for plugin in report["broken"]] == ["broken_one"]
     monkeypatch.setenv("TFKIT_DISABLE", "failing")
     assert "switched off: failing" in run("plugins", "--plugin-dir", "plugins")

@@ -1,4 +1,4 @@
-"""Small models to profile, and a device whose limits need not be measured."""
+"""Small models to profile, and a device with fixed limits, which need not be measured."""
 
 from __future__ import annotations
 

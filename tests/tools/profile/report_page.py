@@ -1,4 +1,4 @@
-"""A made-up profile for the tests of the report, and what a page says."""
+"""A synthetic profile for the tests of the report, and a parser of its page."""
 
 import re
 from html.parser import HTMLParser
@@ -84,7 +84,7 @@ class Page(HTMLParser):
         text.text = data
 
     def section(self, name):
-        return next(value for value in self.root.iter("section") if value.get("id") == name)
+        return next(section for section in self.root.iter("section") if section.get("id") == name)
 
     def rows(self, section):
         """The rows of the tree of a section as texts, those that open included."""
@@ -99,4 +99,4 @@ def words(element):
 
 
 def having(element, name):
-    return [value for value in element.iter() if name in value.get("class", "").split()]
+    return [child for child in element.iter() if name in child.get("class", "").split()]

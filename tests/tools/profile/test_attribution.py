@@ -1,4 +1,4 @@
-"""What is planted in one part of a model is found there, and nowhere else."""
+"""Time that is planted in a component is attributed to this component, and to no other."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_an_operator_belongs_to_the_part_that_ran_it(profile: Run, plant: Plant)
 
     plant("decoder.layers.2.cross_attention", add_up)
     actual = profile("pair", mode="prefill")
-    (kernel,) = (value for value in actual.kernels if value.name == "aten::cumsum")
+    (kernel,) = (kernel for kernel in actual.kernels if kernel.name == "aten::cumsum")
     assert (kernel.component, kernel.label, kernel.phase) == ("cross_attention", "cross-attention", "forward")
     assert kernel.calls == 20
 

@@ -1,4 +1,4 @@
-"""The command `profile`: what it prints, and to where."""
+"""The command `profile`: its output, and the stream of the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run, what is refused, and what is written."""
+"""Profiles: the steps that run, the errors, and the written files."""
 
 from __future__ import annotations
 

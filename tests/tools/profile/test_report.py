@@ -17,7 +17,7 @@ def seconds(text):
 
 def test_every_section_is_there_and_none_is_empty():
     page = Page(report([made_up()]))
-    assert [value.get("id") for value in page.root.iter("section")] == list(SECTIONS)
+    assert [section.get("id") for section in page.root.iter("section")] == list(SECTIONS)
     assert all(len(words(page.section(name))) > 40 for name in SECTIONS)
 
 
@@ -35,12 +35,12 @@ def test_the_table_adds_up_the_modules_of_each_component():
     profile = made_up()
     lines = {line[0]: line for line in Page(report([profile])).rows("components")}
     for name in ("attention", "FFN", "LayerNorm", "head"):
-        local = [value for value in profile.parts if value.label == name]
-        assert seconds(lines[name][1]) == pytest.approx(sum(value.time for value in local), rel=0.005)
-        assert seconds(lines[name][3]) == pytest.approx(sum(value.forward for value in local), rel=0.005)
-        assert seconds(lines[name][4]) == pytest.approx(sum(value.backward for value in local), rel=0.005)
+        local = [part for part in profile.parts if part.label == name]
+        assert seconds(lines[name][1]) == pytest.approx(sum(part.time for part in local), rel=0.005)
+        assert seconds(lines[name][3]) == pytest.approx(sum(part.forward for part in local), rel=0.005)
+        assert seconds(lines[name][4]) == pytest.approx(sum(part.backward for part in local), rel=0.005)
         assert float(lines[name][2].rstrip("%")) == pytest.approx(
-            100 * sum(value.time for value in local) / 70e-3, abs=0.05
+            100 * sum(part.time for part in local) / 70e-3, abs=0.05
         )
     assert lines["FFN"][5:] == ["16.0G", "552G", "1.38 GB", "2.0 kB"]
     assert lines["step"][1] == "70.0 ms"
@@ -52,7 +52,9 @@ def test_a_row_opens_to_layers_and_modules():
     lines = [line[0] for line in page.rows("components")]
     for name in ("decoder.layers.0.attention", "decoder.layers.1.attention", "decoder.layers.0.ffn"):
         assert lines.count(name) == 1
-    opened = next(value for value in page.section("components").iter("details") if words(value).startswith("attention"))
+    opened = next(
+        details for details in page.section("components").iter("details") if words(details).startswith("attention")
+    )
     assert [words(row[0]) for row in having(opened, "row")[1:]] == [
         "decoder.layers.0.attention",
         "decoder.layers.1.attention",
@@ -68,7 +70,7 @@ def test_several_modules_of_a_layer_stand_below_the_layer():
 
 def test_the_bars_are_as_long_as_the_times():
     bars = having(Page(report([made_up()])).section("time"), "labelled")
-    lengths = {words(row[0]): sum(width(value) for value in having(row, "segment")) for row in bars}
+    lengths = {words(row[0]): sum(width(segment) for segment in having(row, "segment")) for row in bars}
     # attention, FFN, norm, embedding, head and loss have 58 ms: a third of it in the forward
     assert lengths["backward"] == pytest.approx(100, abs=0.1)
     assert lengths["forward"] == pytest.approx(50, abs=0.1)
@@ -83,11 +85,11 @@ def width(element):
 def test_the_layers_are_held_against_the_slowest():
     section = Page(report([made_up()])).section("layers")
     heights = [
-        sum(float(re.search(r"height:([\d.]+)", value.get("style"))[1]) for value in tower)
+        sum(float(re.search(r"height:([\d.]+)", block.get("style"))[1]) for block in tower)
         for tower in having(section, "tower")
     ]
     assert heights == pytest.approx([100 * 18 / 26, 100], abs=0.1)
-    styles = [value.get("style") for value in having(section, "cell") if value.get("style")]
+    styles = [cell.get("style") for cell in having(section, "cell") if cell.get("style")]
     heats = [float(style.removeprefix("--heat:")) for style in styles]
     assert heats == pytest.approx([5 / 18, 8 / 18, 11 / 18, 1, 2 / 18], abs=0.001)
     assert len(having(section, "none")) == 1  # the second layer has no norm
@@ -95,14 +97,14 @@ def test_the_layers_are_held_against_the_slowest():
 
 def test_the_points_lie_where_their_numbers_are():
     section = Page(report([made_up()])).section("roofline")
-    points = {words(value).split(":")[0].removeprefix("made_up, "): value for value in having(section, "point")}
+    points = {words(point).split(":")[0].removeprefix("made_up, "): point for point in having(section, "point")}
     hints = {name: words(point) for name, point in points.items()}
     assert hints["FFN"] == "made_up, FFN: 552 GFLOP/s at 400 FLOP a byte, 55.2% of the device's limit"
     assert set(points) == {"embedding", "attention", "FFN", "LayerNorm", "head"}
     x, y = ({name: float(value.get(key)) for name, value in points.items()} for key in ("cx", "cy"))
     # on a logarithmic axis equal ratios are equal distances
     assert (x["FFN"] - x["attention"]) / (x["head"] - x["attention"]) == pytest.approx(0.6931 / -0.4055, rel=0.01)
-    roof = next(value for value in having(section, "roof")).get("points").split()
+    roof = next(line for line in having(section, "roof")).get("points").split()
     corners = [tuple(map(float, corner.split(","))) for corner in roof]
     assert len(corners) == 3
     assert corners[1][1] == corners[2][1] < min(y.values())  # nothing is above the roof
@@ -129,7 +131,7 @@ def test_measured_and_floor_stand_beside_each_other():
     texts = {words(row[0]): words(row[2]) for row in bars}
     assert texts["FFN"] == "16.0 ms → 29.0 ms · 1.81×"
     assert "loss" not in texts  # nothing was counted
-    pieces = [width(value) for value in having(next(row for row in bars if words(row[0]) == "FFN"), "segment")]
+    pieces = [width(segment) for segment in having(next(row for row in bars if words(row[0]) == "FFN"), "segment")]
     assert pieces == pytest.approx([100 * 16 / 29, 100 * 13 / 29], abs=0.1)
 
 
@@ -137,10 +139,10 @@ def test_memory_at_the_peak():
     page = Page(report([made_up()]))
     text = words(page.section("memory"))
     assert "The peak of 50.0 kB comes in the backward of decoder.layers.1.ffn. Before the step, 20.0 kB are" in text
-    hints = [value.get("title") for value in having(page.section("memory"), "segment")]
+    hints = [segment.get("title") for segment in having(page.section("memory"), "segment")]
     assert "weights: 10.0 kB" in hints
     assert "inputs and others: 23.0 kB" in hints  # 50 less 18 that stay from step to step and 9 of parts
-    assert sum(width(value) for value in having(page.section("memory"), "segment")) == pytest.approx(100, abs=0.1)
+    assert sum(width(segment) for segment in having(page.section("memory"), "segment")) == pytest.approx(100, abs=0.1)
 
 
 def test_the_longest_kernels_and_what_the_others_take():
@@ -159,7 +161,7 @@ def test_how_it_was_measured():
 
 def test_two_models_stand_beside_each_other_with_ratios():
     twice = [
-        dataclasses.replace(value, forward=2 * value.forward, backward=2 * value.backward) for value in made_up().parts
+        dataclasses.replace(part, forward=2 * part.forward, backward=2 * part.backward) for part in made_up().parts
     ]
     slower = made_up("slower", parts=tuple(twice), steps=(135e-3,), plain_steps=(100e-3,))
     page = Page(report([made_up(), slower]))
@@ -174,9 +176,9 @@ def test_two_models_stand_beside_each_other_with_ratios():
 
 def test_what_is_not_known_is_said():
     parts = [
-        dataclasses.replace(value, flops=None, bytes=None, floor=None)
-        for value in made_up().parts
-        if "layers" not in value.path
+        dataclasses.replace(part, flops=None, bytes=None, floor=None)
+        for part in made_up().parts
+        if "layers" not in part.path
     ]
     page = Page(report([made_up(parts=tuple(parts))]))
     for name, item in {

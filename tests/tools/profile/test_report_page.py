@@ -31,13 +31,13 @@ def test_every_colour_that_is_used_is_defined():
 def test_the_page_asks_for_nothing_and_runs_nothing():
     text = report([made_up(SCRIPT), made_up("other")])
     page = Page(text)
-    names = {value.tag for value in page.root.iter()}
+    names = {element.tag for element in page.root.iter()}
     assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a", "image", "use"}
-    attributes = {key for value in page.root.iter() for key in value.attrib}
+    attributes = {key for element in page.root.iter() for key in element.attrib}
     assert not attributes & {"src", "href", "xlink:href", "srcset", "action", "data"}
     assert not [key for key in attributes if key.startswith("on")]
     assert not re.search(r"https?:|//[a-z]|@import|url\(", words(next(page.root.iter("style"))))
-    policy = next(value.get("content") for value in page.root.iter("meta") if value.get("http-equiv"))
+    policy = next(meta.get("content") for meta in page.root.iter("meta") if meta.get("http-equiv"))
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -90,7 +90,7 @@ def test_a_browser_opens_it(browser, tmp_path):
     text, console = opened(browser, path, tmp_path / "browser")
     assert console == []
     page = Page(text)
-    assert [value.get("id") for value in page.root.iter("section")] == list(SECTIONS)
+    assert [section.get("id") for section in page.root.iter("section")] == list(SECTIONS)
     assert words(next(page.root.iter("h1"))) == f"{SCRIPT} and other"
     assert len(having(page.section("roofline"), "point")) == 10
     assert [line for line in page.rows("components") if line[0] == "FFN"]

@@ -144,7 +144,7 @@ def test_the_module_view_speaks_of_the_spec(ask, written):
     assert paths <= set(actual)
     for path in paths:  # the tree of the view is the tree of the spec
         inside = {node["name"] for node in flat(actual[path])} & paths
-        assert inside == {value for value in paths if value == path or value.startswith(f"{path}.")}
+        assert inside == {module for module in paths if module == path or module.startswith(f"{path}.")}
     assert actual["decoder.layers.0.ffn"]["host_duration"] > 0
 
 
@@ -224,7 +224,7 @@ def test_a_module_has_the_name_of_the_annotation_right_inside_it():
         {"ph": "i", "name": "no thread"},
     ]
     adapt_events(events, {"a.b"})
-    assert [value["name"] for value in events[1:5]] == [
+    assert [event["name"] for event in events[1:5]] == [
         "nn.Module: Outer_0",
         "nn.Module: a.b",
         "nn.Module: Inner_1",

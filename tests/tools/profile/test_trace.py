@@ -1,4 +1,4 @@
-"""Traces written by hand, such as a GPU would give: every moment belongs to whoever it was."""
+"""Handwritten traces, as from a GPU: every moment is attributed to the right component."""
 
 from __future__ import annotations
 

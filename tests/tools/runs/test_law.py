@@ -1,4 +1,4 @@
-"""The scaling law in two variables, fitted to losses of a published law and to run folders."""
+"""The scaling law in two variables, fitted to losses from a published law and to run folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of folders are compared as the same runs are by their sweep, or not at all."""
+"""Runs from folders are compared as their sweep compares them, or rejected."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_the_numbers_are_those_of_the_sweep(run: Callable[..., str], here: dict[
     assert difference["interval"] is None  # three seeds cannot reject any difference
     signs = stats.permutation_test((values[1] - values[0],), np.mean, permutation_type="samples")
     assert difference["p"] == pytest.approx(signs.pvalue)
-    assert [(value["path"], value["before"], value["after"]) for value in local["differing"]["gelu"]] == [
+    assert [
+        (difference["path"], difference["before"], difference["after"]) for difference in local["differing"]["gelu"]
+    ] == [
         ("graph.decoder.ffn", "relu", "gelu"),
         ("graph.decoder.ffn.approximate", None, "none"),
     ]

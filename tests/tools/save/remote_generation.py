@@ -1,4 +1,4 @@
-"""Use folders as a user of transformers does, in a process without tfkit, and print the failed checks by folder.
+"""Use folders as a user of transformers would, in a process without tfkit, and print failed checks by folder.
 
 Arguments: the folder for copies of the code, then the folders of models. The file FOLDER.pt has inputs of two
 sequences, the tokens that tfkit generates for the first sequence if the model generates, and the number of calls of

@@ -1,4 +1,4 @@
-"""Train and evaluate a folder with the tools of transformers, in a process without tfkit, and print their numbers.
+"""Train and evaluate a folder with the tools of transformers, in a process without tfkit, and print the results.
 
 Argument: the folder with the model and rows.json, the token ids of four sequences.
 """

@@ -1,4 +1,4 @@
-"""Small folders that transformers opens in this process: values and caches are those of the model."""
+"""Small folders that transformers opens in this process: outputs and caches equal those of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in the published layout whose family is not the one that comes with tfkit for its type."""
+"""A model in the published layout whose family differs from tfkit's family for its type."""
 
 from __future__ import annotations
 

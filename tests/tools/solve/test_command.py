@@ -1,4 +1,4 @@
-"""`tfkit solve` as a command."""
+"""The command `solve`."""
 
 from __future__ import annotations
 

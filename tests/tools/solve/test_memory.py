@@ -1,4 +1,4 @@
-"""`solve --memory`: the largest sizes of a run's model, against all sizes and against the plan of the run."""
+"""`solve --memory`: the largest sizes of a run's model, compared with all sizes and with the plan of the run."""
 
 from __future__ import annotations
 

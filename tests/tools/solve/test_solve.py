@@ -1,4 +1,4 @@
-"""`solve`: published sizes of families, exact counts, and the best of the grid by trying all of it."""
+"""`solve`: published sizes of families, exact counts, and the optimum of an exhaustive search of the grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder with a small sweep and its run; and the runs, made in this process."""
+"""A folder with a small sweep and its base run, and its runs, trained in this process."""
 
 from __future__ import annotations
 

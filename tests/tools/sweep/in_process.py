@@ -1,4 +1,4 @@
-"""The work of a sweep in this process, which is quicker than in new ones."""
+"""Runs of a sweep in this process, which is faster than new processes."""
 
 from __future__ import annotations
 

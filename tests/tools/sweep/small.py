@@ -1,4 +1,4 @@
-"""A sweep of small runs, made in the current folder."""
+"""A sweep of small runs in the current folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of charts, read from where they are drawn."""
+"""The lines of charts, read from the drawing."""
 
 from __future__ import annotations
 

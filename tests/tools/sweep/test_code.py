@@ -1,4 +1,4 @@
-"""A sweep does not mix runs that were trained by different code, unless it is told to; then the results say so."""
+"""A sweep does not combine runs that different code trained, unless an option accepts it; the results then state it."""
 
 from __future__ import annotations
 

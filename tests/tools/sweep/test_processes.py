@@ -1,4 +1,4 @@
-"""A run is made once, whatever happens to the processes of a sweep, and to others beside it."""
+"""Every run is trained once, even if processes of the sweep are killed or other sweeps run at the same time."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     wait(lambda: any(Path("out").glob("runs/*/run.json")))
     first.send_signal(signal.SIGKILL)
     first.wait()
-    both = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    texts = [value.communicate(timeout=200) for value in both]
-    assert [value.returncode for value in both] == [1, 1]
+    processes = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    texts = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [1, 1]
     for out, err in texts:
         assert re.search(r"^gelu +\d\.\d+ +1 +[+-]", out, re.MULTILINE)
         assert re.search(r"^wild +- +1 .* diverged 1/1$", out, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Scaling laws from losses whose law is known."""
+"""Scaling laws, fitted to losses of a known law."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_losses_without_noise_give_the_law_back() -> None:
     """In any order of sizes; and the law of the others predicts the largest."""
-    entries = losses(np.random.default_rng(0), SIZES, 3, 0.0)
+    sample = losses(np.random.default_rng(0), SIZES, 3, 0.0)
     for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2]):
-        law = law_of([SIZES[i] for i in order], [entries[i] for i in order])
+        law = law_of([SIZES[i] for i in order], [sample[i] for i in order])
         assert (law.floor, law.scale, law.exponent) == pytest.approx((E, A, EXPONENT), rel=1e-4)
         assert law.missed == pytest.approx(0, abs=1e-6)
         assert law.at(1e6) == pytest.approx(E + A * 1e6**-EXPONENT)
@@ -50,19 +50,19 @@ def test_four_sizes_of_one_seed() -> None:
 
 
 def test_a_run_that_went_wrong_does_not_decide() -> None:
-    entries = losses(np.random.default_rng(1), SIZES, 5, 0.001)
-    right = law_of(SIZES, entries)
-    entries[2][0] *= 1.5
-    spoilt = law_of(SIZES, entries)
+    sample = losses(np.random.default_rng(1), SIZES, 5, 0.001)
+    right = law_of(SIZES, sample)
+    sample[2][0] *= 1.5
+    spoilt = law_of(SIZES, sample)
     assert abs(spoilt.at(4e6) - right.at(4e6)) < 0.01
-    plain = np.mean(entries[2]) - (E + A * 1e6**-EXPONENT)
+    plain = np.mean(sample[2]) - (E + A * 1e6**-EXPONENT)
     assert plain > 0.15  # what a mean would have made of it
 
 
 def test_the_largest_size_is_foretold_from_the_others_alone() -> None:
-    entries = losses(np.random.default_rng(2), SIZES, 3, 0.0)
-    entries[-1] = [entry + 0.25 for entry in entries[-1]]
-    assert law_of(SIZES, entries).missed == pytest.approx(0.25, abs=1e-4)
+    sample = losses(np.random.default_rng(2), SIZES, 3, 0.0)
+    sample[-1] = [loss + 0.25 for loss in sample[-1]]
+    assert law_of(SIZES, sample).missed == pytest.approx(0.25, abs=1e-4)
 
 
 def test_a_variant_has_a_law_from_the_seeds_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

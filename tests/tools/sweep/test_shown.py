@@ -1,4 +1,4 @@
-"""What is shown of a sweep that was made: another number, another baseline, a margin, and the forms of all."""
+"""The results of a finished sweep: a different metric, a different baseline, a margin, and all output formats."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_margin_of_one_variant(capsys: pytest.CaptureFixture[str], new_folders
 @pytest.mark.usefixtures("new_folders")
 def test_variants_that_are_evaluated_differently_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again: ", "part: {eval.splits.val: 3}\n  mixed: {data.order: sampled}\n  again: "))
-    (note,) = [value for value in result(capsys, "--so-far")["notes"] if "differently" in value]
+    (note,) = [note for note in result(capsys, "--so-far")["notes"] if "differently" in note]
     assert note == "part is evaluated differently from relu: eval.splits.val.batches: 2 -> 3"
 
 
@@ -190,11 +190,11 @@ def test_note_when_runs_used_different_devices(capsys: pytest.CaptureFixture[str
     place = sorted(Path("out").glob("runs/*/run.json"))[0]
     facts = json.loads(place.read_text(encoding="utf-8"))
     here, other = facts["bits"]["device"], "NVIDIA H200"
-    assert not [value for value in result(capsys)["notes"] if "machine" in value]
+    assert not [note for note in result(capsys)["notes"] if "machine" in note]
     facts["bits"]["device"] = other
     place.write_text(json.dumps(facts), encoding="utf-8")
     actual = result(capsys)
-    (note,) = [value for value in actual["notes"] if "machine" in value]
+    (note,) = [note for note in actual["notes"] if "machine" in note]
     words = {f"device is `{value}` or `{two}`" for value, two in ((here, other), (other, here))}
     assert note.removeprefix("the runs are from different machines, so their speeds are not comparable: ") in words
     text = Path(actual["page"]).read_text(encoding="utf-8")

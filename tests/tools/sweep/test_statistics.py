@@ -1,4 +1,4 @@
-"""Paired statistics against definitions written out, scipy, and simulated experiments."""
+"""Paired statistics, compared with written-out definitions, scipy, and simulated experiments."""
 
 from __future__ import annotations
 

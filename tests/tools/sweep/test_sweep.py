@@ -1,4 +1,4 @@
-"""A sweep makes what is missing, once, and compares what it made."""
+"""A sweep trains missing runs once, and compares all runs."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_the_best_value_of_tuning_is_taken_and_its_edge_is_said(
     actual = result(capsys)
     assert len(read) == len(set(map(str, read))) * 3 / 2 == 3 * 2  # `relu` and `again` share their runs
     assert len(new_folders) == 2 * 2  # the best value is that of the runs that are there
-    assert [value["tuned"]["values"] for value in actual["arms"]] == [{"optimizer.lr": 1e-2}] * 3
+    assert [arm["tuned"]["values"] for arm in actual["arms"]] == [{"optimizer.lr": 1e-2}] * 3
     assert "relu is not tuned: its best optimizer.lr, 0.01, is at the edge of the tried values" in actual["notes"]
-    assert [(value["arm"], value["words"], value["best"]) for value in actual["trials"]] == [
+    assert [(trial["arm"], trial["words"], trial["best"]) for trial in actual["trials"]] == [
         (arm, f"lr {rate}", rate == 1e-2) for arm in ("relu", "again", "gelu") for rate in (1e-6, 1e-2)
     ]
     assert "<h2>Tuning</h2>" in Path("out/report.html").read_text(encoding="utf-8")
@@ -299,11 +299,11 @@ def test_a_ladder_of_sizes_has_a_law(
     write(LADDER)
     actual = result(capsys)
     assert len(new_folders) == 8
-    (value,) = actual["laws"]
-    assert value["sizes"] == [arm["parameters"] for arm in actual["arms"]]
-    assert value["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in actual["arms"]]
-    law = law_of(value["sizes"], value["losses"])
-    assert [law.floor, law.scale, law.exponent] == [value["law"][name] for name in ("floor", "scale", "exponent")]
+    (fitted,) = actual["laws"]
+    assert fitted["sizes"] == [arm["parameters"] for arm in actual["arms"]]
+    assert fitted["losses"] == [[curve["values"][-1] for curve in arm["curves"]] for arm in actual["arms"]]
+    law = law_of(fitted["sizes"], fitted["losses"])
+    assert [law.floor, law.scale, law.exponent] == [fitted["law"][name] for name in ("floor", "scale", "exponent")]
     page = Path(actual["page"]).read_text(encoding="utf-8")
     assert drawn(page) == (["curves", "scaling laws"], 1)
     assert "val.loss: differences" not in page  # there is nothing to compare
@@ -312,11 +312,11 @@ def test_a_ladder_of_sizes_has_a_law(
     assert len(new_folders) == 8
 
 
-@pytest.mark.parametrize("value", ["[4k, 8k, 16k]", slow("[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]")])
-def test_what_a_law_needs(value: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
-    write(LADDER.replace("[4k, 8k, 16k, 32k]", value))
+@pytest.mark.parametrize("sizes", ["[4k, 8k, 16k]", slow("[4k, 8k, 16k, 32k]}\ngrid: {optimizer.lr: [1e-3, 1e-2]")])
+def test_what_a_law_needs(sizes: str, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    write(LADDER.replace("[4k, 8k, 16k, 32k]", sizes))
     assert sweep("--plan") == 1
-    golden(f"sweeps/errors/law_{len(value)}", capsys.readouterr().err)
+    golden(f"sweeps/errors/law_{len(sizes)}", capsys.readouterr().err)
 
 
 def test_commands_train_the_missing_runs_alone(finished: list[str], capsys: pytest.CaptureFixture[str]) -> None:

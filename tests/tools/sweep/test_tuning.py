@@ -1,4 +1,4 @@
-"""Positions of values in the range that a search draws from."""
+"""Positions of values in the range from which a search draws."""
 
 from __future__ import annotations
 

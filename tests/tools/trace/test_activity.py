@@ -1,4 +1,4 @@
-"""The activity of components, compared with plain hooks and loops."""
+"""The activity of components, compared with hooks and loops."""
 
 from __future__ import annotations
 

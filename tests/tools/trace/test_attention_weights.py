@@ -1,4 +1,4 @@
-"""Attention weights of any model by name; their values are compared in tests/parity and with a loop here."""
+"""Attention weights of any model, by name, compared with a loop; tests/parity compares them with other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL at random moments, and started again each time.
+"""Kills a run with SIGKILL at random moments, and restarts it each time.
 
 python -m tests.tools.train.killed 100
 python -m tests.tools.train.killed 10 distillation
@@ -99,7 +99,7 @@ def run_script(times: int, case: str = "text") -> None:
         folder = Path(name)
         run = write_case(folder, case)
         complete, saving = killed_at_random(run, folder, times, seed=int.from_bytes(os.urandom(4)))
-        invalid = [value.name for value in complete if contents(str(value)) != contents(str(folder / "whole"))]
+        invalid = [path.name for path in complete if contents(str(path)) != contents(str(folder / "whole"))]
     print(f"{times} deaths, {saving} of them in a save; {len(complete)} complete runs; {len(invalid)} differ")
     sys.exit(1 if invalid else 0)
 

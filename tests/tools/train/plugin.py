@@ -1,4 +1,4 @@
-"""A plugin with an FFN and data, which tests edit."""
+"""A plugin with an FFN and data that tests edit."""
 
 from __future__ import annotations
 

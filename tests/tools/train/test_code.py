@@ -1,4 +1,4 @@
-"""A run belongs to the code that trained it, which its record names; other code is an error unless it is accepted."""
+"""A run belongs to the code that trained it, which its record names; different code is an error unless accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floors of a plan, against counting by hand."""
+"""Floors of a plan, compared with counts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_the_best_constants_of_a_task(tmp_path: Path) -> None:
     run = small_run(tmp_path, "{kind: addition, digits: 2}")
     examples = run.data.examples("val", "sequential")
     batch = examples.batch(np.arange(min(len(examples), MOST)))
-    answers = [tuple(value for value in row if value != IGNORED) for row in batch.targets.tolist()]
-    places = [Counter(value[place] for value in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
+    answers = [tuple(target for target in row if target != IGNORED) for row in batch.targets.tolist()]
+    places = [Counter(answer[place] for answer in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
     assert floors(run, PLUGINS) == {
         "val.constant_accuracy": pytest.approx(sum(places) / (len(answers) * len(places))),
         "val.constant_exact_match": pytest.approx(Counter(answers).most_common(1)[0][1] / len(answers)),

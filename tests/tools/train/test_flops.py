@@ -39,7 +39,7 @@ def test_the_plan_has_at_least_these_flops(
 ) -> None:
     write_run(tmp_path)
     monkeypatch.chdir(tmp_path)
-    words = [word for value in SETS for word in ("--set", value)]
+    words = [word for change in SETS for word in ("--set", change)]
     assert main(["train", "small.yaml", "--plan", "--json", *words]) == 0
     report = json.loads(capsys.readouterr().out)
     assert FLOPS <= report["flops"] < FLOPS * (1 + 1 / (report["steps"] - 1))
@@ -73,7 +73,7 @@ def test_the_memory_of_a_plan_is_that_of_a_step(size: int, above: float, tmp_pat
     trainer = Trainer(run, Memory())
     trainer._update()  # the optimizer has states
     trainer.optimizer.zero_grad()
-    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    states = [tensor for state in trainer.optimizer.state.values() for tensor in state.values()]
     before = [*trainer.model.parameters(), *trainer.model.buffers(), *states]
     with Live(before) as step:
         trainer._update()

@@ -1,4 +1,4 @@
-"""The folder of a run: killed at any moment, it continues to the same bytes, and it is never another run's."""
+"""The run folder: after a kill at any moment, it continues to equal bytes, and never holds a different run."""
 
 from __future__ import annotations
 

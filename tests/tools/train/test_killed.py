@@ -1,4 +1,4 @@
-"""`kill -9` at any moment, in saves too: the run that is started again ends with the same bytes."""
+"""`kill -9` at any moment, including saves: the restarted run ends with equal bytes."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def check_saved(state: State) -> None:
     saved = {int(match[1]) for path in (*state, latest) if (match := STEP.fullmatch(path.partition("/")[0]))} - {0}
     for step in saved:
         if step >= int(latest.removeprefix("step-")):
-            there = {path.partition("/")[2] for path in state if path.startswith(f"step-{step}/")}
-            assert there >= {"model.safetensors", "optimizer.safetensors", "state.json", "spec.yaml"}, step
+            files = {path.partition("/")[2] for path in state if path.startswith(f"step-{step}/")}
+            assert files >= {"model.safetensors", "optimizer.safetensors", "state.json", "spec.yaml"}, step
 
 
 def check_moments(most: int | None) -> None:
     """Whatever a killed process left in its folder, the next one ends with the bytes of an uninterrupted run."""
-    with moments(Path("whole")) as context:
+    with moments(Path("whole")) as states:
         assert train("whole") == 0
     expected = contents("whole")
-    assert len(context) > 40
-    for state in context:
+    assert len(states) > 40
+    for state in states:
         check_saved(state)
-    chosen = context if most is None else random.Random(len(context)).sample(context, most)
-    for number, state in enumerate(chosen):
+    sample = states if most is None else random.Random(len(states)).sample(states, most)
+    for number, state in enumerate(sample):
         folder = restored(state, Path(f"again-{number}"))
         assert train(str(folder)) == 0
         assert contents(str(folder)) == expected, sorted(state)

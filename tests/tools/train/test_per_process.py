@@ -1,4 +1,4 @@
-"""The plan of several processes, against `fully_shard` in a group whose other processes do not exist."""
+"""The plan of several processes, compared with `fully_shard` in a group of fake processes."""
 
 from __future__ import annotations
 

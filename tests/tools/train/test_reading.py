@@ -1,4 +1,4 @@
-"""The folder of a run is a model with weights to every command that reads one: that of its latest checkpoint."""
+"""Every command that reads a model accepts a run folder, and uses its latest checkpoint."""
 
 from __future__ import annotations
 

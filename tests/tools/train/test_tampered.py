@@ -1,4 +1,4 @@
-"""A run folder that was damaged or changed by hand: the run continues to equal bits, or one error removes nothing."""
+"""Damaged or edited run folders: the run continues to equal bits, or an error is raised and no file is removed."""
 
 from __future__ import annotations
 
@@ -238,9 +238,9 @@ def tampered(name: str, tamper: Tamper) -> Path:
 
 def snapshot(folder: Path) -> dict[str, object]:
     """Everything in a folder but `lock` and the sessions of `run.json`, to the last byte."""
-    entries = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.name != "lock"}
-    contents: dict[str, object] = {name: path.read_bytes() for name, path in entries.items() if path.is_file()}
-    contents |= {name: path.lstat().st_mode for name, path in entries.items() if name not in contents}
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.name != "lock"}
+    contents: dict[str, object] = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
+    contents |= {name: path.lstat().st_mode for name, path in paths.items() if name not in contents}
     facts = contents.get(FACTS)
     with suppress(ValueError, TypeError):
         contents[FACTS] = {**json.loads(facts), "sessions": None} if isinstance(facts, bytes) else facts

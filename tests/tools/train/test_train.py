@@ -1,4 +1,4 @@
-"""Training and evaluation from Python, and the page that a run leaves."""
+"""Training and evaluation from Python, and the page of a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str])
     whole = tfkit.train("out", quiet=True)
     assert capsys.readouterr().err == ""
     assert (whole.ended, whole.step, whole.steps_made) == ("finished", 8, 3)
-    words = [word for value in SETS for word in ("--set", value)]
+    words = [word for change in SETS for word in ("--set", change)]
     assert main(["train", "small.yaml", "-o", "command", *words]) == 0
     assert Path("out/metrics.jsonl").read_bytes() == Path("command/metrics.jsonl").read_bytes()
     again = tfkit.train("out")

@@ -1,4 +1,4 @@
-"""The share of a device that a run used, by arithmetic of its own."""
+"""The utilisation of a device by a run, compared with separate arithmetic."""
 
 from __future__ import annotations
 

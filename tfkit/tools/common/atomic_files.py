@@ -1,9 +1,9 @@
 """Files and folders that are written completely or not at all, however the process ends.
 
-New contents are written to a hidden staging folder next to the target, `.NAME.MARK.new`. It contains `lock`, which is
-locked while its process lives: the system releases it however the process ends. `new` has the new contents, under their
-final name, and `old` the former contents, moved away for them. The next process that writes to the same target removes
-the leftover files of a killed process.
+New contents are written to a hidden staging folder next to the target, `.NAME.MARK.new`. Its file `lock` is locked
+while the process lives; the system releases the lock however the process ends. Its folder `new` holds the new contents
+under their final name, and its folder `old` the former contents of the target. The next process that writes to the same
+target removes the leftover files of a killed process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def writing(path: Path, other: type[Exception] = OSError) -> Iterator[None]:
-    """Raise an error of the system, or `other`, in a block as a SpecError of the path that it writes to."""
+    """Convert an OSError, or the exceptions `other`, to a SpecError that names the path."""
     try:
         yield
     except (OSError, other) as error:
@@ -91,7 +91,7 @@ def written_folder(path: Path, other: type[Exception] = OSError) -> Iterator[Pat
 
 
 def check_file(path: Path, *, device: bool = True) -> None:
-    """Raise SpecError if a file cannot be written, before work is done for it; `device` allows pipes and devices."""
+    """Raise SpecError if a file cannot be written, before its contents are computed; `device` allows devices."""
     place, shown = _place(path), quoted(str(path))
     if place.is_dir():
         raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
@@ -108,7 +108,7 @@ def check_file(path: Path, *, device: bool = True) -> None:
 def names_in(path: Path) -> list[str] | None:
     """Return the sorted names in a folder that is to be replaced; None if the folder does not exist yet.
 
-    Raises SpecError for a file, and for a folder that cannot be read.
+    Raise SpecError for a file, and for a folder that cannot be read.
     """
     place = _place(path)
     with writing(path):
@@ -137,7 +137,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _flush(folder: Path) -> None:
-    """Write all files and folders to the disk: a rename must not precede the data that it renames."""
+    """Write all files and folders to the disk, because a rename must not be stored before the data."""
     for path in [folder, *folder.rglob("*")]:
         number = os.open(path, os.O_RDONLY)
         try:
@@ -157,14 +157,14 @@ def _cannot_write(path: Path, error: Exception) -> SpecError:
 LOCK, NEW, OLD = "lock", "new", "old"
 MARK = "[0-9a-f]{8}"
 LONGEST = 56
-"""Characters of a target's name in the name of its staging folder: the longest legal name must have room for both."""
+"""Maximum characters of a target's name in the name of its staging folder, which must fit the system's limit."""
 
 
 @contextmanager
 def workshop(place: Path) -> Iterator[Path]:
     """Create a staging folder for the contents of `place`, with an empty folder `new`; remove it afterwards.
 
-    Raises OSError.
+    Raise OSError if it cannot be created.
     """
     sweep(place)
     folder, lock = _locked(place)
@@ -176,7 +176,7 @@ def workshop(place: Path) -> Iterator[Path]:
 
 
 def sweep(place: Path) -> None:
-    """Remove the leftover folders of dead processes, after moving back all contents that they had moved away."""
+    """Remove the staging folders of dead processes. Contents that they had moved away are first moved back."""
     for folder in _beside(place, rf"\.{re.escape(place.name[:LONGEST])}\.{MARK}\.new"):
         if (lock := _taken(folder)) is not None:
             with suppress(OSError):
@@ -184,9 +184,10 @@ def sweep(place: Path) -> None:
 
 
 def put(folder: Path, place: Path) -> None:
-    """Move the contents of a staging folder to their target: the former contents stay until the new ones are complete.
+    """Move the contents of a staging folder to their target, which always has complete contents, old or new.
 
-    If folders cannot be exchanged in one step, the old folder is in the staging folder for a moment.
+    If the system cannot exchange folders in one step, the target is missing for a moment: its old folder is then in the
+    staging folder.
     """
     new = folder / NEW / place.name
     try:
@@ -201,25 +202,25 @@ def put(folder: Path, place: Path) -> None:
         new.rename(place)
 
 
-# ---- additional files of a target: a folder `NAME.parts-MARK`, which the file at NAME names ----
+# ---- additional files of a target: a folder `NAME.parts-MARK`, whose name the file NAME contains ----
 
 
 def extras_of(new: Path) -> Path:
-    """Return the folder for additional files of a target that is written at `new`, under a name never used before."""
+    """Return a folder, with a new unique name, for the additional files of a target that is written at `new`."""
     return new.with_name(f"{new.name}.parts-{new.parent.parent.name.split('.')[-2]}")
 
 
 def put_extras(folder: Path, place: Path) -> None:
-    """Move the additional files of a staging folder next to their target, which does not name them yet."""
+    """Move the additional files of a staging folder next to their target, before the file that names them."""
     for part in (folder / NEW).iterdir():
         if part.name != place.name:
             part.rename(place.with_name(part.name))
 
 
 def drop_extras(folder: Path, place: Path) -> None:
-    """Remove the additional files that the target does not name and that no living process still needs.
+    """Remove the additional files that the target does not name and that no living process needs.
 
-    Living processes are determined first: if a process ends before the second check, the target names its files.
+    Living processes are determined first: if a process ends between the two checks, the target names its files.
     """
     dead = [part for part in _beside(place, rf"{re.escape(place.name)}\.parts-{MARK}") if not _lives(part, place)]
     for part in dead:
@@ -241,7 +242,7 @@ def _names(place: Path, name: str) -> bool:
     try:
         with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(name.encode()) >= 0
-    except (ValueError, FileNotFoundError):  # it is empty, or gone
+    except (ValueError, FileNotFoundError):  # the file is empty, or was removed
         return False
 
 
@@ -253,7 +254,7 @@ def _named(place: Path, mark: str) -> Path:
 
 
 def _beside(place: Path, pattern: str) -> list[Path]:
-    """Return the folders next to `place` with names of that form."""
+    """Return the folders next to `place` whose names match a pattern."""
     with suppress(OSError), os.scandir(place.parent) as entries:
         return [
             Path(entry)
@@ -290,7 +291,7 @@ def _taken(folder: Path) -> int | None:
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
-        with suppress(OSError):  # nothing was in it yet, or nothing any more
+        with suppress(OSError):  # the folder has no contents yet, or no longer has any
             folder.rmdir()
         return None
     except OSError:
@@ -335,7 +336,7 @@ def _restore(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a staging folder, its lock last: a process killed here leaves a folder that can be removed."""
+    """Remove a staging folder, its lock last: if the process is killed here, the next write can still remove it."""
     for part in (NEW, OLD):
         shutil.rmtree(folder / part, ignore_errors=True)
     if not any((folder / part).exists() for part in (NEW, OLD)):
@@ -349,7 +350,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 RENAME_SWAP = 2
 """The flag of macOS: `man renamex_np`."""
 UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
-"""The errors of a kernel, a sandbox or a file system without such a call."""
+"""Error codes of a kernel, a sandbox or a file system that does not support the exchange."""
 
 
 def exchange(first: Path, second: Path) -> bool:

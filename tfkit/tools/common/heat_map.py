@@ -1,4 +1,4 @@
-"""Heat maps: cells in shades of two colours, in a chart of a page or as a picture."""
+"""Heat maps: cells in shades of two colours, in a chart of a page or as a separate picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ text { font: 10px system-ui, sans-serif; fill: #666c73; } .end { text-anchor: en
 CHARACTER, LINE, GAP, TOP = 5.6, 11.0, 16.0, 20.0
 """The width of a character, the height of a line, the space between maps, and the space above a map."""
 LONGEST = 40
-"""The most characters of a label."""
+"""Maximum number of characters of a label."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,10 @@ class HeatMap:
 
 
 def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool, most: float | None = None) -> str:
-    """Draw maps as an SVG document, which follows light and dark.
+    """Draw maps as an SVG document, which supports light and dark mode.
 
-    Colours are relative to the largest magnitude of all maps, or to `most`. Cells are squares, or as high as a label.
+    Colours are relative to `most`, by default the largest magnitude of all maps. Cells are squares, or as high as a
+    label.
     """
     largest = most or max(abs(value) for heat_map in maps for row in heat_map.values for value in row) or 1.0
     left = CHARACTER * max(min(len(label), LONGEST) for heat_map in maps for label in heat_map.rows) + 8
@@ -71,7 +72,7 @@ def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool,
 
 
 def _labelled(heat_map: HeatMap, box: Mapping[str, float]) -> Iterator[Element]:
-    """Draw the title of a map, and labels at the left and, from top to bottom, below; not more than fit."""
+    """Draw the title of a map, labels at the left, and vertical labels below. Labels that do not fit are omitted."""
     x, y, width, height = box.values()
     yield tag("text", heat_map.title, x=x, y=y - 6, class_="title")
     step = height / len(heat_map.rows)
@@ -91,8 +92,7 @@ def _stride(step: float) -> int:
 def draw_cells(rows: Sequence[Sequence[int]], box: Mapping[str, float], *, high: str = "high") -> Iterator[Element]:
     """Draw rows of cells over a box: x, y, width and height.
 
-    The level of a cell is its shade: from -`LEVELS`, of the colour `low`, over 0, without a colour, to `LEVELS`, of the
-    colour `high`.
+    The level of a cell is its shade, from -`LEVELS` (colour `low`) to `LEVELS` (colour `high`). 0 has no colour.
     """
     yield tag("rect", **box, class_="ground")
     inside = tag("svg", **box, viewBox=f"0 0 {max(map(len, rows))} {len(rows)}", preserveAspectRatio="none")
@@ -103,7 +103,7 @@ def draw_cells(rows: Sequence[Sequence[int]], box: Mapping[str, float], *, high:
 
 
 def _paths(rows: Sequence[Sequence[int]]) -> dict[int, str]:
-    """Return the cells of each shade as one path, equal neighbours of a row together."""
+    """Return a path for each shade. Equal neighbours in a row form a single line."""
     paths: dict[int, str] = {}
     for index, levels in enumerate(rows):
         start = 0

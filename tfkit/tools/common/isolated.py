@@ -1,4 +1,4 @@
-"""A program in a separate process, in which tfkit cannot be imported: it proves that files need no tfkit."""
+"""A program in a separate process that cannot import tfkit, to test that written files do not need tfkit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, Self
 class Isolated:
     """Sends requests to a program, one after the other, until its `with` block ends.
 
-    The process imports its libraries while the caller goes on; a caller with many requests uses one `Isolated` for all.
+    The process imports its libraries while the caller continues. Use a single `Isolated` for several requests.
 
     Args:
-        program: a file that reads lines of JSON: first the folders in which Python looks for modules, then requests. It
-            answers each request with a line.
+        program: a Python file that reads lines of JSON: first the folders of Python's import path, then requests. It
+            writes a line for each request.
         environment: environment variables in addition to the environment of this process.
     """
 
@@ -45,7 +45,7 @@ class Isolated:
             self._process.communicate()
 
     def answer(self, request: object) -> Any:
-        """Return the answer to a request; if the process has ended, a text that describes how."""
+        """Return the answer to a request, or a text that describes how the process ended."""
         self._send(request)
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):

@@ -33,7 +33,7 @@ def build_with_weights(
 ) -> fx.GraphModule:
     """Build a model with the weights of a file, of the folder that the graph was loaded from, or random weights.
 
-    Raises SpecError as `tfkit.build` does; or, before allocating memory, if there is not enough for the weights.
+    Raise SpecError as `tfkit.build` does and, before memory is allocated, if the weights do not fit into free memory.
     """
     path = graph.weights if path is None else path
     if path is None or torch.device(device).type == "meta":
@@ -62,16 +62,17 @@ def load_weights(
 
     Args:
         model: the model.
-        path: safetensors, as `tfkit.build` takes them for `weights`; with a map, the folder of a model or a run.
-        map: weights of the model and the weights that fill them, as in the `weights` of a run.
+        path: safetensors, as for `weights` of `tfkit.build`; with a map, the folder of a model or a run.
+        map: names of the model's weights, and for each the name of the weights that fill it, as in the `weights` of a
+            run.
         missing: patterns of weights that are not read and keep their values.
         unused: patterns of tensors that the model does not read; with a map, of weights of the model in the folder.
-        allow_change: see `tfkit.build`; or patterns of the values that may differ.
+        allow_change: see `tfkit.build`; or patterns of the spec values that may differ.
 
     Raises:
-        SpecError: the file cannot be read, or does not contain exactly this model; or a value is not finite, or
-            not in the model's type. The model is then unchanged.
-        ValueError: it was not built by tfkit, or its parameters are sharded.
+        SpecError: the file cannot be read, does not contain exactly this model, or has a value that is not finite in
+            the dtype of the model. The model is then unchanged.
+        ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
     if map or missing or unused or not isinstance(allow_change, bool):
@@ -123,7 +124,7 @@ NAMES = frozenset(
 
 
 def tokenizer_files(weights: Path | None) -> list[Path]:
-    """Return the files of a tokenizer next to weights, which are a file or a folder; empty if there are no weights."""
+    """Return the tokenizer files next to weights, which are a file or a folder; empty without weights."""
     if weights is None:
         return []
     folder = weights if os.path.isdir(weights) else weights.parent

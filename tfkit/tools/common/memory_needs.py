@@ -1,4 +1,4 @@
-"""The memory that a model needs, before any of it is allocated: its weights, and its KV cache."""
+"""Memory needs of a model, computed before memory is allocated: weights and KV cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfkit.graph.input_shapes import max_len
 from tfkit.tools.common.units import bytes_text
 
 MARGIN = 1.05
-"""A model needs a little more than its weights: the inputs, and the values between its layers."""
+"""Factor of the size of the weights, for inputs and for values between layers."""
 
 
 def size_of(model: nn.Module) -> int:
@@ -67,7 +67,7 @@ def _available() -> int | None:
 
 
 def _container() -> int | None:
-    """Return the remaining limit of the control group, if any. Files in the page cache do not count."""
+    """Return the free memory below the limit of the control group, if any. The page cache counts as free."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit = int((folder / "memory.max").read_text())
@@ -84,22 +84,22 @@ def _container() -> int | None:
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Bytes that are cached for a sequence."""
+    """Sizes of the caches of a sequence, in bytes."""
 
     dtype: str
-    """Type of the cached tensors."""
+    """Dtype of the cached tensors."""
     per_token: int
-    """Bytes per token, as long as it is within every window."""
+    """Bytes per token, while the sequence is shorter than every window."""
     states: int
     """Bytes of the states, which do not grow with the sequence."""
     windows: tuple[int, ...]
-    """The windows: a layer with a window caches at most that many tokens."""
+    """Sizes of the windows, in tokens: a layer with a window caches no more tokens."""
     per_memory_token: int
     """Bytes per token that cross-attention attends to."""
     max_len: int | None
     """The maximum number of tokens that the model is designed for."""
     at_max_len: int | None
-    """Bytes for a sequence of that length, without the cache of cross-attention."""
+    """Bytes for a sequence of `max_len` tokens, without the cache of cross-attention."""
 
 
 def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
@@ -127,7 +127,7 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
 
 
 def cached_bytes(cached: Iterable[Cached | State], tokens: int, dtype: torch.dtype) -> int:
-    """Return the bytes that are kept of a sequence of `tokens`, without the slots for padding; 0 tokens for states."""
+    """Return the cached bytes of a sequence of `tokens`, without the padding slots; with 0 tokens, only of states."""
     wide = torch.promote_types(dtype, torch.float32)
     return sum(
         math.prod(entry.shape(tokens)) * (wide if isinstance(entry, State) and entry.wide else dtype).itemsize

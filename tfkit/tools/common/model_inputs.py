@@ -1,4 +1,4 @@
-"""Random inputs of the right type for any model: for a first forward, and to compare it with an exported file."""
+"""Random inputs of the right type for any model: for a first forward, and for comparisons with exported files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def random_inputs(
 ) -> dict[str, Tensor]:
     """Return a tensor for each input of a model, by name. The same seed gives the same tensors.
 
-    Sequences have `length` tokens, by default 16, or the model's `max_len` if that is smaller; inputs of fixed length
-    keep it. `dtype` is the type of real numbers, by default torch's.
+    Sequences have `length` tokens, by default 16, or the model's `max_len` if that is smaller. Inputs of a fixed length
+    have that length. `dtype` is the dtype of features, by default torch's default dtype.
     """
     length = length or min(LENGTH, max_len(graph) or LENGTH)
     generator = torch.Generator().manual_seed(seed)
@@ -47,11 +47,11 @@ def random_inputs(
     return inputs
 
 
-# ---- comparison with an exported file: other shapes than the exported example, and padding ----
+# ---- comparison with an exported file: shapes that differ from the exported example, and padding ----
 
 
 BATCH, EXAMPLE_LENGTH = 2, 12
-"""The batch and length of the examples that some formats need to export a file; EXAMPLE_LENGTH or less."""
+"""Batch size and maximum length of the examples that some formats need for the export."""
 Padding = Literal["left", "right"]
 
 
@@ -67,7 +67,7 @@ class Case:
 class Sequences:
     """Sequences for cached decoding with `length` columns: inputs of the first step, and inputs of every step.
 
-    They include masks; if rows are padded, only the first step has a mask of its tokens.
+    The inputs include masks. If rows are padded, only the first step has a mask of its tokens.
     """
 
     words: str
@@ -82,7 +82,7 @@ def example(model: fx.GraphModule) -> dict[str, Tensor]:
 
 
 def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
-    """Yield full sequences: single, several of other lengths, padded, and with all optional inputs."""
+    """Yield full sequences: a single sequence, several sequences of other lengths, padded, with all optional inputs."""
     short, medium, long = _lengths(model)
     if (fixed := fixed_length(graph_of(model))) is not None:
         short = medium = long = fixed
@@ -96,7 +96,7 @@ def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
 
 
 def cached_cases(model: fx.GraphModule, parts: DecodeSplit) -> Iterator[Sequences]:
-    """Yield a prompt and single tokens; prompts with padding; single tokens and several."""
+    """Yield three schedules: a prompt and single tokens; padded prompts; single tokens mixed with several tokens."""
     medium = _lengths(model)[1]
     yield _sequences(model, parts, 1, [medium, 1, 1])
     yield _sequences(model, parts, 3, [max(1, medium - 3), 1, 1], "left")
@@ -118,7 +118,7 @@ def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
 def _inputs(
     model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
 ) -> dict[str, Tensor]:
-    """Return the inputs of a call. Inputs that are read once have another length than the remaining inputs."""
+    """Return the inputs of a call. Inputs that are read once have a different length than the remaining inputs."""
     graph, like = graph_of(model), next(model.parameters())
     options: dict[str, Any] = {"batch": batch, "device": like.device, "dtype": like.dtype, "seed": length}
     inputs = random_inputs(graph, length=length, **options)
@@ -133,7 +133,7 @@ def _inputs(
 
 
 def _mask(x: Tensor, padding: Padding) -> Tensor:
-    """Return a mask of x [b, t, ...] with a token less in each row than in the row above, and at least one token."""
+    """Return a mask of x [b, t, ...]: each row has one token fewer than the row above, but at least one token."""
     row = torch.arange(x.size(0), device=x.device)[:, None]
     mask = torch.arange(x.size(1), device=x.device) < (x.size(1) - row).clamp(min=1)
     return mask.flip(1) if padding == "left" else mask

@@ -14,7 +14,7 @@ Optimizer: TypeAlias = Literal["adamw", "adamw_float32", "sgd_momentum", "sgd"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 """`adamw_float32` stores its two states, and a copy of weights in a shorter type, in float32: mixed precision."""
 LENGTH = 2048
-"""Tokens of a sequence, unless the model is designed for fewer."""
+"""Default length of a sequence in tokens, unless the model is designed for fewer tokens."""
 
 
 def mode_option(help: str) -> Decorator:

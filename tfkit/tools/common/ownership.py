@@ -25,7 +25,7 @@ _LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
 
 
 class Labelled(Protocol):
-    """Anything with a name for people."""
+    """Protocol of configs with a display name."""
 
     @property
     def label(self) -> str:
@@ -37,15 +37,15 @@ Item = TypeVar("Item", bound=Labelled)
 
 @dataclass(frozen=True)
 class Ownership:
-    """The place that a module belongs to.
+    """The component, node and layer that a module belongs to.
 
     Attributes:
-        component: the slot of the nearest component around it, such as `attention`, `cross_attention` or `ffn`; the
+        component: the slot of the nearest enclosing component, such as `attention`, `cross_attention` or `ffn`; the
             block's name for modules directly in the node, or `head` for a node that returns logits.
-        label: the component's name for people; for a norm its class.
-        owner: the path of that component.
+        label: the display name of the component; for a norm its class.
+        owner: the path of the component.
         node: the node of the graph.
-        layer: the layer of a stack; another child of the stack; or the node, if it has no layers.
+        layer: the layer of a stack; for other children of a stack, the child; the node, if it has no layers.
     """
 
     component: str
@@ -56,7 +56,7 @@ class Ownership:
 
 
 def owners_of(model: fx.GraphModule) -> dict[str, Ownership]:
-    """Return the place of each module of a built model, by its path."""
+    """Return the owners of each module of a built model, by the path of the module."""
     modules: dict[str, Any] = dict(model.named_modules())
     components, nodes = model.meta["components"], graph_of(model).nodes
     blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
@@ -78,8 +78,8 @@ def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Ite
     """Yield the name, the label and the items of each row; components are in the order of all tables.
 
     Args:
-        items: each with `component`, `label` and the other names of a `Ownership` as attributes.
-        by: the attribute that rows are made of.
+        items: objects with the attributes of an `Ownership`.
+        by: the attribute that determines the rows.
     """
     rows: dict[str, list[Item]] = {}
     for item in items:
@@ -95,7 +95,7 @@ def rank(component: str) -> int:
 
 
 def _owner(path: str, components: Mapping[str, Component]) -> tuple[str, str]:
-    """Return the nearest component around a module, and its slot."""
+    """Return the nearest enclosing component of a module, and its slot."""
     while path and (path not in components or components[path].slot in _INSIDE):
         path = path.rpartition(".")[0]
     return path, components[path].slot if path else "block"
@@ -109,7 +109,7 @@ def _roles(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
 
 
 def _layer(path: str, in_stack: bool) -> str:
-    """Return the layer of a stack; for its other children their names; the node if it has no layers."""
+    """Return the layer of a stack; for other children of a stack, their names; the node if it has no layers."""
     if match := _LAYER.match(path):
         return match[1]
     return ".".join(path.split(".")[:2]) if in_stack else path.partition(".")[0]

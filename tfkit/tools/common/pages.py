@@ -25,8 +25,8 @@ Section: TypeAlias = tuple[str, str, Sequence[Child]]
 def tag(name: str, *children: Child, **attributes: object) -> Element:
     """Build an element with its attributes and children in order.
 
-    Texts are escaped, and children that are None are omitted.
-    In attributes `class_` is written `class`, and `stroke_width` `stroke-width`; numbers have two decimals.
+    Texts are escaped, and children that are None are omitted. In names of attributes, a final underscore is removed and
+    other underscores become hyphens: `class_`, `stroke_width`. Numbers have two decimals.
     """
     element = Element(name, {key.strip("_").replace("_", "-"): _value(value) for key, value in attributes.items()})
     for child in children:
@@ -38,9 +38,9 @@ def tag(name: str, *children: Child, **attributes: object) -> Element:
 
 
 def page(title: str, *body: Child, style: str = "", script: str = "") -> str:
-    """Build a complete HTML document, which loads nothing, and may run no script but `script`.
+    """Build a complete HTML document, which loads no other file and can run no script except `script`.
 
-    It follows light and dark, and prints; `style` is its style in addition to `page.css`.
+    It supports light and dark mode, and printing. `style` is added to the style of `page.css`.
     """
     root = Element("html", {"lang": "en"})
     head = SubElement(root, "head")
@@ -69,8 +69,8 @@ def report_page(
 ) -> str:
     """Build the page of a report: its name, sentences below the name, and its sections.
 
-    `of` is the type of the report, for the title of the window: `sweep`. With `charts`, a script adds controls to its
-    curves, which are complete without it.
+    `of` is the type of the report, for the title of the window: `sweep`. With `charts`, a script adds controls to the
+    curves, which are complete without the script.
     """
     header = tag("header", tag("h1", name), *(tag("p", line, class_="setting") for line in lines if line))
     body = tag("main", *(section(*content) for content in sections))
@@ -88,7 +88,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1
 
 
 def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
-    """Build a section of a page under a heading, if it has words; None without content."""
+    """Build a section of a page, under the heading `words` unless it is empty. Return None without content."""
     return tag("section", tag("h2", words) if words else None, *content, id=name) if content else None
 
 
@@ -111,7 +111,7 @@ def bullets(texts: Iterable[str]) -> Element:
 
 
 def legend(labels: Iterable[tuple[str, str]]) -> Element:
-    """Build a legend: for each class of a colour, its label."""
+    """Build a legend from the label of each colour class."""
     return tag("ul", *(tag("li", swatch(colour), label) for colour, label in labels), class_="legend")
 
 
@@ -156,9 +156,9 @@ COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_atten
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860.0, 330.0, 60.0, 10.0, 26.0
 TICKS = 5
 EARLY = 0.1
-"""The fraction of the steps in which a loss falls fastest: an axis that shows all of it shows little else."""
+"""Fraction of the steps, at the start, that the range of an axis ignores: a loss falls fastest in these steps."""
 MOST_TIPS = 200
-"""The maximum number of steps that show their values to the pointer."""
+"""Maximum number of steps whose values appear under the pointer."""
 CHART_STYLE = """
 .chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
 .mean { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
@@ -191,7 +191,7 @@ def line_legend(names: Iterable[str]) -> Element:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """From values to places between two ends."""
+    """A linear map from values to coordinates between two ends."""
 
     low: float
     high: float
@@ -202,7 +202,7 @@ class ChartAxis:
         return self.start + (value - self.low) / ((self.high - self.low) or 1.0) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round values at equal distances."""
+        """Return round values at equal distances."""
         rough = (self.high - self.low or 1.0) / TICKS
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * 0.999)
@@ -212,9 +212,9 @@ class ChartAxis:
 
 @dataclass(frozen=True)
 class Line:
-    """Values over steps, in the colour of that index; several values of a step are drawn as their mean in a band.
+    """Values over steps, in the colour of an index. Several values of a step are drawn as their mean within a band.
 
-    `rates` are other units for the axis of steps, by name, with their number per step.
+    `rates` are alternative units for the axis of steps: the number of units per step, by name.
     """
 
     index: int
@@ -223,16 +223,16 @@ class Line:
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def data(self) -> dict[str, object]:
-        """Return what the script draws: each step with the mean, the least and the largest value."""
+        """Return the data for the script: each step with the mean, the minimum and the maximum of its values."""
         points = [[step, *(float(f"{of(values):.6g}") for of in (fmean, min, max))] for step, values in self.points]
         return {"name": self.name, "colour": colour(self.index), "rates": dict(self.rates), "points": points}
 
 
 def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
-    """Draw lines over one axis of steps; `words` describe them for screen readers.
+    """Draw lines over a common axis of steps; `words` describe them for screen readers.
 
-    The range of values ignores the first tenth of the steps, so a line may begin outside the chart, unless only one
-    step remains. The browser shows the values of the step under the pointer.
+    The range of values ignores the first tenth of the steps, unless only a single step would remain, so a line may
+    begin outside the chart. The browser shows the values of the step under the pointer.
     """
     steps = sorted({step for line in lines for step, _ in line.points})
     x = ChartAxis(0, steps[-1], LEFT, WIDTH - RIGHT)
@@ -242,7 +242,15 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
     chart = canvas(height, words)
     chart.set("data-lines", json.dumps([line.data() for line in lines]))
     wide, tall = WIDTH - LEFT, height - BOTTOM + 4
-    inside = tag("svg", viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}", x=LEFT, y=0, width=wide, height=tall)  # cuts lines off
+    inside = tag(
+        "svg",
+        viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}",
+        x=LEFT,
+        y=0,
+        width=wide,
+        height=tall,
+        # The inner element clips lines at the edges of the chart.
+    )
     levels(chart, y)
     for value in x.ticks():
         chart.append(
@@ -261,7 +269,7 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
 
 
 def _tips(lines: Sequence[Line], steps: Sequence[int], x: ChartAxis, height: float) -> Iterator[Element]:
-    """Yield a column around each step, whose title has the values of the lines."""
+    """Yield an invisible column around each step. Its tooltip contains the values of the lines."""
     steps = steps[:: -(-len(steps) // MOST_TIPS)]
     middles = [(x(left) + x(right)) / 2 for left, right in pairwise(steps)]
     values = [{step: fmean(values) for step, values in line.points} for line in lines]

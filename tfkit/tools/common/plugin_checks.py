@@ -1,4 +1,4 @@
-"""Warnings about a model by the checks of plugins: their hook `tfkit_checks`."""
+"""Warnings about a model from the hook `tfkit_checks` of plugins."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tfkit.plugin.manager import Plugins
 
 
 def warnings_of(graph: Graph, plugins: Plugins) -> list[Diagnostic]:
-    """Return the warnings of all plugins, each with its location and the plugin's label.
+    """Return the warnings of all plugins, each with its location and the label of its plugin.
 
-    If a check fails, the failure is a warning.
+    A check that fails is itself reported as a warning.
     """
     answers = plugins.hooks.call("tfkit_checks", _diagnostics, graph=graph)
     diagnostics = [_placed(diagnostic, graph, plugin) for plugin, results in answers.values for diagnostic in results]

@@ -1,11 +1,11 @@
 """The code that trained a run, as digests, and the differences from the code of this process.
 
-The digests are in `run.json`, once for each process that changed them, and not in the meaning of the run: the name of a
-folder stays the same, and an error can name the kinds whose code has changed. A record without digests, as an earlier
-version of tfkit wrote it, agrees with all code.
+The digests are stored in `run.json`, once for each process that changed them. They are not part of the run's digest, so
+a change of code does not rename the folder, and an error can name the kinds whose code has changed. A record without
+digests, from an earlier version of tfkit, matches any code.
 
-Trackers do not count, since they change no number. In addition to the code, the digests of a few examples of each split
-count. They show a change in data that is generated, by a library or a machine for instance, and has no file to read.
+Trackers are excluded, because they change no result. The digests also cover a few examples of each split: they reveal a
+change in generated data, caused by a library or a machine for instance, for which no file can be compared.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tfkit.spec.header import shown
 from tfkit.tools.common.run_facts import FACTS, Facts, read_facts
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]
-"""The digest of each module that a kind depends on, by the slot and the name of the kind: `ffn swiglu`."""
+"""Digests of the modules that a kind depends on, by slot and kind: `ffn swiglu`."""
 LOOP, EXAMPLES = "training loop", "examples"
-"""The keys of the training loop, and of examples by their splits."""
+"""Keys for the code of the training loop, and for the examples of the splits."""
 SAMPLE = 4
-"""Examples of each split that are compared."""
+"""Number of examples of each split that are compared."""
 MOST_KINDS = 4
 CHANGED = "the code of the run in {} has changed since it began"
 
 
 def code_of(run: Run) -> Code:
     """Return the digests of the kinds that a run uses, of the training loop, and of some examples."""
-    from tfkit.run.training.loop import Trainer  # not for commands that load a trained model
+    from tfkit.run.training.loop import Trainer  # not imported by commands that load a trained model
 
     code = kinds_of(run.config, run.graph.spec.model)
     return {**code, LOOP: dict(reached(Trainer)), EXAMPLES: _examples(run)}
@@ -62,7 +62,7 @@ def digest_of(code: Code) -> str:
 def session_code(facts: Facts, folder: Path, code: Code) -> dict[str, Code]:
     """Return the code for the record of a new process; empty if the previous process had the same code.
 
-    The code of processes that left no checkpoint is removed from `facts`: no part of the run was computed by them.
+    The code of processes that left no checkpoint is removed from `facts`, because the run contains none of their steps.
     """
     if not _has_result(facts, folder):
         for session in facts.sessions:
@@ -76,7 +76,7 @@ def codes(facts: Facts) -> list[Code]:
 
 
 def check_code(runs: Iterable[tuple[Path, Facts, Code]], *, help: str) -> None:
-    """Raise SpecError if one of the runs in folders was trained by other code than it has now."""
+    """Raise SpecError if the code of a run in these folders has changed since it was trained."""
     changed = {folder: notes for folder, facts, code in runs if (notes := changes(facts, folder, code))}
     if not changed:
         return
@@ -90,7 +90,7 @@ def check_code(runs: Iterable[tuple[Path, Facts, Code]], *, help: str) -> None:
 
 
 def warnings_about(weights: Path, *roots: object) -> list[Diagnostic]:
-    """Return a warning if weights are in the folder of a run that was trained by other code of the kinds in configs."""
+    """Return a warning if weights belong to a run, and the code of the kinds in `configs` has changed since then."""
     folder = next((path for path in (weights, *weights.parents[:2]) if os.path.isfile(path / FACTS)), None)
     if folder is None:
         return []
@@ -136,7 +136,7 @@ def _last(facts: Facts) -> Code | None:
 
 
 def _has_result(facts: Facts, folder: Path) -> bool:
-    """Return True if a process has computed something that another one would take over."""
+    """Return True if a process has left a result from which another process would continue."""
     return facts.ended is not None or latest_checkpoint(folder) is not None
 
 

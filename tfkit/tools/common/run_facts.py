@@ -1,4 +1,4 @@
-"""The contents of `run.json` in the folder of a run: what the run means, and how each of its processes ended."""
+"""The contents of `run.json` in the folder of a run: its settings, and a record of each of its processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class Session(BaseModel):
-    """The entry of a process that trained. A killed process has no time, memory and step.
+    """The record of a process that trained. A killed process has no time, memory and step.
 
     Attributes:
         environment: versions and commit of the process.
-        code: digests of the code by kind and module, if they differ from the process before.
+        code: digests of the code by kind and module, if they differ from the previous process.
         changed: the settings that this process changed in place.
     """
 
@@ -58,12 +58,12 @@ class Facts:
     meaning: Mapping[str, Any]
     bits: Mapping[str, Any]
     environment: Mapping[str, Any]
-    """The environment of the newest process; each session has its own."""
+    """The environment of the newest process; each session also stores the environment of its process."""
     sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
     earlier: dict[str, list[str]] = field(default_factory=dict)
     """Digests of the run before changes in place, and the kinds of its callbacks then: older checkpoints have them."""
     ended: str | None = None
-    """The reason why no step follows."""
+    """The reason why the run has ended; None while it can continue."""
 
     @property
     def seconds_of_step(self) -> float | None:
@@ -87,7 +87,7 @@ IN_PLACE = frozenset({"eval", "checkpoint", "callbacks", "nonfinite"})
 
 
 def read_facts(folder: Path) -> Facts | None:
-    """Read `run.json`; None if there is none. Raises SpecError if it cannot be read."""
+    """Read `run.json`; return None if it does not exist. Raise SpecError if it cannot be read."""
     path = folder / FACTS
     if not os.path.lexists(path):
         return None
@@ -99,7 +99,7 @@ def read_facts(folder: Path) -> Facts | None:
 
 
 def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
-    """Read `run.json`; return None if there is none. Raise SpecError if the folder belongs to another run.
+    """Read `run.json`; return None if it does not exist. Raise SpecError if the folder belongs to a different run.
 
     With `in_place`, settings that do not decide the weights may differ, unless the run has finished.
     """
@@ -120,13 +120,13 @@ def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
 
 
 def callbacks_in(meaning: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of the callbacks in the meaning of a run, in their order."""
+    """Return the kinds of the callbacks in the settings of a run, in order."""
     paths = (f"callbacks.{number}.kind" for number in count())
     return [meaning[path] for path in takewhile(meaning.__contains__, paths)]
 
 
 def read_json(path: Path, schema: TypeAdapter[T]) -> T:
-    """Read a JSON object that tfkit wrote; raises SpecError if it cannot be read or does not fit the schema."""
+    """Read a JSON object that tfkit wrote. Raise SpecError if it cannot be read or does not fit the schema."""
     with open_regular(path) as file:
         try:
             return schema.validate_python(parse_object(file.read(), max_values=None))
@@ -151,7 +151,7 @@ def cause_of(error: ValidationError) -> str:
 
 
 def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
-    """Return the error of a folder with a run of another meaning, with the differences."""
+    """Return the error for a folder with the run of different settings, and list the differences."""
     message = f"{quoted(str(folder))} has a different run, which cannot continue with these settings"
     if CONTENT in names:
         names.remove(CONTENT)

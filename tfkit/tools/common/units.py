@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, str]:
-    """Return the amount in powers of 1000, and the prefix of its power; empty if it is below `most`."""
+    """Divide an amount by a power of 1000 until it is below `most`; return it with the prefix of the power."""
     prefix, larger = "", iter(prefixes)
     while amount >= most and (following := next(larger, None)):
         amount, prefix = amount / 1000, following

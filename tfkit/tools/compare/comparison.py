@@ -1,4 +1,4 @@
-"""Two models on the same tokens: how much they differ, and the first component at which they diverge."""
+"""Comparison of two models on the same tokens: their differences, and the first component at which they diverge."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tfkit.tools.compare.other_model import other_model
 
 RETURNED = "(output of the model)"
 FADED = 1e-4
-"""Maximum fraction of a difference that may remain in equal outputs computed from it; real differences fade less."""
+"""Maximum fraction of a difference that may remain in outputs that count as equal; real differences fade less."""
 Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
 
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """A component of A and the corresponding one of B.
+    """A component of A, and the corresponding component of B.
 
     Attributes:
         name: its path in A.
         other: its path in B.
         difference: the largest difference between their outputs.
-        size: the largest value of B's output, at least 1: differences are relative to it.
+        size: the largest value of B's output, at least 1. Differences are relative to it.
         place: the index of the largest difference.
         values: the values of A and B at that index.
         reference: the largest difference of A's output from its output in float64, if requested.
@@ -62,7 +62,7 @@ class ComparedPart:
 
 @dataclass(frozen=True)
 class Unlike:
-    """A component of both models that cannot be compared: its paths, and the reason."""
+    """A component of both models that cannot be compared: its paths in A and B, and the reason."""
 
     name: str
     other: str
@@ -74,13 +74,13 @@ class Comparison:
     """The results of two models for the same tokens.
 
     Attributes:
-        difference: the largest difference between their outputs; None if they cannot be compared.
-        parts: the components that both have, in the order in which A runs them; the models' outputs come last.
+        difference: the largest difference between the models' outputs; None if the outputs cannot be compared.
+        parts: the components of both models, in the order in which A runs them; the models' outputs come last.
         first: the first component that differs by more than the tolerance, relative to its size.
-        forms: differing components before `first` that are equal in another form: the outputs computed from them
-            agree, as if B's attention adds the residual; or an output is the other times a number.
-        unlike: the components that both have but that cannot be compared.
-        alone: the components that only A has, and the components that only B has, if B is a spec.
+        forms: differing components before `first` that are equivalent: the outputs that depend on them agree, for
+            instance if B's attention already adds the residual; or the outputs are equal up to a constant factor.
+        unlike: the components of both models that cannot be compared.
+        alone: the components that only A has and, if B is a spec, the components that only B has.
     """
 
     difference: float | None
@@ -120,21 +120,21 @@ def compare(
         a: the model to list the components of, or its spec.
         b: another model, or its spec; or the folder of a transformers model; or a file that `torch.jit.save` or
             `torch.export.save` wrote from A.
-        weights: the weights of both. By default, the model of a folder has the weights in that folder, and a model
-            without weights uses the weights of the other model. Random weights are used if neither has any.
-        other_weights: the weights of B, if B is a spec with different ones.
-        allow_change: accept weights that were saved with other values than A's; B may always differ from them.
-        dtype: the type of both. The files of most published models are bfloat16, in which a single rounding exceeds
-            the tolerance.
+        weights: the weights of both models. By default, the model of a folder has the weights in the folder, and a
+            model without weights uses the weights of the other model. If neither has weights, they are random.
+        other_weights: the weights of B, if B is a spec and its weights differ.
+        allow_change: accept weights that were saved with values that differ from A's. B may always differ from them.
+        dtype: the dtype of both models. Most published models are stored in bfloat16, in which a single rounding
+            exceeds the tolerance.
         batch: number of sequences.
         length: tokens per sequence; by default 16, or the maximum that both accept.
         seed: the seed of the tokens, and of random weights.
         tolerance: the largest difference that counts as equal, relative to the largest value if that is above 1.
         float64: also compare A with A in float64, to distinguish rounding from an error.
-        device: the device of both.
+        device: the device of both models.
 
     Raises:
-        SpecError: the weights do not fit, or B cannot be read; or the two models do not accept the same inputs.
+        SpecError: the weights do not fit, B cannot be read, or the models do not accept the same inputs.
     """
     a, device = as_graph(a), device_of(device)
     b = as_graph(b) if isinstance(b, Graph | Mapping) or is_spec(b) else Path(b)
@@ -198,7 +198,7 @@ def _first_of(differ: list[str], cleared: Callable[[str], bool]) -> str | None:
 
 
 def _proportional(ours: Tensor, theirs: Tensor) -> bool:
-    """Return True if a tensor is the other times a number: tables of transformers return scaled vectors."""
+    """Return True if two tensors are proportional: embedding tables of transformers return scaled vectors."""
     factor = (ours * theirs).sum() / ours.square().sum()
     return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
 
@@ -211,8 +211,8 @@ def _weights_of(b: Graph | Path) -> Path | None:
 def is_spec(name: str | os.PathLike[str]) -> bool:
     """Return True for the name of a spec or of a folder with a spec; False for published models and for programs.
 
-    The folder of a published model that tfkit wrote has both a config.json and a spec: it is compared as transformers
-    reads it, unless it holds code, which need not be trusted.
+    The folder of a published model that tfkit wrote contains both a config.json and a spec. It is compared as
+    transformers reads it, unless it contains code, which transformers would have to run.
     """
     path = Path(name)
     has_config, has_spec = (os.path.exists(path / file) for file in (CONFIG, SPEC))
@@ -263,7 +263,7 @@ def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str)
 
     def keep(name: str) -> Replace:
         def value(output: Tensor) -> Tensor:
-            values.setdefault(name, output.detach().clone())  # some models add to it in place
+            values.setdefault(name, output.detach().clone())  # some models modify outputs in place
             return output
 
         return value
@@ -271,7 +271,7 @@ def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str)
     try:
         with _hooks(model, {name: keep(name) for name in names}):
             result = run()
-    except Exception as error:  # of a program or a model written by others
+    except Exception as error:  # a program, or a model of transformers, may raise any error
         cause = str(error).strip().partition("\n")[0]
         raise SpecError(Diagnostic(f"{which} fails on these inputs: {type(error).__name__}: {cause}")) from error
     order = list(values)
@@ -280,7 +280,7 @@ def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str)
 
 
 def depends(model: nn.Module, name: str, candidates: Iterable[str], run: Run) -> set[str]:
-    """Return which of the other modules, or of the full model (`""`), a NaN in a module's output reaches."""
+    """Return the candidates, modules or the full model (`""`), that a NaN in the output of a module reaches."""
 
     def nothing(output: Tensor) -> Tensor:
         return torch.full_like(output, torch.nan) if output.is_floating_point() else output
@@ -304,7 +304,7 @@ def depends(model: nn.Module, name: str, candidates: Iterable[str], run: Run) ->
 
 
 def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
-    """Apply functions to the first tensor that each module returns, until the block ends."""
+    """Apply functions to the first tensor that each module returns, until the context ends."""
 
     def hook(replace: Replace) -> Callable[..., Any]:
         def called(module: nn.Module, args: Any, output: Any) -> Any:
@@ -327,12 +327,12 @@ def _tensor(result: Any) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-# ---- random inputs that two models both accept, under the names that each model uses for them ----
+# ---- random inputs that both models accept, under the names of each model ----
 
 
 SAME = "compare models that accept the same inputs"
 SPECIAL = 4
-"""The number of the first ids of a vocabulary to avoid: families use some of them for padding."""
+"""Number of ids at the start of a vocabulary that inputs avoid: families use some of them for padding."""
 
 
 def common_inputs(
@@ -340,13 +340,13 @@ def common_inputs(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return equal random inputs for A and for B.
 
-    Inputs of equal names are equal; each remaining required input corresponds to the next input of its type in the
-    other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary, lengths
-    16, or the maximum that both models accept.
+    Inputs with equal names correspond. Each remaining required input corresponds to the next input of its type in the
+    other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary. The length
+    is 16, or the maximum that both models accept.
 
     Raises:
-        SpecError: a model requires an input that the other does not have, or features of another width; or it does not
-            accept that many tokens.
+        SpecError: a model requires an input that the other model lacks, or features of a different width; or it does
+            not accept `length` tokens.
     """
     names = dict(_pairs(a, b))
     for graph, other, paired in ((a, b, set(names)), (b, a, set(names.values()))):
@@ -370,7 +370,7 @@ def common_inputs(
 
 
 def _pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
-    """Yield the names in B of A's inputs."""
+    """Yield pairs of corresponding inputs: the name in A, and the name in B."""
     equal = {name for name in a.inputs if name in b.inputs and a.inputs[name].type == b.inputs[name].type}
     for type in dict.fromkeys(signal.type for signal in a.inputs.values()):
         rest = [_required(graph, type, equal) for graph in (a, b)]

@@ -28,25 +28,25 @@ from tfkit.tools.common.loading_weights import build_with_weights
 
 
 def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[str, bool]) -> dict[str, str]:
-    """Return the paths of another model's modules by the matching paths of ours.
+    """Return the paths of another model's modules, by the paths of the matching modules of `model`.
 
-    Modules match if they hold the same tensors, by `links`. `theirs` has all paths of the other model; True for a
-    single module.
+    Modules match if `links` maps their tensors to each other. `theirs` has all paths of the other model; its values are
+    True for a module without children.
     """
-    held: dict[str, set[str]] = {}
+    modules_with: dict[str, set[str]] = {}
     owners: dict[str, set[str]] = {}
     for link in links:
         files = {name.rpartition(".")[0] for name in link.file}
         for path in {path for name in link.model for path in above(name)}:
-            held.setdefault(path, set()).update(files)
+            modules_with.setdefault(path, set()).update(files)
         for name in link.file:
             for path in above(name):
                 owners.setdefault(path, set()).add(name.rpartition(".")[0])
     matches: dict[str, str] = {}
     for path, _ in model.named_modules():
-        files_inside = held.get(path, set())
+        files_inside = modules_with.get(path, set())
         common = _common(files_inside)
-        # Of ours with equal tensors, the outermost matches a container there, the innermost a single module.
+        # Of modules with equal tensors, the outermost matches a container, and the innermost a module without children.
         if (
             files_inside
             and common in theirs
@@ -84,7 +84,7 @@ CHANNELS_FIRST = {"input_features"}
 
 @dataclass(frozen=True)
 class Other:
-    """The model that A is compared with: how to run it, and the names of A's modules in it."""
+    """The model that is compared with A: a function to run it, and the names of A's modules in it."""
 
     run: Callable[[Mapping[str, Tensor]], Any]
     model: nn.Module | None
@@ -113,13 +113,13 @@ def other_model(
 
 
 def _outermost(names: list[str], other_names: list[str]) -> tuple[str, ...]:
-    """Return the modules that the other model does not have, without the modules inside them."""
+    """Return the outermost modules that the other model lacks."""
     shared = set(other_names)
     return tuple(name for name in names if name not in shared and name.rpartition(".")[0] in shared)
 
 
 def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str, dtype: torch.dtype) -> Other:
-    """Load a transformers model, its modules matched through the map of its weights."""
+    """Load a transformers model, and match its modules by the weight map of its family."""
     graph = graph_of(model)
     family = graph.spec.family
     if family is None:
@@ -147,7 +147,7 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
     links = published(model, family).links
-    if family.prefix and family.prefix.removesuffix(".") not in modules:  # files use another name
+    if family.prefix and family.prefix.removesuffix(".") not in modules:  # the names in files have a different prefix
         start, cut = f"{theirs.base_model_prefix}.", len(family.prefix)
         links = tuple(
             replace(link, file=tuple(start + n[cut:] if n.startswith(family.prefix) else n for n in link.file))
@@ -166,7 +166,7 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
 def _first(result: Any) -> Any:
     """Return the first output of a transformers model: logits, or the last hidden state if it has no head.
 
-    The logits of the two ends of an answer stand side by side.
+    The logits of the start and the end of an answer are concatenated.
     """
     if hasattr(result, "start_logits"):
         return torch.stack([result.start_logits, result.end_logits], dim=-1)

@@ -1,4 +1,4 @@
-"""Pictures of models, as in papers: bottom to top, with every norm and every residual path in its place.
+"""Pictures of models, as in papers: bottom to top, with every norm and every residual path.
 
 Data flows one way: graph -> scene -> shapes -> file.
 

@@ -27,7 +27,7 @@ FILLS = {
     "block": ("#e3edec", "#82a8a4", "#23403e", "#5f908b"),
 }
 PLAIN = "step"
-"""Role whose colours all other roles have."""
+"""Role whose colours apply to roles without colours."""
 CELLS = (("#7b8794", "#8b96a3"), ("#d9964a", "#b9813f"), ("#6ca4d4", "#5590c4"), ("#9683d6", "#8675c4"))
 """The colours of layers that differ, light and dark."""
 INKS = {
@@ -102,23 +102,23 @@ _BOLD = """
 652 924 645 652 582 712 365 712 838
 """
 FIRST = 32
-"""Code of the first character of the tables. Widths are thousandths of the font size."""
+"""Code point of the first character in the tables. Widths are in thousandths of the font size."""
 REGULAR_WIDTHS, BOLD_WIDTHS = ([int(width) for width in table.split()] for table in (_REGULAR, _BOLD))
 MIDDLE_DOT = {False: 318, True: 380}
 UNKNOWN = 1050
-"""Width of any other character: at least as wide as an ideograph."""
+"""Width of characters outside the tables: at least the width of an ideograph."""
 
 
 @dataclass(frozen=True)
 class TextRun:
-    """A piece of a line. `look` is its class: `bold`, `cause`, which is bold in a colour, or `consequence`."""
+    """Text of one look in a line. `look` is its class: `bold`, `cause` (bold and coloured) or `consequence`."""
 
     text: str
     look: str = ""
 
     @property
     def bold(self) -> bool:
-        """True if its letters are bold."""
+        """True for bold letters."""
         return self.look in ("bold", "cause")
 
 
@@ -146,7 +146,7 @@ def line_width(line: Iterable[TextRun], size: float) -> float:
 def flow(items: Sequence[TextRun], width: float, size: float) -> list[Line]:
     """Arrange short texts in lines of at most `width`, separated by dots.
 
-    A text that is wider than a line is broken between its words; a word that is wider is cut.
+    A text that is wider than a line is broken between words. A word that is wider than a line is cut.
     """
     lines: list[list[TextRun]] = []
     for item in items:
@@ -174,7 +174,7 @@ def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[st
 
 
 def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
-    """Shorten a text to `width`, with dots for the omitted rest."""
+    """Shorten a text to `width`. An ellipsis replaces the end."""
     if width_of(text, size, bold=bold) <= width:
         return text
     while text and width_of(f"{text}...", size, bold=bold) > width:
@@ -184,11 +184,11 @@ def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Differing:
-    """Keys of the notes of a box that differ from another picture.
+    """Keys of the notes of a box that differ between two pictures.
 
     Attributes:
-        causes: those whose values the specs set.
-        consequences: sizes and counts that follow from them.
+        causes: keys of values that the specs set.
+        consequences: keys of sizes and counts that follow from these values.
     """
 
     causes: frozenset[str] = frozenset()
@@ -238,7 +238,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Way:
-    """A line along points, straight or with round corners. `start` and `end` say what it connects."""
+    """A line along points, straight or with round corners. `start` and `end` name the elements that it connects."""
 
     points: tuple[Point, ...]
     look: str = "line"
@@ -249,7 +249,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Disc:
-    """A small disc, where a line branches off; or, as `plus`, a circle where two are added."""
+    """A small disc where a line branches off; with `plus`, a circle where two lines are added."""
 
     x: float
     y: float
@@ -276,7 +276,7 @@ class Canvas:
     """The shapes of one model in the order in which they cover each other: frames, lines, then boxes and texts.
 
     Attributes:
-        differences: those to mark.
+        differences: the differences to mark.
         anchors: the rectangles (left, top, right, bottom) of boxes that lines lead to, by the box's key.
     """
 
@@ -291,7 +291,7 @@ class Canvas:
         return self.differences.get(key, Differing())
 
     def text(self, x: float, y: float, text: str, size: float, look: str = "", anchor: Anchor = "start") -> None:
-        """Draw a text of one look: the look of a run, or `muted`."""
+        """Draw a text in one look: the look of a run, or `muted`."""
         line = (TextRun(text, "" if look == "muted" else look),)
         self.front.append(Words(x, y, line, size, "muted" if look == "muted" else "", anchor))
 
@@ -301,7 +301,7 @@ class Canvas:
 
     @contextmanager
     def group(self, key: str, title: str, tip: tuple[tuple[str, str], ...]) -> Iterator[None]:
-        """Group the shapes that are drawn within."""
+        """Group the shapes that are drawn inside the context."""
         outer, self.front = self.front, []
         yield
         outer.append(ShapeGroup(key, title, tip, tuple(self.front)))

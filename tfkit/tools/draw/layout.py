@@ -1,6 +1,6 @@
 """Nodes on the canvas: a stack as a tower of layers, whose sublayers have norms and residual paths; else boxes.
 
-A box has its title and parameters, notes below, then chips and the boxes inside it.
+A box contains, from top to bottom, its title and parameters, notes, chips, and inner boxes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tfkit.tools.draw.canvas import (
 from tfkit.tools.draw.scene import COUNT, MISSING, Added, Box, Chain, Chip, DrawnLayer, Mark, Node, Note, Segment, Tower
 
 TITLE, SMALL, CHIP = 12.5, 11.0, 10.5
-"""Sizes of fonts."""
+"""Font sizes of titles, of notes and of chips."""
 PAD, ROW, CHIP_ROW = 10.0, 14.5, 13.0
 """Space at the sides of a box, and heights of lines."""
 THIN = 24.0
 """Height of a box with only a title."""
 PART, PART_GAP = 34.0, 5.0
-"""Height of a box inside a box, and the space between two."""
+"""Height of an inner box, and the space between two inner boxes."""
 
 
 def count_of(box: Box) -> str:
@@ -89,7 +89,7 @@ class Content:
 
 
 def place_box(canvas: Canvas, content: Content, cx: float, bottom: float) -> float:
-    """Put a box above `bottom`, centred; returns its top."""
+    """Draw a box above `bottom`, centred on `cx`. Return its top."""
     box, width = content.box, content.width
     left, top = cx - width / 2, bottom - content.height
     canvas.anchors[box.key] = (left, top, left + width, bottom)
@@ -132,7 +132,7 @@ def _place_chips(canvas: Canvas, content: Content, left: float, y: float) -> flo
 
 
 def _place_parts(canvas: Canvas, parts: Sequence[Box], left: float, y: float, width: float) -> None:
-    """Place the inner boxes in a row. Each gets the width that it needs and a share of the remaining space."""
+    """Draw the inner boxes in a row. Each gets the width that it needs and a part of the remaining space."""
     needs = [_need(part) for part in parts]
     spare = (width - sum(needs) - PART_GAP * (len(parts) - 1)) / len(parts)
     x = left
@@ -182,19 +182,19 @@ def _row_height(row: Sequence[tuple[Chip, list[str], float]]) -> float:
 
 
 WIDTH = 250.0
-"""Width of a box alone."""
+"""Width of a box without a parallel box."""
 GAP, STEP = 10.0, 12.0
 """Space between two boxes of a branch, and around a point where lines meet."""
 TURN = 6.0
-"""From the point where a line turns upwards to its end."""
+"""Distance from the point where a line turns upwards to its end."""
 BETWEEN = 14.0
 """Space between two branches."""
 RADIUS = 7.0
 """Radius of the circle at an addition."""
 SIDE = 28.0
-"""From the boxes to the sides of a frame; residual paths run in it."""
+"""Distance from the boxes to the sides of a frame. Residual paths run in this space."""
 RAIL = 13.0
-"""From the boxes to a residual path."""
+"""Distance from the boxes to a residual path."""
 
 
 def branch_widths(segment: Segment) -> list[float]:
@@ -223,7 +223,7 @@ def side_width(layers: Iterable[DrawnLayer]) -> float:
 
 @dataclass(frozen=True)
 class LayerPlacer:
-    """Places layers around the line x = cx; `inner` is the width needed by the boxes of all of them."""
+    """Draws layers around the line x = cx. `inner` is the width that the boxes of all layers need."""
 
     canvas: Canvas
     cx: float
@@ -231,7 +231,7 @@ class LayerPlacer:
     side: float
 
     def place(self, layer: DrawnLayer, bottom: float, header: StackHeader) -> float:
-        """Place a layer with its frame above `bottom`; returns its top."""
+        """Draw a layer with its frame above `bottom`. Return its top."""
         y = bottom
         for segment in layer.segments:
             y = self._segment(segment, y, bottom - STEP)
@@ -242,7 +242,7 @@ class LayerPlacer:
         return top
 
     def _segment(self, segment: Segment, bottom: float, entrance: float) -> float:
-        """Place a segment above `bottom`; the layer's input is available at the height `entrance`."""
+        """Draw a segment above `bottom`. The line of the layer's input is at the height `entrance`."""
         canvas, cx = self.canvas, self.cx
         if segment.before is not None:
             bottom = place_above(canvas, segment.before, cx, bottom)
@@ -273,7 +273,7 @@ class LayerPlacer:
         return y if segment.after is None else place_above(canvas, segment.after, cx, y)
 
     def _branches(self, segment: Segment, y: float) -> tuple[float, float]:
-        """Place the branches above y; returns where they meet again, and where the first box of the last one ends."""
+        """Draw the branches above y. Return the y where they meet, and the top of the last branch's first box."""
         widths = branch_widths(segment)
         x = self.cx - (sum(widths) + BETWEEN * (len(widths) - 1)) / 2
         tops, centres, normed = [], [], y
@@ -297,7 +297,7 @@ class LayerPlacer:
         return meet, normed
 
     def _residual(self, segment: Segment, start: float, end: float, edge: float) -> None:
-        """Draw the line around the branches, from the height `start` to `end`, `edge` right of the middle."""
+        """Draw the residual path around the branches, from height `start` to `end`, `edge` right of the centre."""
         cx, key = self.cx, _key(segment)
         x = cx + self.inner / 2 + RAIL
         if segment.factor is not None:
@@ -317,7 +317,7 @@ def _key(segment: Segment) -> str:
 
 
 def place_above(canvas: Canvas, item: Box | Mark, cx: float, bottom: float, width: float = WIDTH) -> float:
-    """Place a box with a line before it, or a number next to the line, above `bottom`; returns its top."""
+    """Draw a box with a line below it, or a mark next to the line, above `bottom`. Return its top."""
     if isinstance(item, Box):
         edge = bottom - GAP
         canvas.way((cx, bottom), (cx, edge), arrow=True)
@@ -330,7 +330,7 @@ def place_above(canvas: Canvas, item: Box | Mark, cx: float, bottom: float, widt
 
 @dataclass(frozen=True)
 class StackHeader:
-    """The head of a frame: a name, the number of repetitions, and a few notes."""
+    """The header of a frame: a name, the number of repetitions, and notes."""
 
     name: str
     times: str
@@ -339,7 +339,7 @@ class StackHeader:
     swatch: int | None = None
 
     def place(self, canvas: Canvas, left: float, bottom: float, width: float) -> float:
-        """Place it above `bottom`; returns its top."""
+        """Draw the header above `bottom`. Return its top."""
         lines = flow(runs(self.notes, self.differing), width - 24, SMALL)
         height = 27 + 14.5 * len(lines)
         top = bottom - height
@@ -365,13 +365,13 @@ def header_of(
 
 
 BESIDE = 22.0
-"""From the line to a box at its side."""
+"""Distance from the line to a box at its side."""
 MARGIN, STRIP = 14.0, 14.0
-"""Space around the layers of a stack that differ, and the width of the strip that shows the variant of each layer."""
+"""Space around the layers of a stack with variants, and width of the strip that shows the variant of each layer."""
 
 
 def place_node(canvas: Canvas, node: Node, cx: float, bottom: float) -> float:
-    """Put a node above `bottom`; returns its top."""
+    """Draw a node above `bottom`. Return its top."""
     if isinstance(node, Chain):
         return _chain(canvas, node, cx, bottom)
     top = _layers(canvas, node, cx, bottom)
@@ -391,7 +391,7 @@ def _chain(canvas: Canvas, chain: Chain, cx: float, bottom: float) -> float:
 
 
 def _added(canvas: Canvas, box: Box, cx: float, bottom: float) -> float:
-    """Draw a circle on the line, and next to it the box that is added there."""
+    """Draw an addition: a circle on the line, and next to it the box whose output is added."""
     content = Content.of(canvas, beside(box), beside_width(box))
     middle = bottom - GAP / 2 - content.height / 2
     left = cx + RADIUS + BESIDE
@@ -439,7 +439,7 @@ def _strip(canvas: Canvas, tower: Tower, x: float, bottom: float, top: float) ->
 
 
 def extent(node: Node) -> tuple[float, float]:
-    """Return the extent of a node to the left and to the right of its line."""
+    """Return the widths of a node to the left and to the right of its line."""
     if isinstance(node, Tower):
         half = inner_width(node.layers) / 2 + side_width(node.layers)
         if len(node.layers) == 1:
@@ -453,7 +453,7 @@ def extent(node: Node) -> tuple[float, float]:
 
 
 def beside(box: Box) -> Box:
-    """Return a narrow version of a box for the side of a line, with its parameters among the notes."""
+    """Return a narrow version of a box for the side of a line. Its parameters become a note."""
     if not box.parameters:
         return box
     return replace(box, notes=(*box.notes, Note("parameters", short(box.parameters))), parameters=0)

@@ -17,7 +17,7 @@ SIZES = ("d_model", "vocab_size", "max_len")
 
 
 def scene_of(graph: Graph) -> Scene:
-    """Collect the contents of a model's picture. The parameters of its boxes add up to the model's."""
+    """Build the scene of a graph. The parameters of its boxes add up to the parameters of the model."""
     counts = ParameterCounts(graph)
     side_inputs = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
     columns = _columns(graph)
@@ -44,7 +44,7 @@ def scene_of(graph: Graph) -> Scene:
 
 
 def _keys(graph: Graph) -> list[str]:
-    """Return the key by which each node is compared: its block's kind, and its index among nodes of that kind."""
+    """Return the key of each node, by which pictures are compared: the kind of its block, and its index in the kind."""
     seen: dict[str, int] = {}
     keys = []
     for node in graph.nodes:
@@ -80,7 +80,7 @@ def _beside(graph: Graph, node: Node) -> Iterator[str]:
 def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
     """Arrange nodes in columns.
 
-    A node goes above the node that it reads, or into a new column if that place is taken.
+    A node is placed above its first input, or in a new column if another node is already above that input.
     """
     columns: list[list[str]] = []
     for node in graph.nodes:
@@ -94,7 +94,7 @@ def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
 
 
 def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[str, Any]) -> Iterator[Wire]:
-    """Yield the wires that do not simply lead from a node to the node above it."""
+    """Yield all wires except those from a node to the node above it."""
     lowest = {column[0] for column in columns}
     for node in graph.nodes:
         main, side_inputs = _main(node), set(_beside(graph, node))
@@ -118,7 +118,7 @@ def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[st
 
 
 def _nearest(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, target: str) -> str:
-    """Return the lowest node below the target, in its column, that has or uses a table; else the table's owner."""
+    """Return the lowest node below the target, in the same column, that uses a table; else the owner of the table."""
     ties = [(node, field) for node in graph.nodes for field, source in node.wires.items() if source == table]
     users = {table, *(node.name for node, field in ties if wire_of(node, field).value == "table")}
     column = next(column for column in columns if target in column)
@@ -220,7 +220,7 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
                 parameters=counts.take(path),
             )
     notes = [] if node.name == config.kind_name() else [Note("kind", config.kind_name())]
-    width = node.output.width or 1  # the axis of a single logit may be gone
+    width = node.output.width or 1  # a model with a single logit may return no axis for it
     notes += [Note("width", f"{width:,} {'logits' if gives_logits else 'wide'}")]
     yield Box(
         key=f"{key}/output",

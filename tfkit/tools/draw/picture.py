@@ -1,4 +1,4 @@
-"""Scenes as a picture: a model, or two side by side with the differences marked, and the wires between nodes."""
+"""The picture of a scene, or of two scenes side by side with their differences marked, and the wires between nodes."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from tfkit.tools.draw.svg import Picture
 from tfkit.tools.show.differences import fields_of_causes
 
 EXIT = 10.0
-"""From the top of a node to the point where a wire leaves the line to the next one."""
+"""Distance from the top of a node to the point where a wire branches off the line to the next node."""
 GUTTER, TRACK = 14.0, 11.0
-"""Space next to a column, and for each wire that runs there."""
+"""Space next to a column, and additional space for each wire in it."""
 CLEAR = 3.0
-"""Between a wire and a box that it passes."""
+"""Minimum distance between a wire and a box."""
 ASIDE = 14.0
-"""From the side of a box to a wire that comes from above."""
+"""Distance from the side of a box to a wire that enters from above."""
 
 
 @dataclass
 class Places:
-    """The places of things: the line of each column, bottoms and tops of nodes, and the tracks taken in gutters.
+    """Coordinates: the line of each column, the bottom and top of each node, and the occupied tracks of each gutter.
 
     Attributes:
-        column: the number of a node's column.
+        column: the index of a node's column.
         centres: the x of the line of each column.
-        gutters: where the space before each column begins, and the one after the last.
+        gutters: the left edge of the space before each column, and of the space after the last column.
     """
 
     column: dict[str, int]
@@ -58,7 +58,7 @@ class Places:
     taken: dict[int, int] = field(default_factory=dict)
 
     def gutter(self, wire: Wire) -> int:
-        """Return the gutter of a wire: next to its target, on the side of its source; outside, within one column."""
+        """Return the gutter of a wire: next to the target, on the side of the source; within a column, outside."""
         source, target = self.column[wire.source], self.column[wire.target]
         if source == target:
             return 0 if target == 0 else target + 1
@@ -72,13 +72,13 @@ class Places:
         return self.gutters[gutter] + GUTTER + TRACK * number
 
     def leave(self, wire: Wire) -> tuple[Point, Point]:
-        """Return the top of the source, and the point where a wire leaves the line above it."""
+        """Return the y of the source's top, and of the point where a wire leaves the line above the source."""
         x, top = self.centres[self.column[wire.source]], self.tops[wire.source]
         return (x, top), (x, top - EXIT)
 
 
 def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
-    """Put a wire on the canvas, after all nodes are on it."""
+    """Draw a wire. All nodes must have been drawn before."""
     if wire.way == "tie":
         _tie(canvas, scene, wire, places)
         return
@@ -97,7 +97,7 @@ def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
 
 
 def _across(canvas: Canvas, places: Places, wire: Wire, leave: Point, x: float) -> list[Point]:
-    """Route from the point where a wire leaves to `x`, at a different height if boxes are in the way."""
+    """Route a wire horizontally to `x`, at a different height if boxes are in the way."""
     if _free(canvas, leave[1], leave[0], x):
         return [leave, (x, leave[1])]
     column = places.column[wire.source]
@@ -108,7 +108,7 @@ def _across(canvas: Canvas, places: Places, wire: Wire, leave: Point, x: float) 
 
 
 def _enter(canvas: Canvas, key: str, x: float) -> list[Point]:
-    """Route into the side of a box, or from above if it has neighbours."""
+    """Route a wire into the side of a box, or from above if another box is next to it."""
     left, top, right, bottom = canvas.anchors[key]
     middle, end = (top + bottom) / 2, left if x < left else right
     between = [box for box in canvas.anchors.values() if box[1] < middle < box[3] and _spans(box, x, end)]
@@ -124,7 +124,7 @@ def _free(canvas: Canvas, y: float, start: float, end: float) -> bool:
 
 
 def _spans(box: tuple[float, float, float, float], start: float, end: float) -> bool:
-    """Return True if a box overlaps the range between two x."""
+    """Return True if a box overlaps the range between two x coordinates."""
     return box[0] < max(start, end) - 1 and box[2] > min(start, end) + 1
 
 
@@ -139,17 +139,17 @@ def _tie(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
 
 
 BETWEEN = 26.0
-"""Space between a node and the one above it."""
+"""Space between a node and the node above it."""
 APART = 24.0
 """Space between two columns without wires."""
 LEAST = 330.0
-"""Least width of a picture: its title needs some room."""
+"""Minimum width of a picture, for its title."""
 NAME, WORDS = 19.0, 12.0
-"""Sizes of fonts."""
+"""Font sizes of the name of a model, and of the lines below it."""
 
 
 def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float]:
-    """Put a model on the canvas, from x = `left` on and above y = 0; returns its right end and its top."""
+    """Draw a model to the right of x = `left` and above y = 0. Return its right edge and its top."""
     places = Places({name: number for number, column in enumerate(scene.columns) for name in column})
     right = _spread(scene, places, left)
     if right - left < LEAST:
@@ -170,7 +170,7 @@ def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float
 
 
 def _spread(scene: Scene, places: Places, left: float) -> float:
-    """Give each column its place; returns the right end of the last gutter."""
+    """Set the coordinates of each column. Return the right edge of the last gutter."""
     tracks = Counter(places.gutter(wire) for wire in scene.wires if wire.way != "up")
     x = left
     for number, column in enumerate(scene.columns):
@@ -189,7 +189,7 @@ def _gutter_width(tracks: int) -> float:
 
 
 def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) -> float:
-    """Return the height where a node begins: above the node below it, its input, or its source elsewhere."""
+    """Return the y of a node's bottom: above the node below it, its input, or a source in another column."""
     column = places.column[name]
     cx, below = places.centres[column], scene.columns[column].index(name) > 0
     reads = [wire.source for wire in scene.wires if wire.target == name and wire.way in ("up", "side")]
@@ -204,14 +204,14 @@ def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) 
 
 
 def _leave(canvas: Canvas, cx: float, top: float, text: str) -> float:
-    """Place the outputs of the model at the top of a node; returns the top of their names."""
+    """Draw the outputs of the model at the top of a node. Return the top of their names."""
     canvas.way((cx, top), (cx, top - 20), arrow=True)
     canvas.text(cx, top - 26, text, WORDS, "muted", "middle")
     return top - 40
 
 
 def title_of(scene: Scene, width: float, differing: Differing) -> list[Words]:
-    """Name, description, sizes and source, in lines from y = 0 downwards."""
+    """Return the name, description, sizes and source of a model as lines of text, from y = 0 downwards."""
     facts = flow([TextRun(note.text, differing.look(note.key)) for note in scene.facts], width, WORDS)
     described = [(TextRun(line),) for line in wrap(scene.description, width, WORDS)]
     source = [(TextRun(line),) for line in wrap(scene.source, width, SMALL)]
@@ -251,7 +251,7 @@ def draw(*graphs: AnySpec) -> Picture:
 
 
 def picture_of(scenes: Sequence[Scene], fields: Collection[str] = ()) -> Picture:
-    """Draw scenes, as `draw` does for models; `fields` are the names of the fields whose written values differ."""
+    """Draw one or two scenes, as `draw` does for models. `fields` are the fields whose values in the specs differ."""
     marked: Sequence[Differences] = differences(scenes[0], scenes[1], fields) if len(scenes) == 2 else [{}]
     canvases = [Canvas(marks) for marks in marked]
     right, top, titles = -APART, 0.0, []

@@ -1,6 +1,6 @@
 """The contents of a model's picture as data: boxes, their texts, and the wires. No element has coordinates.
 
-Every box names its weights, so that the numbers in a picture add up to the model's.
+The parameters of all boxes add up to the parameters of the model.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tfkit.tools.draw.canvas import Differences, Differing
 COUNT = "parameters"
 """The key of the number of parameters among the differences."""
 MISSING = "missing"
-"""The key of a difference: the other picture does not have the box."""
+"""The key of the difference that the other picture lacks the box."""
 STRUCTURE = frozenset({"title", "kind", MISSING})
-"""Keys that always are causes: the component itself differs."""
+"""Keys that are always causes: the component itself differs."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A few words in a box. Two pictures are compared by the notes' keys.
+    """A few words in a box. Notes with the same key correspond in two pictures.
 
-    The key of a value of a config is the name of its field, so that it is recognized as a cause of other differences.
+    The key of a value of a config is the name of its field, which shows whether the value causes other differences.
     """
 
     key: str
@@ -32,7 +32,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Chip:
-    """A component inside a box, in the colour of its slot. `parameters` are those that the box does not count."""
+    """A component inside a box, in the colour of its slot. The box does not count its `parameters`."""
 
     key: str
     role: str
@@ -45,12 +45,12 @@ class Box:
     """A component, or a step that has weights.
 
     Attributes:
-        key: the key to compare it with the box of another picture.
+        key: the key of the corresponding box in another picture.
         role: the slot that it fills, which decides its colour.
         notes: its kind and sizes.
-        chips: components inside it that have a slot of their own.
-        parts: boxes inside it; its own parameters include theirs.
-        times: the number of boxes like this one in the model, each with its own weights.
+        chips: components inside it that fill a slot.
+        parts: boxes inside it; their parameters are included in its parameters.
+        times: the number of identical boxes in the model, each with separate weights.
         tied: True if it uses the weights of another box.
         tip: every value of its config, shown under the pointer.
     """
@@ -68,7 +68,7 @@ class Box:
 
     @property
     def total(self) -> int:
-        """The parameters of all boxes like this one."""
+        """Total parameters of all `times` boxes."""
         return self.parameters * self.times + sum(chip.parameters for chip in self.chips)
 
 
@@ -89,14 +89,14 @@ class Added:
 
 @dataclass(frozen=True)
 class Segment:
-    """Sublayers whose outputs are added to the residual stream together: one, or several in parallel.
+    """Sublayers whose outputs are added to the residual stream together: a single sublayer, or several in parallel.
 
     Attributes:
-        branches: the boxes of each of them, bottom to top.
+        branches: the boxes of each sublayer, bottom to top.
         before: the module of a residual around the layer that computes the stream of the sublayers.
-        stem: the norm before all of them.
-        reads_input: True if they read the layer's input, and not the sum so far.
-        onto: the value that they are added to: the stream before the segment, or the output of the first box.
+        stem: the norm before all sublayers.
+        reads_input: True if the sublayers take the layer's input instead of the current stream.
+        onto: the value to which the outputs are added: the stream before the segment, or the output of the first box.
         factor: a learned factor of that value.
         write: the module that puts the output into the stream; None if it is added.
         after: the norm after the sum, or the module that writes the result of a layer to the stream.
@@ -114,7 +114,7 @@ class Segment:
     def boxes(self) -> Iterator[Box]:
         yield from (box for box in (self.before, self.stem, self.factor, self.after) if box is not None)
         yield from (item for branch in self.branches for item in branch if isinstance(item, Box))
-        if self.write is not None:  # a wire to the layer leads to the first box
+        if self.write is not None:  # a wire to the layer ends at the first box
             yield self.write
 
 
@@ -179,7 +179,7 @@ class Wire:
     """A wire outside the columns, from a node to a box of a second node, or (`up`) to the bottom of that node.
 
     Attributes:
-        way: `memory` leads to a cross-attention; `tie` from a table to one that uses it.
+        way: `memory` leads to a cross-attention; `tie` leads from a table to a node that uses it.
         key: the key of the box.
     """
 
@@ -195,8 +195,8 @@ class Scene:
 
     Attributes:
         columns: names of nodes, bottom to top.
-        inputs: the inputs of the lowest node of a column, by the node's name.
-        outputs: the outputs of the model, by the node's name.
+        inputs: the inputs of the lowest node of a column, by the name of the node.
+        outputs: the outputs of the model, by the name of the node that returns them.
     """
 
     name: str
@@ -226,7 +226,7 @@ Said = Mapping[str, object]
 def differences(a: Scene, b: Scene, fields: Collection[str]) -> tuple[Differences, Differences]:
     """Return, for each of two scenes, the keys of differing notes by the key of their box.
 
-    `fields` are the names of the fields whose written values differ.
+    `fields` are the fields whose values in the specs differ.
     """
     left, right = dict(_contents(a)), dict(_contents(b))
     return _against(left, right, fields), _against(right, left, fields)

@@ -1,6 +1,6 @@
-"""A stack of the graph as a tower of layers, with the sublayers of each as boxes.
+"""A stack of the graph as a tower of layers, with the sublayers of each layer as boxes.
 
-The notes of a box are the sizes and unusual values of its config; its tip has all values. No kind is mentioned.
+The notes of a box are the sizes and unusual values of its config; its tip has all values. The code depends on no kind.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tfkit.tools.draw.scene import Box, Chip, DrawnLayer, Mark, Note, Segment, T
 from tfkit.tools.show.resolved_values import number, text_of
 
 LONGEST_VALUE = 40
-"""Longest value, in characters, that is shown in a picture."""
+"""Maximum length of a value in a picture, in characters."""
 USUAL = ("dropout", "eps")
 """Fields that do not affect the architecture."""
 Tip = tuple[tuple[str, str], ...]
@@ -61,7 +61,7 @@ def chips_of(config: Config) -> Iterator[Chip]:
 
 
 def window_of(mask: MaskConfig) -> Iterator[Note]:
-    """Yield the extent of attention, unless it covers all tokens or all earlier tokens, and the rule of its mask."""
+    """Yield the window of attention, unless it covers all tokens or all earlier tokens; then the rule of the mask."""
     if mask.left is not None and mask.causal:
         yield Note("mask", f"window {mask.left + 1:,}")
     elif mask.left is not None or mask.right:
@@ -83,7 +83,7 @@ def fact(name: str, value: Any) -> str:
 
 
 def tip_of(config: Config) -> Tip:
-    """Return the purpose of a config, followed by all of its values."""
+    """Return the text under the pointer: the purpose of a config, then all of its values."""
     return (("", first_paragraph(type(config).__doc__ or "")), *_values(config, ""))
 
 
@@ -93,7 +93,7 @@ def _telling(config: Config) -> Iterator[tuple[str, Any]]:
         value = getattr(config, name)
         if isinstance(config, Component) and name == config.word_key:
             continue
-        # Values shared by a whole model, or taken from another node, are shown there.
+        # Values that an entire model shares, or that come from another node, are shown elsewhere.
         if any(marker(info, kind) for kind in (SharedMarker, WireMarker, PatchMarker)) or name in USUAL:
             continue
         if value is None or (not info.is_required() and value == info.get_default(call_default_factory=True)):
@@ -146,9 +146,9 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 LONGEST_LIST = 44
-"""Longest list of layers or pattern, in characters."""
+"""Maximum length of a list of layers or of a pattern, in characters."""
 MOST = 3
-"""The maximum number of values that distinguish layers with equal pictures."""
+"""Maximum number of values in a note that distinguishes layers with equal pictures."""
 
 
 def tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower:
@@ -168,7 +168,7 @@ def tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower
 
 
 def _told_apart(layers: list[DrawnLayer], drawers: list[_Layers]) -> Iterator[DrawnLayer]:
-    """Yield the layers. A layer that looks like an earlier one gets a note with the values in which they differ."""
+    """Yield the layers. A layer that looks like an earlier layer gets a note with the values that differ."""
     for index, (layer, drawer) in enumerate(zip(layers, drawers, strict=True)):
         twin = next((other for other, drawn in enumerate(layers[:index]) if _looks(drawn) == _looks(layer)), None)
         values: dict[str, str] = {} if twin is None else drawer.values_unlike(drawers[twin])
@@ -202,7 +202,7 @@ def _notes(node: Node, stack: Layers) -> Iterator[Note]:
 
 @dataclass(frozen=True)
 class _Layers:
-    """The identical layers `indices` of a stack; their boxes count the weights of one layer."""
+    """Identical layers of a stack, with the indices `indices`. Their boxes count the weights of a single layer."""
 
     node: Node
     stack: Layers
@@ -212,7 +212,7 @@ class _Layers:
 
     @property
     def layer(self) -> component.Layer:
-        """The first of them."""
+        """The first of the layers."""
         return self.stack.layers[self.indices[0]]
 
     def draw(self, *, alone: bool) -> DrawnLayer:
@@ -225,7 +225,7 @@ class _Layers:
         return DrawnLayer(self.key, name, len(self.indices) * self.stack.repeats, notes, each, segments)
 
     def values_unlike(self, other: _Layers) -> dict[str, str]:
-        """Return the values of this layer that differ in another layer, by their path in the layer."""
+        """Return the values of this layer that differ from another layer's, by path in the layer."""
         mine, other_config = self.layer.config, other.layer.config
         fields = type(mine).model_fields.keys() & type(other_config).model_fields.keys()
         theirs = set(tip_of(other_config))
@@ -233,7 +233,7 @@ class _Layers:
         return {name: value for name, value in values if name.partition(".")[0] in fields}
 
     def _segments(self) -> Iterator[Segment]:
-        """Group the sublayers that are added together."""
+        """Return the segments: groups of sublayers whose outputs are added to the stream together."""
         groups: list[list[Step]] = []
         for step in self.layer.steps:
             if groups and _joins(step, groups[-1], first=len(groups) == 1):
@@ -241,7 +241,7 @@ class _Layers:
             else:
                 groups.append([step])
         around = self.layer.around
-        fresh = True  # the norm of the layer's input has one set of weights, however many segments read it
+        fresh = True  # count the norm of the layer's input only in the first segment that reads it
         for number_, group in enumerate(groups):
             segment = self._segment(group, first=number_ == 0, fresh=fresh)
             fresh = fresh and not any(step.reads_input for step in group)
@@ -299,7 +299,7 @@ class _Layers:
         return Box(f"{self.key}/{factor.name}", "step", title, parameters=count, times=len(self.indices))
 
     def _onto(self, step: Step) -> Box | None:
-        """Return the box of the factors of the value that the output of a sublayer is added to."""
+        """Return the box of the factors of the value to which the output of a sublayer is added; None for 1."""
         box = None if step.onto is None else self._learned(step.onto)
         if step.addition.scale_onto == 1:
             return box
@@ -343,12 +343,12 @@ class _Layers:
         return tuple(boxes)
 
     def _with_shared(self, chip: Chip) -> Chip:
-        """Count the position weights of these layers. Weights shared with other layers count where they come first."""
+        """Count the position weights of these layers. Weights that layers share count in the first of these layers."""
         contexts = [self.stack.layers[index].context for index in self.indices]
         return replace(chip, parameters=sum(self.counts.take(f"{self.node.name}.{path}") for path in contexts if path))
 
     def _count(self, name: str) -> int:
-        """Take the parameters of a module in all layers, and return the count of one layer."""
+        """Remove the parameters of a module from the counts in all layers, and return the count of one layer."""
         taken = [self.counts.take(f"{self.node.name}.layers.{index}.{name}") for index in self.indices]
         return taken[0]
 

@@ -27,7 +27,7 @@ SVG = "http://www.w3.org/2000/svg"
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing from (x, y) on; `title` and `description` describe it in words."""
+    """A drawing whose top left corner is (x, y); `title` and `description` describe it as text."""
 
     x: float
     y: float
@@ -96,7 +96,7 @@ def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
 
 
 def _text(words: Words) -> ET.Element:
-    """Render a line of text; its class is the look of its runs if they have the same."""
+    """Render a line of text. If all runs have the same look, it becomes the class of the entire line."""
     attributes = {"x": _number(words.x), "y": _number(words.y), "font_size": _number(words.size)}
     if words.anchor != "start":
         attributes["text_anchor"] = words.anchor
@@ -232,16 +232,16 @@ def to_png(picture: Picture, theme: Theme = "auto") -> bytes:
 
 
 FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, ".png": to_png, ".html": to_html}
-"""The formats, by the ending of the file's name."""
+"""The function that renders each format, by the suffix of the file."""
 
 
 @checked
 def write(picture: Picture, path: AnyPath, theme: Theme = "auto") -> None:
-    """Write a picture in the format that the ending of `path` says: .svg, .png or .html.
+    """Write a picture in the format of the suffix of `path`: .svg, .png or .html.
 
     Raises:
-        ValueError: another ending.
-        SpecError: it cannot be written; an interrupt or a full disk leaves no half picture.
+        ValueError: `path` has a different suffix.
+        SpecError: the file cannot be written. It is never written partially, even after an interrupt or on a full disk.
     """
     path = Path(path)
     if path.suffix not in FORMATS:

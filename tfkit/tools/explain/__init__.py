@@ -1,1 +1,1 @@
-"""A model in words."""
+"""A description of a model: its components, their sizes and their costs."""

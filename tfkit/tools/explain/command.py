@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfkit.tools.explain.explain import Explained, Explanation
 
 COLUMNS = (9, 7, 7)
-"""Widths of the columns at the right: parameters, their share, the share of FLOPs."""
+"""Widths of the columns at the right: parameters, their fraction, and the fraction of FLOPs."""
 INDENT = "  "
 
 
@@ -111,7 +111,7 @@ def _stop(text: str) -> str:
 
 
 def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str, str, str]:
-    """Return parameters, their share, and the share of FLOPs; for a node, including everything inside it."""
+    """Return parameters, their fraction, and the fraction of FLOPs; for a node, including everything inside it."""
     parts = list(part.walk()) if whole else [part]
     parameters, flops = sum(component.parameters for component in parts), sum(component.flops for component in parts)
     share = percent(parameters, explained.parameters) if parameters else ""

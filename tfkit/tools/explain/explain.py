@@ -44,16 +44,16 @@ from tfkit.tools.show.resolved_values import number
 
 @dataclass(frozen=True)
 class Explained:
-    """A model for a person who sees it for the first time.
+    """A description of a model for readers who see it for the first time.
 
     Attributes:
-        name: its name.
-        description: its distinctive features, in its spec's words.
-        source: the paper or the reference implementation that its spec names.
-        parameters: parameters of the entire model, which the nodes and everything inside them add up to.
-        active: of these, those that one token is multiplied by: of routed experts, the chosen ones.
-        flops: FLOPs of one forward over `length` tokens, which the nodes add up to.
-        length: tokens of that forward.
+        name: the name of the model.
+        description: the description in the spec, of its distinctive features.
+        source: the paper or the reference implementation that the spec names.
+        parameters: parameters of the model; the nodes and everything inside them add up to this number.
+        active: parameters by which a token is multiplied: of routed experts, only the chosen experts count.
+        flops: FLOPs of a forward over `length` tokens; the nodes add up to this number.
+        length: number of tokens of that forward.
         inputs: the inputs, a sentence each.
         nodes: the nodes, in the order in which data flows.
         init: the initialization of the weights.
@@ -75,7 +75,7 @@ class Explained:
 
 @checked
 def explain(graph: AnySpec) -> Explained:
-    """Explain a model or spec: every component in the words of its docstrings, with sizes and costs.
+    """Explain a model or spec: describe every component by its docstrings, with sizes and costs.
 
     FLOPs are counted for a forward over as many tokens as `cost` uses by default. Raises SpecError if the model cannot
     be built.
@@ -261,7 +261,7 @@ def _explained(layer: Layer, role: str) -> Iterator[Explanation]:
 
 
 def _around(stack: Layers) -> Iterator[Explanation]:
-    """Describe the norms and residuals around the sublayers, but for additions; each kind once."""
+    """Describe the norms and residuals around the sublayers, each kind once. Plain additions are omitted."""
     components: dict[tuple[str, str], Component] = {}
     for layer in _firsts(stack):
         for step in layer.steps:
@@ -312,7 +312,7 @@ def sentence(text: str) -> str:
 
 
 def doc_of(config: Config | type[Config]) -> str:
-    """Return the description of a component: its own sentence, else the sentence of its class, else an empty string."""
+    """Return the description of a component: `in_words()`, else the first sentence of its class, else `""`."""
     if isinstance(config, Config) and (text := config.in_words()) is not None:
         return text
     cls = config if isinstance(config, type) else type(config)
@@ -340,7 +340,7 @@ def field_words(config: Config, name: str) -> str:
 
 
 def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
-    """Return the papers of a field's value: links in its own text, else at its name or value in a module's text."""
+    """Return the papers of a field's value: links in the text of the field, else in the text of the module."""
     links = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
     words = (name, value if isinstance(value, str) else "")
     for cls in [] if links else type(config).__mro__:
@@ -373,24 +373,24 @@ def _folded(words: Iterable[str]) -> Iterator[str]:
 
 
 SAID = frozenset({"d_model", "n_heads", "n_kv_heads", "d_head", "mask", "dropout", "bias", "max_len", "n_layers"})
-"""Fields that have sentences of their own, or that all components share."""
+"""Fields that have separate sentences, or that all components share."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A component of a model, for a person who sees it for the first time.
+    """A description of a component for readers who see it for the first time.
 
     Attributes:
         name: its name in the spec: a node, or a slot.
-        kind: its kind; None if it has none.
-        where: the layers that have it, if not all do; of a node, its sources.
-        layers: the numbers of those layers, if not all do.
+        kind: its kind; None if it has no kind.
+        where: the layers that have it, unless all layers do; for a node, its sources.
+        layers: the numbers of the layers that have it, unless all layers do.
         says: its description, a sentence of its docstring.
         papers: its sources.
         facts: its sizes and settings, a sentence each.
-        steps: the steps of a layer, in order; only of a stack.
+        steps: the steps of a layer, in order; only for a stack.
         parameters: its parameters, without the components inside it.
-        flops: its own FLOPs of one forward.
+        flops: its FLOPs of one forward, without the components inside it.
         parts: the components inside it, in the order in which they run.
     """
 
@@ -442,7 +442,7 @@ def _inside(config: Config, field: str, value: Config) -> Explanation:
 
 
 def _given(config: Config, leave_out: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields worth a mention: required sizes, and values that differ from the defaults."""
+    """Yield the fields to mention: required sizes, and values that differ from the defaults."""
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         hidden = name in leave_out or name in SAID or name == config.word_key
@@ -489,7 +489,7 @@ def explain_mixer(name: str, config: MixerConfig) -> Explanation:
 
 
 def _states(config: SublayerConfig) -> Iterator[str]:
-    """Describe the states of a sublayer, of which there may be none."""
+    """Describe the states of a sublayer, if it has any."""
     states = [entry for entry in config.cached or () if isinstance(entry, State)]
     numbers = sum(math.prod(state.shape(0)) for state in states)
     if numbers:

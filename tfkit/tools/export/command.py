@@ -26,7 +26,7 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
 
     try:
         names = formats_of(reader_of(context).found).named
-    except SpecError:  # the command says what is wrong
+    except SpecError:  # the command reports the error
         return []
     return [name for name in names if name.startswith(incomplete)]
 

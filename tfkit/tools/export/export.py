@@ -1,6 +1,6 @@
-"""Write a model to a file of another format: completely or not at all, and only if it equals the model.
+"""Export of a model to another format. A file gets its name only if it is complete and equals the model.
 
-An exported file is read again and run at shapes other than the shapes of the export before it gets its name.
+To compare it, the exported file is read again and run at shapes that differ from the shapes of the export.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from tfkit.tools.export.formats import Format, formats_of
 from tfkit.tools.export.verification import Check, check
 
 MARGIN = 2**24
-"""The maximum number of bytes of a file in addition to the weights."""
+"""Maximum size of a file in bytes, in addition to the weights."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that were written, and the proof.
+    """The exported files, and their differences from the model.
 
     Attributes:
         name: name of the model.
-        format: its name.
-        files: the files written; the first is the requested one.
-        bytes: the size of all of them.
+        format: name of the format.
+        files: the written files; the first is the requested file.
+        bytes: the total size of the files.
         checks: the comparisons of the file, read again, with the model.
-        difference: the largest difference.
+        difference: the largest difference in these comparisons.
     """
 
     name: str
@@ -64,21 +64,22 @@ def export(
 ) -> Exported:
     """Write a model to a file that runs without tfkit.
 
-    The file is written to a folder next to it, read again and compared with the model at shapes that it was not made
-    with, and put in its place only if it is equal: an error, an interrupt or a full disk leaves nothing behind, and a
-    former file as it was.
+    The file is first written to a temporary folder, read again, and compared with the model at shapes that differ from
+    the shapes of the export. It is moved to `path` only if it equals the model. An error, an interrupt or a full disk
+    leaves nothing behind, and does not change an existing file.
 
     Args:
         model: a model that `tfkit.build` returned; it is written in eval mode.
         path: the file; its folder must exist.
-        format: `torchscript`, `pt2`, `aoti`, `onnx`, `safetensors`, or one of a plugin; by the suffix unless
-            given.
-        stage: called with the name of each stage as it begins.
-        plugins: those whose formats there are.
+        format: `torchscript`, `pt2`, `aoti`, `onnx`, `safetensors`, or the format of a plugin; by default, the format
+            of the suffix.
+        stage: a function that is called with the name of each stage when it begins.
+        plugins: the plugins whose formats are available.
 
     Raises:
-        SpecError: there is no such format; or it cannot represent the model, or the file differs from it: the message
-            names the first component that does; or its weights are not finite; or the file cannot be written.
+        SpecError: the format does not exist or cannot represent the model; the file differs from the model, in which
+            case the message names the first component that differs; a weight is not finite; or the file cannot be
+            written.
         ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
     model, path = whole(model), Path(path)
@@ -114,7 +115,7 @@ def check_format(graph: Graph, format: Format) -> None:
 
 
 def _check_room(model: fx.GraphModule, folder: Path) -> None:
-    """Raise OSError if the disk does not have room for the file: torch's writers end the process when it is full."""
+    """Raise OSError if the disk is too full for the file: torch's writers would abort the process."""
     needed = size_of(model) + MARGIN
     probe = folder / "room"
     if not hasattr(os, "posix_fallocate"):  # macOS
@@ -130,7 +131,7 @@ def _check_room(model: fx.GraphModule, folder: Path) -> None:
 
 @contextmanager
 def _readable(path: Path, format: str, what: str = "written") -> Iterator[None]:
-    """Turn any error of a format into a readable one."""
+    """Convert any error of a format to a SpecError."""
     try:
         yield
     except SpecError:

@@ -1,13 +1,13 @@
-"""A model as programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding.
+"""A model as programs of `torch.export` with dynamic shapes: the full sequence, and the steps of cached decoding.
 
     model      all inputs, all masks                          -> the model's outputs
-    read       inputs given once, with their masks             -> the values that the steps read: an encoder's output
+    read       inputs that are read once, with their masks     -> the values that the steps take: an encoder's output
     prefill    the first step, its masks, `cache`             -> the model's outputs for the step
     decode     one token, its masks, `cache`, `past` [b]      -> the model's outputs for the token
 
-`past` counts the tokens of each sequence that were read before, without padding. A program has one signature, so masks
-are always present: all True if nothing is hidden. Batch, lengths and the size of the caches are free. The caches are
-written in place, or returned as a second result if a format cannot do that.
+`past` counts the tokens of each sequence that were read before, without padding. A program has a single signature, so
+masks are required: without padding, they are True everywhere. The batch size, the lengths and the size of the caches
+are dynamic. The caches are updated in place, or returned as a second result if a format does not support updates.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Caches:
     """The caches of a model whose sequences are read in steps.
 
     Attributes:
-        parts: the nodes that run once, and those that run at every step.
-        first: the values that are read once and given only at the first step.
-        of_memory: the names of those that hold a memory, and are written only at the first step.
+        parts: the nodes that run once, and the nodes that run at every step.
+        first: the values that are read once and passed only at the first step.
+        of_memory: the names of the caches of a memory, which are written only at the first step.
         limit: the model's `max_len`; None if it has none.
-        least: the number of tokens that they hold at least: more than any sliding window.
-        full: node, layer and number of one that holds all tokens; None if all are windows.
+        least: the minimum number of tokens for which caches are created: more than any sliding window.
+        full: node, layer and number of a cache that holds all tokens; None if all caches are windows.
     """
 
     def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
@@ -73,7 +73,7 @@ class Caches:
         return empty_caches(self.parts, batch, max(length, self.least), lambda _: memory, like)
 
     def room(self, cache: Cache) -> int:
-        """Return the number of tokens that the caches have room for."""
+        """Return the capacity of the caches in tokens."""
         return _room(cache, self.full, self.limit)
 
     def free(self, cache: Cache) -> dict[str, list[list[dict[int, Any]]]]:
@@ -102,8 +102,9 @@ def programs(
 ) -> dict[str, ExportedProgram]:
     """Return the programs of a model in eval mode, by name; only `model` if it needs full sequences.
 
-    `inputs` are examples of all inputs and masks, at least 2 in each free size. Caches that are not written in place
-    are a second result. Raises SpecError, which names the component at fault, if torch.export refuses the model.
+    `inputs` are examples of all inputs and masks, with at least 2 entries in each dynamic size. With `in_place`, caches
+    are updated in place; otherwise they are a second result. Raise SpecError with the component at fault if
+    torch.export rejects the model.
     """
     if reasons := _loops(graph_of(model)):
         raise SpecError(*reasons)
@@ -115,7 +116,7 @@ def programs(
 
 
 def refusals(model: fx.GraphModule) -> list[Diagnostic]:
-    """Return the reasons why a model has no programs; works on the meta device."""
+    """Return the reasons why a model has no programs. The model may be on the meta device."""
     if reasons := _loops(graph_of(model)):
         return reasons
     inputs = example(model)
@@ -134,7 +135,7 @@ def looping(graph: Graph) -> dict[str, str]:
 
 
 def _loops(graph: Graph) -> list[Diagnostic]:
-    """Return an error for each of these kinds: torch would name a constraint, and no component."""
+    """Return an error for each looping kind. The error of torch would name a constraint instead of a component."""
     return [
         Diagnostic(
             f"mixer `{kind}` cannot be exported by torch.export: its loop fixes the length of the program",
@@ -184,7 +185,7 @@ def _piece(
 
 
 def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decode: bool, in_place: bool) -> None:
-    """Give a stepping module arguments that are only tensors: the caches tell how many tokens they are made for."""
+    """Change a stepping module so that all arguments are tensors: the caches determine their capacity in tokens."""
     graph = step.graph
     arguments = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
     past, cache = arguments["past"], arguments["cache"]
@@ -211,7 +212,7 @@ def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decod
 
 
 def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) -> int:
-    """Return the number of tokens that the caches have room for, from the cache that holds all of them."""
+    """Return the capacity of the caches in tokens, from the size of a cache that holds all tokens."""
     if full is None:
         return limit or UNLIMITED
     name, layer, i = full
@@ -219,13 +220,13 @@ def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) ->
 
 
 def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int, int] | None, limit: int | None) -> Past:
-    """Return the preceding tokens: none, or up to all but one column, so that no shape changes."""
+    """Return the preceding tokens: none, or all columns except one; all shapes are then constant."""
     room = _room(cache, full, limit)
     return Past(0 if lengths is None else room - 1, room, lengths)
 
 
 def _copied(cache: Cache, read: Collection[str]) -> Cache:
-    """Copy the caches that are written to."""
+    """Copy the caches that the program updates."""
     return {
         name: layers if name in read else [[tensor.clone() for tensor in tensors] for tensors in layers]
         for name, layers in cache.items()
@@ -259,14 +260,14 @@ def exported(
     with quiet(), torch.no_grad():
         program = torch.export.export(module, (), kwargs, dynamic_shapes=shapes, strict=False)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine
+        node.meta.pop("stack_trace", None)  # it contains paths of the machine that exports
     return program
 
 
 class Watched(fx.Interpreter):
-    """Runs a program, and keeps the outputs of the modules whose operations it has, by their paths.
+    """Runs a program, and records the outputs of the modules whose operations it contains, by path.
 
-    The output of a module is the last of its values that others read; of several calls, the first one's.
+    The output of a module is its last value that an operation outside uses; of several calls, the first call counts.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -288,9 +289,9 @@ def _calls(node: fx.Node) -> dict[str, str]:
 
 
 def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]) -> dict[Any, list[str]]:
-    """Map each operation to the modules that return its value: the operation belongs to them, but a user does not.
+    """Map each operation to the modules that return its value: a user of the value is not part of the module call.
 
-    The second call of a module has a name with `@`.
+    The name of a second call of a module contains `@`.
     """
     return {
         node: [
@@ -302,7 +303,7 @@ def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iter
     }
 
 
-# ---- sequences read in steps by the programs of a file: the same calls for every format that has them ----
+# ---- incremental reading by the programs of a file: the same calls for all formats with programs ----
 
 
 class PieceReader:
@@ -321,7 +322,7 @@ class PieceReader:
         self._used = 0
 
     def start(self, batch: int, /, **inputs: Tensor) -> None:
-        """Begin new sequences, and read the inputs that are given once."""
+        """Begin new sequences, and read the inputs that are read once."""
         parts, values = self._caches.parts, dict(inputs)
         if parts.initial_nodes:
             arguments = complete(self._graph, inputs, self._programs.takes(READ))
@@ -392,7 +393,7 @@ def _beside(graph: Graph, name: str) -> str:
 
 
 class Programs(Opened):
-    """The programs of a file, see above; `graph` is the graph of the exported model."""
+    """The programs of a file, as in the table above; `graph` is the graph of the exported model."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -1,4 +1,4 @@
-"""The component of a model that an exporter fails on, in the words of its spec."""
+"""The component of a model on which an exporter fails, named as in the spec."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress an exporter's messages about itself, and the full program that it prints before an error."""
+    """Suppress an exporter's progress messages, and the program that it prints before an error."""
     level = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")

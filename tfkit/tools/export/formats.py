@@ -51,7 +51,7 @@ class Opened(ABC):
     def forward(self, inputs: Inputs) -> list[Tensor]:
         """Return all outputs of the model.
 
-        Masks and optional inputs may be missing: the file then acts as the model does for None.
+        Masks and optional inputs may be missing: the file then behaves as the model does for None.
         """
 
     def cached(self, length: int) -> CachedReader | None:
@@ -69,8 +69,8 @@ class Opened(ABC):
 
         Args:
             inputs: inputs of the model.
-            calls: the arguments of each module of the model for these inputs, in the order in which they returned: for
-                a format whose modules can be called one by one.
+            calls: the arguments of each module of the model for these inputs, in the order in which the modules
+                returned: for formats whose modules can be called separately.
         """
         return {}
 
@@ -78,7 +78,7 @@ class Opened(ABC):
 class Format(ABC):
     """A format of `tfkit export`: its way to write a model to a file, and to read that file again.
 
-    A plugin brings formats by its hook `tfkit_export_formats`.
+    A plugin returns its formats from the hook `tfkit_export_formats`.
 
     Attributes:
         name: as in `--format`.
@@ -101,9 +101,9 @@ class Format(ABC):
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         """Write the model to `path`, which has the name of the final file.
 
-        Further files go to the folder `extras_of(path)`, whose name the file must contain: so they belong to it. The
-        folder of `path` is empty, and is removed if anything fails. This function may raise any error: `export` turns
-        it into a message.
+        Write additional files to the folder `extras_of(path)`. The main file must contain the name of that folder,
+        which marks the folder as part of the export. The folder of `path` is empty, and is removed if anything fails.
+        This method may raise any error: `export` converts it to a SpecError.
 
         Args:
             model: the model, in eval mode.
@@ -134,7 +134,7 @@ def metadata(model: fx.GraphModule) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Formats:
-    """The formats by name, the label of each one's plugin, and a warning for each plugin whose hook failed."""
+    """The formats by name, the labels of their plugins, and a warning for each plugin whose hook failed."""
 
     named: Mapping[str, type[Format]]
     plugins: Mapping[str, str]
@@ -211,7 +211,7 @@ def _clash(message: str, *both: str) -> Diagnostic:
 
 
 class Safetensors(Format):
-    """One file of tensors by the model's own names, its spec in the metadata: `tfkit build SPEC --weights FILE`."""
+    """A file of tensors under the names of the model, with the spec as metadata: `tfkit build SPEC --weights FILE`."""
 
     name = "safetensors"
     suffixes = (".safetensors",)
@@ -226,7 +226,7 @@ class Safetensors(Format):
 
 
 class _Built(Opened):
-    """A model that was built anew and filled from the file."""
+    """A second model, with the weights of the file."""
 
     def __init__(self, model: fx.GraphModule) -> None:
         self._model = model

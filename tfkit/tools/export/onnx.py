@@ -1,10 +1,10 @@
-"""ONNX: graphs that ONNX Runtime and others run, by torch's exporter of programs. See https://onnx.ai/onnx/.
+"""ONNX: graphs for ONNX Runtime and similar engines, written by torch's exporter. See https://onnx.ai/onnx/.
 
-FILE.onnx is the full model. If it can be decoded token by token, there is a folder next to it, named as `parts` in its
-metadata: prefill.onnx, decode.onnx and, with an encoder, read.onnx (see `programs.py`), and weights.data, which has the
-weights of all of them, once. The folder has a new name each time, so that FILE.onnx never goes with the folder of
-another model. A graph changes nothing in place: caches go in as `cache_NODE_LAYER_NUMBER`, and come
-out as `new_cache_NODE_LAYER_NUMBER`.
+FILE.onnx is the full model. If the model can be decoded token by token, the entry `parts` of its metadata names a
+folder next to it. The folder contains prefill.onnx, decode.onnx, with an encoder read.onnx (see
+`exported_programs.py`), and weights.data, which stores the weights of all graphs once. The folder gets a new name at
+each export, so FILE.onnx can never be combined with the folder of a different model. A graph changes nothing in place:
+it takes caches as `cache_NODE_LAYER_NUMBER`, and returns them as `new_cache_NODE_LAYER_NUMBER`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tfkit.torch_private.tensors import map_nested
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The metadata in which the exporter notes the modules that an operation belongs to."""
+"""Key of the metadata in which the exporter records the modules of an operation."""
 FOLDER = "session.model_external_initializers_file_folder_path"
-"""ONNX Runtime's option for the folder with the weights of a graph in memory."""
+"""Option of ONNX Runtime: the folder with the weights of a graph that is in memory."""
 PARTS, WEIGHTS = "parts", "weights.data"
-"""Keys of the metadata: the folder of further files, and one of these."""
+"""Metadata key of the folder of additional files, and name of its file of weights."""
 MOST_IN_A_GRAPH = 2**30
-"""Most bytes of weights in a graph; protobuf messages are limited to 2 GiB."""
+"""Maximum bytes of weights inside a graph; protobuf messages are limited to 2 GiB."""
 
 
 class Onnx(Format):
-    """Graphs of ONNX with free shapes: the whole sequence, and the steps of cached decoding."""
+    """ONNX graphs with dynamic shapes: the full sequence, and the steps of cached decoding."""
 
     name = "onnx"
     suffixes = (".onnx",)
@@ -90,7 +90,7 @@ def _check_installed() -> None:
 
 
 def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
-    """Translate a program, which is changed in the process, into a model of `onnx_ir` that shares its weights."""
+    """Translate a program into a model of `onnx_ir` that shares its weights. The program is modified."""
     from tfkit.tools.export.operations import TRANSLATIONS
 
     assert program.example_inputs is not None
@@ -119,7 +119,7 @@ def _prepare(program: ExportedProgram) -> None:
     """Change operations that the exporter cannot handle."""
     graph = program.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.flatten.using_ints):
-        # The result of torch's attention can be flattened as it is in memory, that of its translation cannot.
+        # The memory layout of torch's attention allows a view of the result; the layout of the translation does not.
         with graph.inserting_before(node):
             layout = {"memory_format": torch.contiguous_format}
             dense = graph.call_function(torch.ops.aten.clone.default, (node.args[0],), layout)
@@ -136,12 +136,12 @@ def _call(call: str, path: str) -> str:
 
 
 def _content(tensor: Any) -> Any:
-    """Return a value that two tensors share only if they are equal."""
+    """Return a key that is equal only for equal tensors."""
     return tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()
 
 
 def _again(tensor: Any, written: Any, name: str) -> Any:
-    """Return a tensor as a location in the file if it was written before. The exporter renames some tensors."""
+    """Return the location of a tensor that the file already contains. The exporter renames some tensors."""
     import onnx_ir as ir
 
     if written is None:
@@ -177,7 +177,7 @@ def _sizes(name: str, value: Any) -> Any:
 
 
 class _Sessions(Programs):
-    """The graphs, run by ONNX Runtime on the CPU."""
+    """The graphs of a file, run by ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
         import onnx_ir as ir

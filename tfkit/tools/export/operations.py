@@ -10,13 +10,13 @@ import torch
 from onnxscript import opset20
 
 op: Any = opset20
-"""Its annotations concern the text of the operations, not the model being translated."""
+"""ONNX operators, with the type `Any`: their annotations do not describe values of the exporter."""
 
 
 def remainder(self: Any, other: Any) -> Any:
     """Translate `remainder`.
 
-    The exporter's translation takes only constants, and the number of cache slots is not one.
+    The exporter's translation supports only a constant divisor, and the number of cache slots is dynamic.
     """
     return op.Mod(self, op.CastLike(other, self))
 
@@ -33,7 +33,7 @@ def attention(
 ) -> Any:
     """Translate scaled dot-product attention.
 
-    A query without any key gives zeros, where the exporter's translation gives NaN.
+    A query without any key returns zeros. The exporter's translation returns NaN.
 
     b batch, q queries, k keys, h query heads, g key-value heads, d d_head.
 
@@ -41,11 +41,11 @@ def attention(
         query: [b, h, q, d].
         key: [b, g, k, d].
         value: [b, g, k, d].
-        attn_mask: bool, True to read, or added to the scores; broadcast to [b, h, q, k].
+        attn_mask: bool, True to attend, or numbers to add to the scores; broadcast to [b, h, q, k].
         dropout_p: always 0 here.
         is_causal: hide later keys.
-        scale: factor of the scores; d ** -0.5 unless given.
-        enable_gqa: groups of query heads share a head of keys and values.
+        scale: factor of the scores; by default d ** -0.5.
+        enable_gqa: True if groups of query heads share a key-value head.
     """
     if enable_gqa:
         key, value = _repeated(key, query), _repeated(value, query)
@@ -66,7 +66,7 @@ def attention(
 
 
 def _repeated(x: Any, query: Any) -> Any:
-    """Repeat heads [b, g, k, d] in place to match the number of query heads."""
+    """Repeat each of the heads [b, g, k, d] in sequence, so that their number matches the query heads."""
     n = query.shape[1] // x.shape[1]
     expanded = op.Expand(op.Unsqueeze(x, [2]), op.Constant(value_ints=[1, 1, n, 1, 1]))
     shape = op.Concat(op.Shape(query, end=2), op.Shape(x, start=2), axis=0)

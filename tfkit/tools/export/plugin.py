@@ -1,4 +1,4 @@
-"""The built-in formats as a plugin of tfkit."""
+"""The built-in formats, registered as a plugin of tfkit."""
 
 from __future__ import annotations
 

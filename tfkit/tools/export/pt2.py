@@ -1,9 +1,9 @@
-"""`torch.export` and AOTInductor: programs of tensor operations that torch loads without the Python that wrote them.
+"""`torch.export` and AOTInductor: programs of tensor operations that torch loads without the original Python code.
 
-An archive has several programs (see `programs.py`), or libraries compiled to machine code for one type of processor,
-and their weights, once. `torch.export.load` returns the model; `load_pt2` of `torch.export.pt2_archive._package`
-returns all programs, by name. https://docs.pytorch.org/docs/stable/export.html,
-https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html
+An archive contains several programs (see `exported_programs.py`), or libraries that are compiled for a single type of
+processor, and stores their weights once. `torch.export.load` returns the model; `load_pt2` of
+`torch.export.pt2_archive._package` returns all programs by name.
+https://docs.pytorch.org/docs/stable/export.html, https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tfkit.torch_private.programs import (
 
 
 class Pt2(Format):
-    """Programs of `torch.export` with free shapes: the whole sequence, and the steps of cached decoding."""
+    """Programs of `torch.export` with dynamic shapes: the full sequence, and the steps of cached decoding."""
 
     name = "pt2"
     suffixes = (".pt2",)
@@ -57,7 +57,7 @@ class _Loaded(Programs):
         with quiet():
             self._programs = read_programs(path)
         self._modules: dict[str, fx.GraphModule] = {}
-        for program in self._programs.values():  # each was read with its own weights
+        for program in self._programs.values():  # each program was read with a copy of the weights
             program.state_dict.update({key: self.weights()[key] for key in program.state_dict})
 
     def takes(self, name: str) -> list[str]:
@@ -114,7 +114,7 @@ class _Compiled(Programs):
         return arguments_of(self._libraries[name])
 
     def run(self, name: str, inputs: dict[str, Any]) -> list[Tensor]:
-        # The code assumes the memory layout of its inputs at compile time, and ignores strides.
+        # Compiled code assumes the memory layout of the example inputs, and ignores strides.
         dense = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in inputs.items()}
         with torch.no_grad():
             return as_tensors(self._libraries[name](**dense))

@@ -1,9 +1,9 @@
-"""The state of a scripted model's sequences: a dictionary of lists of tensors, passed in and changed.
+"""The state of a scripted model's sequences: a dictionary of lists of tensors, which the methods update.
 
-The caches have the names of their nodes, and a list for each layer; values read once have their own
-names and a dot. `.columns` is an int tensor [3]: columns read, columns there is room for, and 1 after padding;
-`.lengths` counts tokens by row, [b]. Tensors are changed in place but the dictionary is not, so that a copy of it, as
-Python gets one, is the same state.
+The key of a cache is the name of its node, with a list of tensors for each layer. The key of a value that is read once
+is its name after a dot. `.columns` is an int tensor [3]: the columns read, the capacity in columns, and 1 after
+padding. `.lengths`, [b], counts the tokens of each row. Tensors are updated in place, but the dictionary never changes:
+TorchScript passes copies of it to Python, and a copy is therefore the same state.
 
 TorchScript compiles these functions, which is why their annotations are evaluated.
 """
@@ -39,7 +39,7 @@ def add_caches(
 
 
 def keep_value(state: dict[str, list[list[Tensor]]], name: str, value: Tensor | None) -> None:
-    """Keep a value that was read once, if there is any."""
+    """Store a value that is read once, unless it is None."""
     if value is None:
         return
     batch = state[".lengths"][0][0].size(0)
@@ -49,18 +49,18 @@ def keep_value(state: dict[str, list[list[Tensor]]], name: str, value: Tensor | 
 
 
 def kept_value(state: dict[str, list[list[Tensor]]], name: str) -> Tensor | None:
-    """Return a value that was read once, or None."""
+    """Return a value that `keep_value` stored, or None."""
     key = f"{name}."
     return state[key][0][0] if key in state else None
 
 
 def first_value(state: dict[str, list[list[Tensor]]], name: str) -> Tensor | None:
-    """Return a value for the first step only; later steps read it from the caches."""
+    """Return a value in the first step, and None in later steps, which read it from the caches."""
     return kept_value(state, name) if int(state[".columns"][0][0][0]) == 0 else None
 
 
 def past_of(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> Past:
-    """Count the tokens before these."""
+    """Return the counts of the tokens that were read before `tokens`."""
     columns, lengths, t = state[".columns"][0][0], state[".lengths"][0][0], tokens.size(1)
     start, length = int(columns[0]), int(columns[1])
     if tokens.size(0) != lengths.size(0):
@@ -68,13 +68,13 @@ def past_of(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor |
     if t == 0:
         raise ValueError("a step must have at least one token")
     if start + t > length:
-        raise ValueError(f"{t} more tokens do not fit: {start} of {length} places are taken")
+        raise ValueError(f"{t} more tokens do not fit: {start} of {length} columns are used")
     if mask is not None:
         columns[2] = 1
     return Past(start, length, lengths if bool(columns[2] == 1) else None)
 
 
 def move_on(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> None:
-    """Count these tokens as read."""
+    """Add `tokens` to the counts of the tokens that were read."""
     state[".columns"][0][0][0] += tokens.size(1)
     state[".lengths"][0][0].add_(torch.tensor(tokens.size(1)) if mask is None else mask.long().sum(dim=1))

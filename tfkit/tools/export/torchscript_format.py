@@ -1,12 +1,12 @@
-"""TorchScript by scripting: control flow stays, batch and length are free, and C++ loads it without Python.
+"""TorchScript by scripting: control flow is preserved, batch and length are dynamic, and C++ loads the file.
 
 A file has the methods `forward` and, for decoding, `start` and `step`:
 
-    state = start(batch, length, source, source_mask)   # inputs read once, and their masks, if the model has any
-    logits = step(state, tokens, tokens_mask, keep)     # the next tokens; `state` is changed
+    state = start(batch, length, source, source_mask)   # inputs that are read once, if any, and their masks
+    logits = step(state, tokens, tokens_mask, keep)     # the next tokens; `state` is updated
 
-All methods call the model's children: a weight is in the file once, under its name. `read` and `piece`, which they
-call, are the modules of `tfkit.CachedModel`.
+All methods call the children of the model, so each weight is stored once, under its name. The methods also call `read`
+and `piece`, the modules of `tfkit.CachedModel`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _ScriptedFile(Opened):
         for path in calls.keys() & modules.keys():
             try:
                 result = modules[path](*calls[path].args, **calls[path].kwargs)
-            except RuntimeError:  # TorchScript takes fewer argument types from Python than from itself
+            except RuntimeError:  # from Python, TorchScript accepts fewer argument types than from TorchScript
                 continue
             if isinstance(result, Tensor):
                 results[path] = result
@@ -170,7 +170,7 @@ def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
 
 
 def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
-    """Write the methods for decoding."""
+    """Return the methods for decoding, compiled from text."""
     graph = graph_of(model)
     stepping = stepping_module(model, graph, parts)
     methods = {"piece": _forward_of(stepping, "piece")}
@@ -214,12 +214,12 @@ def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept:
 def _forward_of(module: fx.GraphModule, name: str) -> Any:
     """Return the forward of a module as a method with a different name."""
     forward, _ = written_forward(module.graph, f"{type(module).__name__} {name}")
-    forward.__name__ = name  # TorchScript calls it by this one
+    forward.__name__ = name  # the name under which TorchScript calls it
     return forward
 
 
 def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
-    """Write the lines that create the caches, equal ones in one call."""
+    """Return the lines of code that create the caches. Equal consecutive caches are created in one call."""
     for name, (node, pieces) in parts.step_nodes.items():
         for layer, count in _runs(pieces.caches):
             yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, 'length', 1)}, like)"
@@ -233,7 +233,7 @@ def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
 
 
 def _sizes(layer: Layer, length: str, n_more: int) -> str:
-    """Format heads, slots or rows, width and wideness of the tensors that a layer keeps as an argument."""
+    """Format the sizes of a layer's caches as an argument: heads, slots or rows, width, and whether it is widened."""
     sizes = []
     for entry in layer:
         if isinstance(entry, State):
@@ -258,7 +258,7 @@ def _attribute(path: str) -> str:
 
 
 def _method(name: str, parameters: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
-    """Compile a method from its text, which TorchScript looks up again."""
+    """Compile a method from its source, and register the source for TorchScript."""
     signature = ", ".join(["self", *(f"{parameter}: {annotation}" for parameter, annotation in parameters.items())])
     arrow = f" -> {returns}" if returns else ""
     *lines, last = body

@@ -1,4 +1,4 @@
-"""The check of a file against its model: equal weights, and equal outputs at shapes that it was not made with."""
+"""Comparison of a file with its model: equal weights, and equal outputs at shapes that differ from the export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened
 from tfkit.torch_private.tensors import map_nested
 
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float16: 5e-3}
-"""The tolerance for short types, whose rounding differs if a program does things in another order."""
+"""Tolerances of half-precision dtypes: reordered operations round differently."""
 
 
 HELP = "nothing was written; another --format may work"
@@ -33,8 +33,8 @@ class Check:
     """One comparison of a file with its model.
 
     Attributes:
-        case: the inputs of both: batch x length, and padding.
-        difference: the largest one of their outputs, relative to the largest value if that is above 1.
+        case: the inputs, described by batch x length and padding.
+        difference: the largest difference of the outputs, relative to the largest value if it is above 1.
     """
 
     case: str
@@ -64,7 +64,7 @@ def check(model: fx.GraphModule, opened: Opened, format: Format) -> tuple[Check,
 
 
 def _check_weights(model: fx.GraphModule, opened: Opened, format: Format) -> None:
-    """Raise SpecError unless the weights in the file equal the model's, bit by bit."""
+    """Raise SpecError unless the weights in the file are bit-identical to the weights of the model."""
     ours = model.state_dict()
     for name, tensor in opened.weights().items():
         if name in ours and not torch.equal(tensor, ours[name]):
@@ -101,7 +101,7 @@ def _check_cached(
 def _first_cached(
     model: fx.GraphModule, opened: Opened, sequences: Sequences, number: int, tolerance: float
 ) -> str | None:
-    """Return the first component that differs in a step, or for the same tokens in one forward."""
+    """Return the first component that differs in a step, or in a full forward over the same tokens."""
     cached, main = CachedModel(model, length=sequences.length), next(iter(sequences.pieces[0]))
     cached.start(sequences.pieces[0][main].size(0), **sequences.once)
 
@@ -122,7 +122,7 @@ def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, 
 
     def before(path: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-        arguments[path] = ComponentCall(*copied)  # a cache is changed after it is read
+        arguments[path] = ComponentCall(*copied)  # copied, because a cache is updated in place after it is read
 
     def after(path: str, _: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):

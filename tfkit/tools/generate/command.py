@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
 
 TITLE = 40
-"""The longest title of a text, from its prompt."""
+"""Maximum length of a title, which is the start of the prompt, in characters."""
 
 
 @command(
@@ -103,7 +103,7 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
         texts, generated, seconds = _run(model, job, request, live)
     except SpecError:
         raise
-    except ValueError as error:  # of the prompt: too long, not in the vocabulary
+    except ValueError as error:  # the prompt is too long, or has ids outside the vocabulary
         raise SpecError(Diagnostic(str(error))) from error
     if json:
         print_json(_result(job, texts, generated, request, seconds))
@@ -175,14 +175,14 @@ def _run(model: fx.GraphModule, job: Job, request: Request, live: Live | None) -
             **job.inputs,
         )
     except KeyboardInterrupt:
-        click.echo()  # the message about the interrupt begins a line
+        click.echo()  # begin a line for the message about the interrupt
         raise
     seconds = time.perf_counter() - begin
     return texts.finish(), generated, seconds
 
 
 class Live:
-    """Prints rows one below the other while all of them grow: the first incomplete one as its text comes."""
+    """Prints texts one below the other while all of them grow: it streams the first text that is incomplete."""
 
     def __init__(self, titles: Sequence[str]) -> None:
         self._titles = titles
@@ -213,7 +213,7 @@ def _printable(text: str) -> str:
 
 
 def _titles(job: Job, samples: int) -> list[str]:
-    """Return a line above each text, if there are several."""
+    """Return the title of each text, if there are several."""
     if len(job.prompts) * samples == 1:
         return []
     many = [f", sample {sample + 1} of {samples}" if samples > 1 else "" for sample in range(samples)]

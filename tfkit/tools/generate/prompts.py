@@ -1,4 +1,4 @@
-"""The request to the command `generate`, from its options to token ids."""
+"""A request to the command `generate`: the options, and their conversion to token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
 
 MOST = 100
-"""New tokens by default, if they fit."""
+"""Default number of new tokens, if that many fit."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Job:
 
 
 def job_of(request: Request, graph: Graph) -> Job:
-    """Resolve a request into a job. All errors are raised here, before the model takes memory and time."""
+    """Convert a request to a job. All errors are raised here, before the model is loaded."""
     from tfkit.graph.decode_split import returning, split_for_decoding
     from tfkit.graph.input_shapes import max_len
 
@@ -99,7 +99,7 @@ def job_of(request: Request, graph: Graph) -> Job:
 
 
 def tokenizer_of(path: Path | None, weights: Path | None, *, numbers: bool) -> Tokenizer:
-    """Return a tokenizer: of token ids as `numbers`, from a file, or next to weights; raise SpecError without one."""
+    """Return a tokenizer: of token ids (`numbers`), from a file, or next to the weights; else raise SpecError."""
     from tfkit.decoding.text import NumberTokenizer, load_tokenizer
     from tfkit.spec.folder import TOKENIZERS, tokenizer_in
 
@@ -117,7 +117,7 @@ def tokenizer_of(path: Path | None, weights: Path | None, *, numbers: bool) -> T
 
 
 def check_vocabulary(tokenizer: Tokenizer, graph: Graph, name: str) -> None:
-    """Raise SpecError if a tokenizer has more tokens than the table that reads an input."""
+    """Raise SpecError if a tokenizer has more tokens than the embedding table of an input."""
     from tfkit.graph.input_shapes import rows_of
 
     rows = rows_of(graph, name)
@@ -132,7 +132,7 @@ def _prompts(request: Request) -> list[str]:
 
 
 def _text(path: Path | None) -> str:
-    """Read a file, or standard input, without its last line break."""
+    """Read a file, or standard input for `-`, without its last line break."""
     from tfkit.spec.source import contents
 
     name = "standard input" if path is None else quoted(str(path))

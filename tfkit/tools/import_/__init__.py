@@ -1,1 +1,1 @@
-"""A config.json as a spec, and back."""
+"""Conversion of a config.json to a spec, and back."""

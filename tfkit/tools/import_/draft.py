@@ -1,4 +1,4 @@
-"""The family nearest to a published model of an unknown type, and a draft of a family for that model.
+"""The most similar family for a published model of an unknown type, and a draft of a new family for the model.
 
 Layers that are neither attention nor FFN are detected by words in the config.json.
 """
@@ -28,14 +28,14 @@ from tfkit.tools.show.resolved_values import text_of
 
 @dataclass(frozen=True)
 class Nearest:
-    """The family that has the most of a model's fields and tensors.
+    """The family that covers most fields and tensors of a model.
 
     Attributes:
-        name: its name.
-        fields, tensors: the fields and tensors of the model that it lacks; for tensors their modules, `{}` for numbers.
-        of_fields, of_tensors: their total numbers in the model.
+        name: the name of the family.
+        fields, tensors: the fields, and the modules of tensors (`{}` for numbers), that the family lacks.
+        of_fields, of_tensors: the total numbers of fields and of modules in the model.
         unsaid: the fields of the family that the model's config.json omits.
-        head: the end of its architecture, such as `CausalLM`.
+        head: the end of the name of the architecture, such as `CausalLM`.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Nearest:
 
 
 def nearest(content: Mapping[str, Any], folder: Path, specs: KnownSpecs, span: Span) -> Nearest:
-    """Return the family nearest to a config.json, and to the weights in its folder if any."""
+    """Return the family that is most similar to a config.json, and to the weights in its folder, if any."""
     fields, tensors = [name for name in content if name not in SILENT], list(_modules_in(folder))
-    read = cache(source.read)  # the families that others extend
+    read = cache(source.read)  # many families extend the same files
     families = {name: plain(family_of(node_of(name, span), specs, read)) for name in specs.families}
     candidates = [_compared(name, family, fields, tensors) for name, family in families.items()]
     head = _head(_architecture(content))
@@ -107,7 +107,7 @@ def _compared(name: str, family: Mapping[str, Any], fields: Sequence[str], tenso
 
 
 def draft(content: Mapping[str, Any], near: Nearest) -> str:
-    """Return the text of a family that extends the nearest family; lines with `?` must be completed."""
+    """Return the text of a family that extends the most similar family. Lines with `?` must be completed by hand."""
     lines = [
         f"# A draft: the nearest family is {near}. Complete the lines with ?; specs/README.md lists their values.",
         f"extends: {near.name}",
@@ -133,9 +133,9 @@ HELP = "write a plugin whose `attention` computes these layers: docs/attention.m
 
 
 def other_layers(root: tree.Mapping) -> Diagnostic | None:
-    """Return the diagnostic of a config.json with layers that no kind of tfkit describes.
+    """Return a warning if a config.json has layers that no kind of tfkit describes.
 
-    Return None if no word indicates such layers.
+    Return None if no word in it indicates such layers.
     """
     content = plain(root)
     matches = [word for word in dict.fromkeys(_words(content)) if WORDS.search(word)]

@@ -1,4 +1,4 @@
-"""Converts the config.json of a published model to a spec, through its family."""
+"""Conversion between the config.json of a published model and a spec, by the family of the model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def import_config(
         plugins: the components to choose from.
 
     Raises:
-        SpecError: there is no such family, or it cannot represent a value of the file.
+        SpecError: the family does not exist, or cannot represent a value of the file.
     """
     path, plugins = Path(path), plugins or load_plugins()
     weights = path.absolute() if has_weights(path) else None
@@ -107,7 +107,7 @@ def _written(text: Scalar, name: str | None, plugins: Plugins, weights: Path | N
 
 @contextmanager
 def _blaming(config: Span | None, family: FamilyConfig) -> Iterator[None]:
-    """Report errors of the spec that is derived from a config.json as errors of the config.json."""
+    """Convert errors of the derived spec to errors of the config.json."""
     try:
         yield
     except SpecError as failure:
@@ -124,7 +124,7 @@ def _blamed(error: Diagnostic, config: Span | None, family: FamilyConfig) -> Dia
 
 
 def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
-    """Yield the paths of spec values that are true because weights in a folder need them, and that no field states."""
+    """Yield the paths of spec values that the weights in a folder require, and that no field of config.json sets."""
     places = {name: place for name, place in family.zeros.items() if place is not None}
     if places and has_weights(folder):
         from tfkit.checkpoint.files import TensorFiles
@@ -134,7 +134,7 @@ def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
 
 
 def _with(tree: Mapping, place: str, value: bool) -> Mapping:
-    """Return the tree of a spec with another value in its graph."""
+    """Return the tree of a spec with a different value at a path in its graph."""
     return merge(tree, nested(["graph", *place.split(".")], Scalar(value, tree.span)))
 
 
@@ -211,7 +211,7 @@ def _family_of_class(
     if head is None:
         return standard
     with_head = _family(name, plugins, head)
-    # Older folders name the class without a head, and store one.
+    # Older folders contain the weights of a head, but name the class without a head.
     if head.endswith("Model") and _stores_head(standard[1], with_head[1], folder):
         return standard
     return with_head
@@ -259,7 +259,7 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     """Return the config.json of a model with a `checkpoint` section in its spec, checked by reading it back.
 
     Raises:
-        SpecError: the spec has none, or its family cannot express a value of the spec.
+        SpecError: the spec has no `checkpoint`, or its family cannot represent a value of the spec.
     """
     plugins, model = plugins or load_plugins(), graph.spec.model
     family = graph.spec.family
@@ -287,7 +287,7 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
 def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iterator[Mapping]:
     """Yield the trees of the specs that must reproduce the model from its config.json; one of them suffices.
 
-    They are the first spec of the type, if tfkit has any, and the model's spec if its family differs.
+    These are the first spec of the model type, if tfkit has one, and the spec of the model, if its family differs.
     """
     standard, file = plugins.specs.by_model_type.get(family.model_type), graph.spec.file
     if standard is not None:
@@ -312,14 +312,15 @@ def _in_short(value: Any) -> str:
 
 
 def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences between two resolved values: the path, and both values there."""
+    """Yield the differences between two resolved values: the path, and both values at it."""
     if ours == theirs:
         return
     parts = [dict(value) if isinstance(value, dict | Config) else None for value in (ours, theirs)]
     if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
         yield path, _in_short(ours), _in_short(theirs)
         return
-    # The longest input changes no number, and not every config.json has it; a table of positions has its own `max_len`.
+    # `max_len` of a model changes no output, and may be missing in a config.json. A table of positions has a separate
+    # `max_len`.
     free = {"max_len"} if isinstance(ours, BlockConfig) else set()
     if _same_variants(ours, theirs):
         parts[1]["layers"] = parts[1]["layers"].model_copy(update={"pattern": parts[0]["layers"].pattern})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfkit.tools.list_.gallery import Shipped
 
 NAME = re.compile(r"[^\w.-]")
-"""The end of a plugin's name in `requires`."""
+"""Matches the first character after the name of a plugin in `requires`."""
 
 
 @command(

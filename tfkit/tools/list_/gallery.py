@@ -23,7 +23,7 @@ from tfkit.spec.source import plain, read
 
 EXPERIMENTS: tuple[Literal["run", "sweep"], ...] = ("run", "sweep")
 SORTS = {f"{sort}s": sort for sort in EXPERIMENTS}
-"""The sorts by their plurals, which users also write."""
+"""The sorts by plural, which users may also write."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Shipped:
     """A spec that a name refers to.
 
     Attributes:
-        plugin: the label of the plugin that contains it, or `built in`; its name if it is not available.
+        plugin: the label of the plugin that contains it, or `built in`; only the plugin's name if it is not available.
         kind: `decoder`, `encoder`, or `encoder-decoder`; empty if the spec cannot be read.
-        parameters: their number, if it is stated.
-        model_type: the family of its published checkpoint, if it has one.
-        requires: the plugins that its components come from.
+        parameters: the number of parameters, if the spec states it.
+        model_type: the family of its published checkpoint, if any.
+        requires: the plugins that contain its components.
         missing: the required plugins that are not available.
     """
 
@@ -49,7 +49,7 @@ class Shipped:
     requires: tuple[str, ...]
     missing: tuple[str, ...]
     error: str | None = None
-    """The reason why it cannot be read, such as a spec of another plugin that it extends."""
+    """The reason why the spec cannot be read, such as a missing plugin with a spec that it extends."""
     sort: Literal["model"] = "model"
 
 

@@ -145,7 +145,7 @@ def checked_names(name: str, plugins: Plugins, slot: str = "ffn") -> PluginNames
 
 
 def _taken(names: PluginNames, plugins: Plugins) -> str | None:
-    """Return whatever already has the name, or None."""
+    """Describe the existing user of a name; None if the name is free."""
     if iskeyword(names.word) or names.word in NOT_IN_YAML:
         return "it is a word of Python's or YAML's"
     if names.word in sys.stdlib_module_names:
@@ -166,10 +166,10 @@ def _taken(names: PluginNames, plugins: Plugins) -> str | None:
 
 
 def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
-    """Write the project to a folder, completely or not at all; returns the paths of its files in the folder.
+    """Write the project to a folder, completely or not at all. Return the relative paths of its files.
 
     Raises:
-        SpecError: the folder cannot be written, is not empty, or is the current one.
+        SpecError: the folder cannot be written, is not empty, or is the current folder.
     """
     if names_in(folder):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not empty", help="name a new folder: -o DIR"))
@@ -186,7 +186,7 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
 def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
     """Yield the files of the project. In the template, hidden files begin with `dot-`; caches are skipped.
 
-    The files of a slot's template come last: they replace the files of the same name.
+    The files of a slot's template come last, because they replace files of the same name.
     """
     for template in (TEMPLATE, TEMPLATE / "slots" / names.slot):
         for path in template.rglob("*"):
@@ -209,7 +209,7 @@ def installed_from() -> str:
     if "vcs_info" in origin:
         return f"{origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
     from urllib.parse import urlsplit
-    from urllib.request import url2pathname  # it imports the clients of the network
+    from urllib.request import url2pathname  # this import loads network clients
 
     url = urlsplit(origin["url"])
     return url2pathname(url.path) if url.scheme == "file" else origin["url"]

@@ -13,7 +13,7 @@ from tfkit.run.checked_run import load_run
 from tfkit.spec.source import parse, plain
 
 LENGTH = 64
-"""The length of its examples, if the model takes as many positions."""
+"""Length of the examples, unless the model accepts fewer positions."""
 TEXT = "{kind: text, files: tinyshakespeare}"
 DATA = {
     "decoder": (TEXT, "loss, accuracy, bits_per_byte"),
@@ -49,7 +49,7 @@ checkpoint: {{every: 50}}
 def run_text(spec: str, folder: Path, plugins: Plugins) -> str:
     """Return the text of a run of a spec, for a file in `folder`.
 
-    Raises SpecError if the spec is invalid, or no data that comes with tfkit fits its model.
+    Raise SpecError if the spec is invalid, or if no data that comes with tfkit fits its model.
     """
     graph = load(spec, plugins=plugins)
     blocks = {node.config.kind_name() for node in graph.nodes} & DATA.keys()

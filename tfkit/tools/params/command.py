@@ -59,7 +59,7 @@ def _show_count(count: Params) -> None:
     rows = [_cells(shown, count) for shown in collapsed(count)]
     rows.append([*_total(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)])
     columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
-    if count.by == "module":  # their names need the room
+    if count.by == "module":  # the names of modules need the width of this column
         columns, rows = columns[:3], [row[:3] for row in rows]
     lines = table(columns, rows, right=columns[1:], footer=1)
     show(f"{count.name}: {_summary(count)}", "", lines, "", *_notes(count))
@@ -124,7 +124,7 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
 
 
 class Shown(NamedTuple):
-    """A row as it is printed: one of the count's, or several of equal layers."""
+    """A printed row: a row of the count, or several rows of equal layers."""
 
     name: str
     label: str

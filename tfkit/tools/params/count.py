@@ -32,7 +32,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class Params:
-    """The parameters of a model; `rows` add up to `total`. Weights that are used twice are counted once."""
+    """The parameters of a model; `rows` add up to `total`. A weight that is used twice is counted once."""
 
     name: str
     by: By
@@ -41,7 +41,7 @@ class Params:
     non_embedding: int
     trainable: int
     active: int
-    """The parameters that one token is multiplied by: of routed experts, the chosen ones."""
+    """Parameters by which a token is multiplied: of routed experts, only the chosen experts count."""
     buffers: int
     notes: tuple[str, ...]
     """Notes about tied or shared weights."""
@@ -114,7 +114,7 @@ def count_modules(model: Any, by: By) -> Params:
 
 
 def active_of(module: nn.Module, weight: Tensor) -> int:
-    """Count the values of a weight that take part for one token; of experts, only the chosen ones."""
+    """Return the number of values of a weight by which a token is multiplied; of experts, only the chosen experts."""
     if isinstance(module, StackedLinear) and module.per_token is not None:
         return weight.numel() // module.weight.size(0) * module.per_token
     return weight.numel()

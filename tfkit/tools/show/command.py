@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfkit.tools.show.layer_programs import LayerProgram
     from tfkit.tools.show.resolved_values import ResolvedValue
 
-ORIGIN = 36  # the widest column of origins; the file's name is longer at times
+ORIGIN = 36  # maximum width of the column of origins; longer file names are wrapped
 
 
 @command(

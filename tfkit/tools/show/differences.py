@@ -1,4 +1,4 @@
-"""The differences between two specs, value by value: causes, and the consequences that arithmetic has."""
+"""The differences between two specs, value by value: causes, and consequences through arithmetic."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Difference:
     """A value that differs.
 
     Attributes:
-        path: its path; only its key if several components inherit it.
+        path: the path of the value; only its key if several components inherit it.
         before: the value in the first spec; None if the spec has no such value.
         after: the value in the second spec.
-        places: the paths at which it differs.
-        follows: True if it is a consequence of other differences: both specs write it as the same arithmetic.
+        places: the paths at which the value differs.
+        follows: True for a consequence of other differences: both specs contain the same arithmetic.
     """
 
     path: str
@@ -36,8 +36,8 @@ class Difference:
 def differences(before: Graph, after: Graph) -> list[Difference]:
     """Compare the resolved values of two specs.
 
-    A value that both inherit in several places, such as `d_model`, is one difference. For a component that only one of
-    them has, the written values count, but not the defaults.
+    A value that components inherit at several paths in both specs, such as `d_model`, is a single difference. For a
+    component that exists in only one spec, the written values count, but not the defaults.
     """
     old, new = _values(before), _values(after)
     paths: dict[tuple[str, str | None, str | None, bool], list[str]] = {}
@@ -59,7 +59,7 @@ def fields_of_causes(before: Graph, after: Graph) -> frozenset[str]:
 
 
 def _arithmetic(graph: Graph, value: ResolvedValue) -> str | None:
-    """Return a number as its spec writes it; the value of a default, or of anything that is no number."""
+    """Return the arithmetic of a number in the spec; for a default, or anything but a number, return the value."""
     origin = graph.spec.provenance.origins.get(value.path)
     if origin is None or origin.span is None or not _is_number(value):
         return value.value
@@ -74,13 +74,13 @@ def _is_number(value: ResolvedValue) -> bool:
         return False
 
 
-def _comes_along(path: str, there: Mapping[str, ResolvedValue], missing: Mapping[str, ResolvedValue]) -> bool:
-    """Return True if only one spec has a value and does not write it: the value comes with its component."""
-    value = there.get(path)
-    if value is None or path in missing or value.how == "given":
+def _comes_along(path: str, present: Mapping[str, ResolvedValue], absent: Mapping[str, ResolvedValue]) -> bool:
+    """Return True for a default that exists in only one spec: the value comes with its component."""
+    value = present.get(path)
+    if value is None or path in absent or value.how == "given":
         return False
     part = path.rpartition(".")[0]
-    return part not in missing or value.value == "null"
+    return part not in absent or value.value == "null"
 
 
 def _values(graph: Graph) -> Mapping[str, ResolvedValue]:
@@ -93,6 +93,6 @@ def _text(value: ResolvedValue | None) -> str | None:
 
 def _name(*values: ResolvedValue | None) -> str:
     """Return the path of a value, or only its key if both specs inherit it."""
-    there = [value for value in values if value is not None]
-    inherited = len(there) == 2 and all(value.how == "inherited" for value in there)
-    return there[0].name if inherited else there[0].dotted
+    present = [value for value in values if value is not None]
+    inherited = len(present) == 2 and all(value.how == "inherited" for value in present)
+    return present[0].name if inherited else present[0].dotted

@@ -1,4 +1,4 @@
-"""The steps of a layer in words: as lines of code for `show`, as sentences for `explain`."""
+"""The steps of a layer as text: lines of code for `show`, sentences for `explain`."""
 
 from __future__ import annotations
 

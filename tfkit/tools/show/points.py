@@ -1,4 +1,4 @@
-"""The values that `tfkit.trace` reads and writes: their names, shapes and places in the modules of a model."""
+"""The values that `tfkit.trace` reads and writes: their names and shapes, and the modules that compute them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Point:
     argument: int | None = None
     """The position of the argument; None for the output."""
     mixer: str | None = None
-    """The path of the mixer around it, which has padding after the tokens of each row."""
+    """The path of the enclosing mixer, which moves padding behind the tokens of each row."""
     layer: int | None = None
     """The number of the layer; None outside of layers."""
     written_out: bool = False
-    """True if only attention that is written out computes it."""
+    """True if only attention that is written out computes the value."""
     item: int = 0
     """The number of the value in an output that is a tuple."""
     state: int | None = None
     """The number of a state in the cache of the mixer."""
     read_only: bool = False
-    """True if the model uses the value in a second place, where a change would be missing."""
+    """True if the model uses the value a second time, where a change would have no effect."""
     unit: tuple[int, int] | None = None
     """The axis of heads, or of channels in a value without heads, and the number of the unit; None for all units."""
 
@@ -42,11 +42,11 @@ class Point:
 
     @property
     def position_axis(self) -> int | None:
-        """The axis of positions; None without."""
+        """The axis of positions; None if the value has no positions."""
         return next((self.sizes.index(name) for name in ("t", "k") if name in self.sizes), None)
 
     def units(self, number: str) -> Iterator[Point]:
-        """Yield the value of a head or a channel, or of each for `*`; raise ValueError if the number is too high."""
+        """Yield the value of a head or a channel; for `*`, of each. Raise ValueError if the number is too high."""
         sizes = self.sizes
         axis = 1 if len(sizes) == 4 else len(sizes) - 1
         size = sizes.pop(axis)

@@ -13,7 +13,7 @@ from tfkit.spec.provenance import Origin, Provenance
 How = Literal["given", "inherited", "default"]
 Path = tuple[str, ...]
 DEFAULT = Origin("default")
-FLAT = 60  # the longest list or mapping of plain values that is shown on one line
+FLAT = 60  # maximum characters of a list or mapping of plain values on one line
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ResolvedValue:
 def values_of(graph: Graph) -> list[ResolvedValue]:
     """Return every resolved value of a spec, in its order; a mapping comes before its contents.
 
-    Of a layer variant only the differences from its stack.
+    For a layer variant, return only the differences from its stack.
     """
     walk = _Walk(graph.spec.provenance)
     values = list(walk.config(graph.spec.model, (), None))
@@ -51,7 +51,7 @@ def values_of(graph: Graph) -> list[ResolvedValue]:
 
 
 def _of_the_map(path: Path) -> bool:
-    """Return True for a value inside a family written in the spec: it does not affect the model."""
+    """Return True for a value of a family in the spec, which does not affect the model."""
     return path[0] == "checkpoint" and len(path) > 1
 
 
@@ -95,7 +95,7 @@ class _Walk:
                 yield from self._any(item, (*path, str(key)), None if origin.how == "given" else origin)
 
     def _origin(self, path: Path, outer: Origin | None) -> Origin:
-        """Return the value's origin, unless its entire config was inherited or is a default."""
+        """Return the origin of a value, unless the origin of its entire config, inherited or default, covers it."""
         origin = self.origins.get(path)
         if origin is None and path in self.provenance.spans:
             origin = Origin("given", self.provenance.spans[path])

@@ -1,1 +1,1 @@
-"""The values inside a model, read and written by their names, and what they add to its output."""
+"""Interpretability: values inside a model, read and written by name, and their effect on the output."""

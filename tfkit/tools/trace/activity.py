@@ -1,4 +1,4 @@
-"""Numbers that show how active the components of a model are, by their names in the spec."""
+"""Statistics of the activations of a model's components, by their names in the spec."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tfkit.tools.trace.attention_weights import softmaxes, written_out
 from tfkit.tools.trace.trace import Hook, hooked
 
 DEAD = 1e-3
-"""A unit of an FFN whose magnitude never exceeds this is dead."""
+"""Threshold: a unit of an FFN is dead if its magnitude never exceeds this."""
 
 
 @checked
 def activity(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[str, float]:
     """Return the sizes of activations, the entropies of attention and the dead units of FFNs.
 
-    The model runs once, without dropout and gradients, and with its attention written out. It is not changed. Numbers
-    are averages over the positions that are not padding, of all sequences together.
+    The model runs once, without dropout and gradients, and with its attention written out. The model is not modified.
+    Each number is an average over the positions of all sequences, without padding.
 
     Args:
         model: a model that `tfkit.build` returned, or a wrapper that leaves its parameters as they are.
@@ -39,7 +39,7 @@ def activity(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> d
         Numbers by quantity and name, in the order of the model. A layer that runs several times has averages.
 
         - `rms/decoder.layers.0.stream.out`, `rms/decoder.layers.0.ffn.out`, `rms/embedding`: root mean square of the
-          residual stream, of what a sublayer returns, of an embedding.
+          residual stream, of the output of a sublayer, of an embedding.
         - `rms/decoder.layers.0.attention.heads.2`: the same for the output of a head, before the output projection.
         - `entropy/decoder.layers.0.attention.heads.2`: entropy of the attention weights of a head, in nats.
         - `dead/decoder.layers.0.ffn`: fraction of the hidden units that are at most 0.001 at all positions.
@@ -59,19 +59,20 @@ def activity(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> d
             hooks.callback(twin.get_submodule(path).register_forward_hook(record).remove)
         torch.func.functional_call(twin, tensors, inputs, named)
     means = {name: torch.stack(runs).mean(0) for name, runs in values.items()}
-    numbers = torch.cat([mean.reshape(-1) for mean in means.values()]).tolist()  # a GPU is waited for once
+    # A single transfer, so that a GPU is synchronized once.
+    numbers = torch.cat([mean.reshape(-1) for mean in means.values()]).tolist()
     return dict(zip(_names(means), numbers, strict=True))
 
 
 def _names(means: dict[str, Tensor]) -> Iterator[str]:
-    """Yield the name of each number: of each head, where there are several."""
+    """Yield the name of each number; a value with heads has a number for each head."""
     for name, mean in means.items():
         yield from [name] if mean.dim() == 0 else (f"{name}.{head}" for head in range(len(mean)))
 
 
 @dataclass(eq=False)
 class _Meter(Hook):
-    """The hook of a value, which keeps a number, or a number for each head, instead of the value."""
+    """The hook of a value, which stores a number, or a number for each head, instead of the value."""
 
     mask: Tensor | None = None
 

@@ -20,8 +20,8 @@ from tfkit.nn import Softmax
 def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[str, Tensor]:
     """Return the weights that each query gives to each key, from one forward without dropout and gradients.
 
-    The model may have been built with any attention backend; it is not changed. Its parameters are used in place, by a
-    second model whose attention is written out.
+    The model may have any attention backend, and is not modified. A second model, whose attention is written out, uses
+    the parameters of the model without copies.
 
     Args:
         model: a model that `tfkit.build` returned, or a wrapper that leaves its parameters as they are.
@@ -30,8 +30,8 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
 
     Returns:
         The weights [batch, heads, queries, keys] by the name of each attention, such as `decoder.layers.0.attention`,
-        in the order in which they run. Rows sum to one, and are zero for queries that may not read any key. Attention
-        that runs several times, in layers that share weights, has an entry for each run,
+        in the order in which they run. Rows sum to 1, or to 0 for queries that may not attend to any key. Attention
+        that runs several times, in layers that share weights, has an entry for each run:
         `encoder.layers.0.attention[0]` and so on. Attention from a plugin is included if it uses `tfkit.nn.Softmax`.
 
     Raises:
@@ -53,7 +53,7 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
 
 
 _TWINS: WeakKeyDictionary[fx.GraphModule, fx.GraphModule] = WeakKeyDictionary()
-"""The second models, which take long to assemble."""
+"""Cache of the second models, which are slow to assemble."""
 
 
 def written_out(model: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""The effect of each value inside a model, layer by layer and position by position, on a number of its output."""
+"""Attribution: the effect of each value inside a model, at each layer and position, on a metric of the output."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfkit.tools.trace.trace import Hook, hooked, trace
 
 @dataclass(frozen=True)
 class Attribution:
-    """The change of a metric if a value at a position is the value of other inputs.
+    """The changes of a metric when a value at one position is replaced by its value for different inputs.
 
     Attributes:
-        effects: the changes by name of the value, [t].
-        before: the metric of the inputs.
-        source: the metric of the inputs whose values are used.
+        effects: the change at each position, [t], by name of the value.
+        before: the metric for the original inputs.
+        source: the metric for the inputs whose values are used.
     """
 
     effects: Mapping[str, Tensor]
@@ -61,7 +61,7 @@ def attribution(
     *,
     gradient: bool = False,
 ) -> Attribution:
-    """Return how each value changes a metric if it is replaced at one position by its value for other inputs.
+    """Return the change of a metric when each value is replaced, at one position, by its value for different inputs.
 
         effects = tfkit.attribution(model, "decoder.layers.*.stream.out", tokens, other, lambda y: y[0, -1, 42])
         print(effects)
@@ -76,7 +76,7 @@ def attribution(
         inputs: the inputs of the model: its first input, or inputs by name.
         source: inputs of the same sizes, whose values are used.
         metric: a function of the model's output that returns one number.
-        gradient: estimate the changes by the gradient of the metric, which takes one backward for all values.
+        gradient: estimate the changes from the gradient of the metric, with a single backward for all values.
 
     Returns:
         The changes of the metric, as a table (`print`) and a picture (`to_svg`).
@@ -119,7 +119,7 @@ def _effects(
 ) -> Tensor:
     """Return the change of the metric for each position of one value."""
     with torch.no_grad():
-        # The same attention backend as below, so that an effect has no rounding of other code.
+        # The same attention backend as below, so that rounding differences do not appear as effects.
         with hooked(model, [Hook(point)]):
             before = _number(metric(run(model, inputs)))
         effects = [torch.zeros_like(before) for _ in differs]
@@ -143,7 +143,7 @@ def _gradients(
 
 
 def _differentiable(value: Tensor) -> Tensor:
-    """Return the value, which needs a gradient even if all parameters are frozen."""
+    """Return the value with a gradient, even if all parameters are frozen."""
     return value if value.requires_grad else value.requires_grad_()
 
 

@@ -1,4 +1,4 @@
-"""Changes of values inside a model: to zero or a mean, to the values of other inputs, along a vector."""
+"""Interventions on values inside a model: replacement by zero, a mean or values of other inputs, and steering."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ablate(
     mean: Mapping[str, Tensor | list[Tensor]] | None = None,
     positions: int | Collection[int] | None = None,
 ) -> AbstractContextManager[dict[str, Any]]:
-    """Return a context in which values inside the model are zero, or the mean of values that were read before.
+    """Return a context in which values inside the model are replaced by zero, or by the mean of recorded values.
 
         with tfkit.ablate(model, ["decoder.layers.1.attention.heads.2", "decoder.layers.3.ffn.out"]):
             model(tokens)
@@ -38,8 +38,8 @@ def ablate(
         model: a model that `tfkit.build` returned, or a wrapper of it.
         names: names of values, as in `tfkit.trace`: of sublayers (`ffn.out`), heads (`attention.heads.2`) or neurons
             (`ffn.hidden.17`).
-        mean: values that `tfkit.trace` read by these names, of sequences without padding. The new value is their mean
-            over sequences, positions and calls; by default it is zero.
+        mean: values that `tfkit.trace` read under these names, from sequences without padding. The replacement is their
+            mean over sequences, positions and calls; by default it is zero.
         positions: the positions that change, as in `tfkit.trace`; by default all.
 
     Returns:
@@ -90,7 +90,7 @@ def patch(
     *,
     positions: int | Collection[int] | None = None,
 ) -> AbstractContextManager[dict[str, Any]]:
-    """Return a context in which values inside the model are those that it computes for other inputs.
+    """Return a context in which values inside the model are replaced by its values for different inputs.
 
         with tfkit.patch(model, "decoder.layers.3.stream.out", other_tokens, positions=[4]):
             model(tokens)
@@ -102,8 +102,8 @@ def patch(
     Args:
         model: a model that `tfkit.build` returned, or a wrapper of it.
         names: names of values, as in `tfkit.trace`.
-        source: the inputs whose values are used: the first input of the model, or inputs by name. They have the sizes
-            of the inputs of the calls in the context.
+        source: the inputs whose values are used: the first input of the model, or inputs by name. Their sizes must
+            equal the sizes of the inputs in the context.
         positions: the positions that change, as in `tfkit.trace`; by default all.
 
     Returns:
@@ -118,14 +118,14 @@ def patch(
 
 
 def matching_points(model: fx.GraphModule, names: str | Collection[str]) -> list[Point]:
-    """Return the values that names stand for; raise ValueError for a name without values, and without names."""
+    """Return the points that match the names. Raise ValueError for a name without matches, and for an empty list."""
     if not names:
         raise ValueError("`names` must contain the name of a value")
     return [point for points in named_points(model, names).values() for point in points]
 
 
 def values_of(model: fx.GraphModule, points: Collection[Point], inputs: Inputs) -> dict[str, Tensor]:
-    """Run the model and return values; raise ValueError if a layer runs several times."""
+    """Run the model and return the values of `points`. Raise ValueError if a layer runs several times."""
     with trace(model, read=[point.name for point in points]) as values:
         run(model, inputs)
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""The logits of every layer, and the addition of every sublayer to the residual stream."""
+"""The logit lens, and the contribution of every sublayer to the residual stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfkit.tools.trace.trace import Hook, hooked, trace
 
 @checked
 def lens(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[str, Any]:
-    """Return the logits that the head computes from the stream after each layer, through the final norm.
+    """Return the logits that the final norm and the head compute from the stream after each layer.
 
     The model runs once, in its mode: call `model.eval()` first to leave out dropout. Gradients flow.
 
@@ -34,7 +34,8 @@ def lens(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[
         A layer that runs several times has a list of logits.
 
     Raises:
-        ValueError: the model has several such heads or none, or its residual replaces the stream by several streams.
+        ValueError: the model does not have exactly one such head, or its residual replaces the stream by several
+            streams.
     """
     built = unwrapped(model)
     head, stack = _head(graph_of(built))
@@ -49,7 +50,7 @@ def lens(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[
         built(*inputs, **named)
 
     def logits(x: Tensor) -> Tensor:
-        for name in reversed(modules):  # the norm is before the head
+        for name in reversed(modules):  # the norm precedes the head
             args, kwargs = calls[name]
             x = modules[name](x, *args[1:], **kwargs)
         return x
@@ -94,7 +95,7 @@ def contributions(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None)
         A sublayer that runs several times has a list of additions.
 
     Raises:
-        ValueError: the model has no stack, or a sublayer is not only added: post-LN normalizes the sum, for instance.
+        ValueError: the model has no stack, or the stream is not a sum of outputs: post-LN, for instance, normalizes it.
     """
     built = unwrapped(model)
     graph = graph_of(built)
@@ -125,7 +126,7 @@ def contributions(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None)
 
 
 def _addition(path: str, step: Step) -> Point:
-    """Return the output of the last module before the addition; raise ValueError if the stream is not only added to."""
+    """Return the output of the last module before an addition. Raise ValueError if the stream is more than a sum."""
     name, residual = f"{path}.{step.name}", step.residual
     added = isinstance(residual, ResidualConfig) and residual.onto == "previous" and residual.learned_onto == "none"
     if not added or step.norm_after is not None:

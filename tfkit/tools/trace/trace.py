@@ -43,29 +43,28 @@ def trace(
     values inside the sublayer `attention.q`, `k`, `v`, `scores`, `weights` and `heads`, before the output projection,
     and `ffn.hidden`. `tfkit show SPEC --points` lists the names of a spec with their shapes. `stream.mid` is the stream
     between sublayers. If a residual replaces the stream by several streams, their names are `streams.in`, `streams.mid`
-    and `streams.out`. A number after a name is a head, or a
-    channel of a value without heads: `attention.heads.2`, `ffn.hidden.17`.
+    and `streams.out`. A number after a name selects a head, or a channel of a value without heads:
+    `attention.heads.2`, `ffn.hidden.17`.
 
-    If `scores` or `weights` are named, the stack of their layers runs with its attention written out, whatever the
-    backend of the model, so other values may differ by rounding.
+    If `scores` or `weights` are named, their stack runs with its attention written out, independently of the backend of
+    the model. Other values may then differ by rounding.
 
-    Gradients flow through both reads and writes. Values that need no gradient are copies. The hooks are removed when
-    the context ends, and a model without a context has none. They also run in `generate`, in `CachedModel` and in
-    wrappers that call the model's modules, but not in code that torch has compiled. A context inside a context reads
-    and writes after it.
+    Gradients flow through both reads and writes. Values that need no gradient are copies. The model has hooks only
+    inside the context. They also run in `generate`, in `CachedModel` and in wrappers that call the model's modules, but
+    not in code that torch has compiled. In nested contexts, the inner context reads and writes after the outer context.
 
     Args:
         model: a model that `tfkit.build` returned, or a wrapper of it.
-        read: names of values. `*` is any one part of a name, such as the number of a layer.
-        write: by name, a function of the value that returns its replacement, or the replacement. Names that are also
-            read are read after they are written. When a model reads step by step, as in `generate`, a replacement
-            of positions is used in the steps that read them, and later positions are unchanged.
+        read: names of values. `*` matches any component of a name, such as the number of a layer.
+        write: by name, a function of the value that returns its replacement, or the replacement. A value that is also
+            read is read after it is written. In incremental decoding, as in `generate`, each step uses the positions of
+            a replacement that it reads; positions after the replacement are unchanged.
         positions: positions of the sequence, padding included, at which values of layers are written; by default all.
             Negative numbers count from the end of what a call reads: -1 is the newest token in each step of `generate`.
 
     Returns:
-        A context of the values by name, in the order in which they are computed. A value that is computed several
-        times, as in layers that share weights, or at each step of `generate`, is a list of tensors.
+        A context whose value is a mapping from names to values, in the order of computation. A value that is computed
+        several times, as in layers that share weights, or at each step of `generate`, is a list of tensors.
 
     Raises:
         ValueError: a name does not exist, a replacement has a different shape or dtype, a value or one of `positions`
@@ -101,7 +100,7 @@ def _traced(model: fx.GraphModule, hooks: Sequence[tuple[str, Sequence[Hook]]]) 
 
 @contextmanager
 def hooked(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, Any]]:
-    """Register hooks, and remove them at the end; the value is a mapping that the hooks fill."""
+    """Register hooks until the context ends. The value of the context is a mapping that the hooks fill."""
     if model.meta.get("recompute"):
         # The second run, in the backward pass, would be read as well, and after the context it would lack the edits.
         raise ValueError("a model that was built with `recompute` cannot be traced: build it without")
@@ -131,7 +130,7 @@ def hooked(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, A
 
 @contextmanager
 def _written_out(model: fx.GraphModule, names: Collection[str]) -> Iterator[fx.GraphModule]:
-    """Run some nodes of a model with their attention written out; the value is the model whose nodes run instead."""
+    """Run the nodes of these names with attention written out. The value of the context is the model that runs them."""
     twin, _ = written_out(whole(model))
     with ExitStack() as stack:
         for name in names:
@@ -154,7 +153,7 @@ def _run(module: nn.Module, twin: nn.Module, /, *args: Any, **kwargs: Any) -> An
 
 
 def named_points(model: fx.GraphModule, names: str | Collection[str]) -> dict[str, list[Point]]:
-    """Return the values that each name with `*` stands for; raise ValueError for a name without values."""
+    """Return the points that each name matches. Raise ValueError for a name without matches."""
     modules = {path for path, _ in model.named_modules()}
     points = [point for point in points_of(graph_of(model)) if point.written_out or point.module in modules]
     return {name: _matching(model, points, name) for name in ([names] if isinstance(names, str) else names)}
@@ -180,7 +179,7 @@ def _matches(name: str, point: str) -> bool:
 
 @dataclass(eq=False)
 class Hook:
-    """The hook of one value, which keeps the value, or replaces it if there is an `edit`."""
+    """The hook of a value, which stores the value, or replaces it if `edit` is set."""
 
     point: Point
     edit: Edit | None = None
@@ -189,9 +188,9 @@ class Hook:
     values: dict[str, Any] = field(default_factory=dict)
     ran: bool = False
     past: Past | None = None
-    """The tokens that the model read before this call; None if it reads entire sequences."""
+    """The state before this call in incremental decoding; None if the model reads entire sequences."""
     context: Context | None = None
-    """The context of the mixer around it."""
+    """The context of the enclosing mixer."""
 
     def __post_init__(self) -> None:
         self.pending = set(self.positions or ())
@@ -201,11 +200,11 @@ class Hook:
             raise ValueError(f"`{self.point.name}` cannot be written at positions: choose a value of a layer, with a t")
 
     def on_node(self, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what the stack of the layer takes of earlier tokens."""
+        """Store the state of earlier tokens that the stack of the layer takes."""
         self.past = kwargs.get("past")
 
     def on_mixer(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep the order of the tokens in a mixer."""
+        """Store the context of the mixer, which determines the order of its tokens."""
         self.context = args[1]
 
     def on_state(self, _module: nn.Module, args: tuple[Any, ...], _output: Any) -> None:
@@ -222,14 +221,14 @@ class Hook:
         return (*args[:index], self._visit(args[index]), *args[index + 1 :])
 
     def on_output(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        """Visit the output, or an item of it: some nodes return their padding mask as well."""
+        """Visit the output, or one of its items, as some nodes also return a padding mask."""
         if not isinstance(output, tuple):
             return self._visit(output)
         item = self.point.item
         return (*output[:item], self._visit(output[item]), *output[item + 1 :])
 
     def _visit(self, value: Tensor) -> Tensor:
-        """Keep or replace a value; return the value that the model goes on with."""
+        """Store or replace a value. Return the value with which the model continues."""
         self.ran = True
         unit = self.point.unit
         ordered = self._moved(restore_order, value)
@@ -239,7 +238,7 @@ class Hook:
             self._keep(selected)
         else:
             result = self._edited(selected, self.edit)
-        # What was read goes on, in its order and in its place: gradients reach it.
+        # The model continues with the tensor that was read, in its original order, so that gradients reach it.
         result = result if unit is None else ordered.select_scatter(result, *unit)
         return self._moved(order_tokens, result)
 
@@ -253,7 +252,7 @@ class Hook:
         return function(x.flatten(2), self.context).reshape(x.shape).movedim(1, axis)
 
     def _edited(self, value: Tensor, edit: Edit) -> Tensor:
-        """Return the value after an edit of the chosen positions."""
+        """Return the value with an edit at the chosen positions."""
         axis = self.point.position_axis
         if axis is None or (self.positions is None and not isinstance(edit, Tensor)):
             return self._replacement(value, edit)
@@ -274,7 +273,7 @@ class Hook:
         """Return the position of the first item of an axis."""
         start = 0 if self.past is None else self.past.start
         if start and self.point.sizes[axis] == "k":
-            # The slots of a cache may be in a different order than the tokens.
+            # Cache slots may be in a different order than the tokens.
             raise ValueError(f"`{self.point.name}` must be written by a function when a model reads step by step")
         return start
 
@@ -288,7 +287,7 @@ class Hook:
         raise ValueError(f"the replacement of `{self.point.name}` must be a tensor, {expected}; got {got}")
 
     def _keep(self, value: Tensor) -> None:
-        # A cache, for instance, is a tensor that later steps write to.
+        # Copy the value: it may be a cache, for instance, which later steps overwrite.
         value = value if value.requires_grad else value.clone()
         name = self.point.name
         if name not in self.values:
@@ -300,7 +299,7 @@ class Hook:
 
 
 def _aligned(new: Tensor, value: Tensor, axis: int, start: int) -> Tensor:
-    """Return the positions of `new` that a piece of the sequence has, then the positions that only `value` has."""
+    """Return the positions of `new` that this step reads, followed by the positions that only `value` has."""
     if new.dim() != value.dim():
         return new
     size = value.size(axis)

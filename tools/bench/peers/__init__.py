@@ -1,4 +1,4 @@
-"""The contenders: one file per library, imported on request; each builds the same model of a given shape."""
+"""The contenders: a file for each library, imported on request. All build the same model of a given shape."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ FILES = {
 
 
 def peer(name: str) -> Peer:
-    """Return the contender of that name; raise `ImportError` if its library is not installed."""
+    """Return a contender by its name. Raise `ImportError` if its library is not installed."""
     return import_module(f"peers.{FILES[name]}").PEER

@@ -11,7 +11,7 @@ from peers.weights import State, renamed, split_gate
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """Build GPT-2 without rotation; learned positions and the tie, which it does not have, replace its token table."""
+    """Build GPT-2 without rotation. litgpt lacks learned positions and the tie, so both replace its token table."""
     config = Config(
         **sizes(shape),
         rotary_percentage=0.0,
@@ -27,7 +27,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """Build Llama as in its configs of that name."""
+    """Build Llama as in litgpt's configs."""
     config = Config(
         **sizes(shape),
         rotary_percentage=1.0,
@@ -40,7 +40,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def sizes(shape: Shape) -> dict[str, object]:
-    """Return the sizes that both have in common."""
+    """Return the sizes that GPT-2 and Llama have in common."""
     return {
         "block_size": shape.length,
         "vocab_size": shape.vocab_size,

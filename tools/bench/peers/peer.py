@@ -15,26 +15,26 @@ THETA, EPS = 10000.0, 1e-5
 
 
 def returned(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the logits of a model that returns nothing else."""
+    """Return the output of a model that returns only logits."""
     return model(tokens)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A library's way to build each family, and the place of tfkit's weights in it."""
+    """A contender: how its library builds each family, and how tfkit's weights map to it."""
 
     models: Mapping[Family, Callable[[Shape], nn.Module]]
     weights: Callable[[State, Shape], State]
     packages: tuple[str, ...] = ()
-    """Distributions whose versions belong to the figures."""
+    """Distributions whose versions the report prints."""
     logits: Callable[[nn.Module, Tensor], Tensor] = returned
     differs: Mapping[Family, str] = field(default_factory=dict)
-    """The reason why it is not the same model."""
+    """By family, the reason why it is not the same model."""
 
     def build(self, shape: Shape, state: State | None = None) -> nn.Module:
-        """Build the model in train mode, with the weights of tfkit's `state`, or its own.
+        """Build the model in train mode, with the weights in tfkit's `state`, by default with its initial weights.
 
-        Raises `ValueError` for a shape that the library cannot express, `RuntimeError` if a weight has no place in it.
+        Raise `ValueError` for a shape that the library does not support, and `RuntimeError` if it lacks a weight.
         """
         if shape.family not in self.models:
             raise ValueError(f"it has no {shape.family}")

@@ -10,7 +10,7 @@ Family = Literal["gpt2", "llama"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Size of a model and of a batch; a gpt2 has as many heads of keys and values as of queries."""
+    """Sizes of a model and of a batch; a gpt2 has as many key-value heads as query heads."""
 
     family: Family
     n_layers: int

@@ -13,7 +13,7 @@ from peers.weights import State, renamed
 
 
 class Encoder(nn.Module):
-    """The encoder's surroundings: the embedding and the tied head."""
+    """A `TransformerEncoder` between an embedding and a tied head."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Encoder(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # It needs both the mask and the flag that the mask is causal to use the fused kernel.
+        # The fused kernel requires both the mask and the flag that the mask is causal.
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.size(1), device=tokens.device)
         x = self.encoder(self.tokens(tokens), mask=mask, is_causal=True)
         return F.linear(x, self.tokens.weight)

@@ -20,7 +20,7 @@ from peers.weights import State, neighbours, renamed, split_gate, split_heads
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """Build GPT-2 of its layers with LayerNorm, biases and a plain FFN; learned positions replace its token table."""
+    """Build GPT-2 from its layers, with LayerNorm, biases, a plain FFN, and a token table with learned positions."""
     tokens = TokensAndPositions(shape)
     return TransformerDecoder(
         tok_embeddings=tokens,
@@ -72,7 +72,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def weights(state: State, shape: Shape) -> State:
-    """Convert weights: one matrix for each projection, w1 to w3 for the FFN, rotary pairs side by side."""
+    """Convert weights: a matrix for each projection, w1 to w3 for the FFN, adjacent channels as rotary pairs."""
     state = split_gate(split_heads(state, shape), shape)
     first, weight = ("up", "weight") if shape.family == "gpt2" else ("gate", "scale")
     return renamed(

@@ -11,7 +11,7 @@ from peers.weights import State, renamed, split_gate, split_heads, transposed
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """Build its GPT-2, the activation (`gelu_new`) as in the published config."""
+    """Build its GPT-2 with the activation of the published config, `gelu_new`."""
     config = GPT2Config(
         vocab_size=shape.vocab_size,
         n_positions=shape.length,
@@ -47,7 +47,7 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def weights(state: State, shape: Shape) -> State:
-    """Convert weights: GPT-2 keeps its matrices as [d_in, d_out]; Llama has one for each projection."""
+    """Convert weights: the matrices of GPT-2 are [d_in, d_out]; Llama has a matrix for each projection."""
     if shape.family == "gpt2":
         matrices = ("project.qkv.weight", "attention.output.weight", "ffn.up.weight", "ffn.down.weight")
         return renamed(
@@ -78,7 +78,7 @@ def weights(state: State, shape: Shape) -> State:
 
 
 def logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the logits without its default cache, which a training step does not need."""
+    """Return the logits, without the default cache, which a training step does not need."""
     return model(tokens, use_cache=False).logits
 
 

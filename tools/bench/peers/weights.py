@@ -1,4 +1,4 @@
-"""tfkit's weights in the layouts of others, so that all contenders compute the same function."""
+"""Conversion of tfkit's weights to the layouts of other libraries, so that all contenders compute the same function."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _cut(state: State, fused: str, parts: Mapping[str, int]) -> dict[str, Tensor
 
 
 def neighbours(state: State, shape: Shape) -> dict[str, Tensor]:
-    """Reorder for rotations that pair channels 2 i and 2 i + 1 of a head; tfkit's pair i and i + d_head / 2."""
+    """Reorder for rotations that pair channels 2 i and 2 i + 1 of a head; tfkit pairs i and i + d_head / 2."""
     return {
         name: value.unflatten(0, (-1, 2, shape.d_head // 2)).transpose(1, 2).flatten(0, 2)
         if name.endswith(("attention.q.weight", "attention.k.weight"))

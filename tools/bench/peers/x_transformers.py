@@ -1,4 +1,4 @@
-"""x-transformers: its biases and norms are its own, so its models differ slightly from the others'."""
+"""x-transformers: its biases and norms differ, so its models are slightly different."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """Build Llama: RMSNorm, rotation of whole heads, grouped queries, SwiGLU."""
+    """Build Llama: RMSNorm, rotation of entire heads, grouped queries, SwiGLU."""
     layers = Decoder(
         dim=shape.d_model,
         depth=shape.n_layers,
@@ -57,7 +57,7 @@ def llama(shape: Shape) -> nn.Module:
 def weights(state: State, shape: Shape) -> State:
     """Convert weights: norms without biases and relative to 1, scaled positions, separate attention and FFN layers.
 
-    The biases that it lacks begin as zeros elsewhere, and its additional one begins as zeros here.
+    The biases that it lacks are initially 0 in the other models, and its additional bias is initially 0 here.
     """
     state = split_heads(state, shape)
     state = state if shape.family == "gpt2" else neighbours(state, shape)
@@ -85,7 +85,7 @@ def weights(state: State, shape: Shape) -> State:
 
 
 def moved(name: str, value: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Return a weight in the layout used here; of gate and up, up comes first."""
+    """Return a weight in the layout of x-transformers: of gate and up, up comes first."""
     if "norm" in name:
         return value - 1.0
     if "position" in name:
@@ -98,12 +98,12 @@ def moved(name: str, value: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def heads_apart(value: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Reorder query heads: heads that share keys are n_kv_heads apart here, and side by side in tfkit."""
+    """Reorder query heads: heads that share keys are n_kv_heads apart in x-transformers, and adjacent in tfkit."""
     return value.unflatten(0, (shape.n_kv_heads, -1, shape.d_head)).transpose(0, 1).flatten(0, 2)
 
 
 def place(layer: re.Match[str]) -> str:
-    """Return the place of a layer: layer i is two layers here."""
+    """Return the prefix of a layer: layer i of tfkit is two layers of x-transformers."""
     return f"attn_layers.layers.{2 * int(layer[1]) + (layer[2] == 'ffn')}"
 
 

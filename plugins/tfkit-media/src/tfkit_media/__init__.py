@@ -38,7 +38,7 @@ __all__ = [
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    """Hand the configs to tfkit."""
+    """Register the configs."""
     for config in (
         PatchesConfig,
         ConvStemConfig,

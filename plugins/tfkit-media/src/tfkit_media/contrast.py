@@ -1,4 +1,4 @@
-"""Two towers: the block that compares images with texts, the loss of such a model, and a metric.
+"""Models with two towers: the block that compares images with texts, the contrastive loss, and a metric.
 
 Softmax: https://arxiv.org/abs/2103.00020. Sigmoid: https://arxiv.org/abs/2303.15343.
 
@@ -26,9 +26,9 @@ class ContrastConfig(tfkit.BlockConfig):
     inputs: tuple[tfkit.Wire, ...]
     """The vectors of the images, and the vectors of the texts."""
     log_scale: float = 2.6592
-    """Logarithm of the factor where it starts."""
+    """Logarithm of the initial factor."""
     bias: float | None = None
-    """Value of a learned bias where it starts; no bias unless given."""
+    """Initial value of a learned bias; null for no bias."""
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
         signals: list[tfkit.Signal] = inputs["inputs"]

@@ -1,4 +1,4 @@
-"""Fields of config.json that models of images have: sizes with one or two sides, and widths that follow."""
+"""Fields of config.json in models of images: sizes with one or two sides, and derived widths."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class WidthOrConfig(FieldConfig):
 
 
 class RatioConfig(FieldConfig):
-    """The width of an FFN divided by d_model; a gated FFN has two thirds of it, rounded up to a multiple of 8."""
+    """The width of an FFN divided by d_model. A gated FFN has two thirds of this, rounded up to a multiple of 8."""
 
     kind: Literal["ratio"] = "ratio"
     ratio: str

@@ -22,7 +22,7 @@ Ids = NDArray[np.int64]
 
 
 class PixelsConfig(tfkit.DataConfig):
-    """Fields of data with images; the examples have a fixed random order, in which the splits follow each other."""
+    """Fields of data with images. The examples are in a fixed random order, which is cut into the splits."""
 
     images: str
     """A file `.npy` with images [n, height, width] or [n, channels, height, width]."""
@@ -57,7 +57,7 @@ class PixelsConfig(tfkit.DataConfig):
         return pixels
 
     def data(self, pixels: Array, arrays: Mapping[str, Array], vocab_size: int) -> ImageData:
-        """Put images and further arrays of equal length into the splits."""
+        """Divide images, and arrays of equal length, into the splits."""
         order = np.random.default_rng(0).permutation(len(pixels))
         ends = self.ends(len(pixels))
         if empty := next((name for name, (start, end) in ends.items() if start == end), None):
@@ -71,12 +71,12 @@ class PixelsConfig(tfkit.DataConfig):
 
 
 class ImagesConfig(PixelsConfig):
-    """Images and the number of the class of each."""
+    """Images, each with the number of its class."""
 
     kind: Literal["images"] = "images"
     images: str
-    """A file `.npy` with images [n, height, width] or [n, channels, height, width]; or a folder that has a folder of
-    images for each class, in alphabetical order."""
+    """A file `.npy` with images [n, height, width] or [n, channels, height, width]; or a folder that contains a folder
+    of images for each class, in alphabetical order."""
     labels: str | None = None
     """A file `.npy` with the number of the class of each image, [n]."""
 
@@ -132,7 +132,7 @@ class ImageData:
 
     @property
     def splits(self) -> list[str]:
-        """Their names."""
+        """The names of the splits."""
         return list(self.parts)
 
     def examples(self, split: str, order: str) -> Examples:
@@ -141,7 +141,7 @@ class ImageData:
 
 @dataclass(frozen=True)
 class ImageExamples:
-    """The examples with these numbers."""
+    """The examples of a split; `numbers` are their indices in the arrays."""
 
     config: PixelsConfig
     pixels: Array
@@ -152,7 +152,7 @@ class ImageExamples:
         return len(self.numbers)
 
     def batch(self, indices: Ids) -> Batch:
-        """Return images in float32, and what belongs to them."""
+        """Return images in float32, and their labels or tokens."""
         numbers = self.numbers[indices]
         pixels = self.pixels[numbers]
         image = pixels.astype(np.float32) / (255 if pixels.dtype.kind == "u" else 1)

@@ -32,7 +32,7 @@ class PatchesConfig(tfkit.BlockConfig):
     d_model: tfkit.Shared[tfkit.Dim]
     """Width of the output."""
     size: tfkit.Dim = 16
-    """Rows and columns of a patch; rows and columns of the image that do not fill a patch are left out."""
+    """Rows and columns of a patch; rows and columns of the image that do not fill a patch are ignored."""
     bias: bool = True
     """If true, the projection has a bias."""
     class_token: bool = True
@@ -53,7 +53,7 @@ class PatchesConfig(tfkit.BlockConfig):
     """Dropout on the output."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a distillation token alone, idle settings of positions, and unsuitable widths."""
+        """Raise `Invalid` for a distillation token without a class token, idle settings, and invalid widths."""
         super().check()
         if self.distillation_token and not self.class_token:
             raise Invalid("distillation_token", "`distillation_token` cannot be used without `class_token`")
@@ -125,7 +125,7 @@ class Patches(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, image: Tensor) -> Tensor:
-        # An image of another size would be cropped.
+        # Without this check, an image of a different size would be cropped silently.
         assert image.size(2) == self.image_height, "an image of another height"
         assert image.size(3) == self.image_width, "an image of another width"
         x = self.project(self.split(image[:, :, : self.height, : self.width]))
@@ -165,7 +165,7 @@ class LearnedGrid(Table):
         weight = self.weight
         if self.interpolates:
             learned = self.to_grid(weight[None, self.front :])
-            # Half precision would move the positions.
+            # Interpolation in half precision would round the positions.
             wide = learned if learned.dtype == torch.float64 else learned.float()
             rows, columns = self.grid
             resized = F.interpolate(wide, size=[rows, columns], mode="bicubic", antialias=self.antialias)

@@ -1,6 +1,6 @@
-"""One vector of a sequence, in the ways of models of images.
+"""Pooling of a sequence to a vector, as in models of images.
 
-Attention pooling: https://arxiv.org/abs/2106.04560, as SigLIP has it. Class token and patches: https://arxiv.org/abs/2304.07193.
+Attention pooling, as in SigLIP: https://arxiv.org/abs/2106.04560. Class token and patches: https://arxiv.org/abs/2304.07193.
 
 b batch, t positions, m width.
 """

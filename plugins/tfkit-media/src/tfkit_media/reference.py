@@ -1,4 +1,4 @@
-"""The blocks once more, in NumPy and without a line of their modules: functions for `tfkit.reference`."""
+"""Definitions of the blocks in NumPy, independent of their modules: functions for `tfkit.reference`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def end_pool(part: Part, *, input: Value, tokens: Value) -> Value:
 
 
 def attention_pool(part: Part, *, input: Value) -> Value:
-    """Let a learned query attend to a sequence, and add an FFN of the result. https://arxiv.org/abs/2106.04560."""
+    """Compute the attention of a learned query to a sequence, and add an FFN of the result. arXiv:2106.04560."""
     config, query = part.config, part.weight("query.weight")
     y = part.at("attention", config.attention)(query, Scope(input.tokens[None], memory=input.x))
     y = y + part.at("ffn", config.ffn)(part.at("norm", config.norm)(y))

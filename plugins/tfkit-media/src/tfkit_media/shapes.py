@@ -1,7 +1,7 @@
 """Draw a small data set of shapes: `python -m tfkit_media.shapes FOLDER`.
 
-Writes images.npy, 16 x 16 pixels, labels.npy, the shape of each, and captions.npy, the tokens of a beginning, a
-brightness, a size and a shape. Equal arguments give equal files.
+The folder then contains images.npy, images of 16 x 16 pixels; labels.npy, the shape in each image; and captions.npy,
+the tokens of each caption: a first token, a brightness, a size and a shape. Equal arguments give equal files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 SHAPES = ("disc", "ring", "square", "frame", "plus", "cross", "triangle", "bars")
 PIXELS = 16
 START, BRIGHTNESS, SIZE, SHAPE = 0, 1, 3, 5
-"""The first token of each part of a caption; of two brightnesses and two sizes."""
+"""The first token id of each component of a caption. There are two brightnesses and two sizes."""
 
 
 def mask_of(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:

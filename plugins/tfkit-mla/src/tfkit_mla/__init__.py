@@ -1,10 +1,10 @@
 """Multi-head latent attention: the keys and values of all heads come from one small vector per token, the latent.
 
-    queries:  q_down -> norm -> q_up, or one matrix `q`; by head a part without positions and a part that is rotated
-    keys:     kv_down -> a latent, which is normed, and one rotated key that all heads share
-    scores:   (q_nope . k_nope + q_rope . k_rope) * scale, where kv_up makes k_nope and v of each head from the latent
+    queries:  q_down -> norm -> q_up, or a matrix `q`; each head has channels without positions and rotated channels
+    keys:     kv_down -> a latent, which is normed, and a rotated key that all heads share
+    scores:   (q_nope . k_nope + q_rope . k_rope) * scale; kv_up computes k_nope and v of each head from the latent
 
-A cache has only the latent and the shared key, kv_rank + d_rope numbers per token, however many heads there are.
+A cache contains only the latent and the shared key: kv_rank + d_rope numbers per token, for any number of heads.
 
 b batch, t positions, q queries, k keys, h heads, c kv_rank, n d_nope, p d_rope, v d_v, d two of these.
 
@@ -53,8 +53,8 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     bias: tfkit.Shared[bool] = False
     """If true, q_down, kv_down and the output have biases; the projections to heads have none."""
     scale: tfkit.PositiveFloat | None = None
-    """Factor of the scores. Unless given, (d_nope + d_rope) ** -0.5, and with it, for a YaRN with `mscale_all_dim`,
-    the square of 0.1 mscale_all_dim ln(factor) + 1."""
+    """Factor of the scores. By default (d_nope + d_rope) ** -0.5; for a YaRN with `mscale_all_dim`, times the square of
+    0.1 mscale_all_dim ln(factor) + 1."""
     kv_scale: tfkit.PositiveFloat = 1.0
     """Factor of the latent of keys and values after its norm."""
     latent_norm: tfkit.NormConfig = tfkit.slot("rmsnorm")
@@ -63,7 +63,7 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     """Growth of queries with their position, against a softmax that flattens as more keys are read."""
 
     def check(self) -> None:
-        """Raise `Invalid` for positions that cannot rotate d_rope channels. Heads need not divide d_model here."""
+        """Raise `Invalid` for positions that cannot rotate d_rope channels. n_heads need not divide d_model."""
         if self.rotary is not None and self.d_rope % 2:
             raise tfkit.Invalid(
                 "d_rope", f"d_rope must be even, because rotary positions rotate pairs of channels; got {self.d_rope}"
@@ -73,7 +73,7 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 
     @property
     def head_width(self) -> int:
-        """The number of channels that rotary positions get: they use the width of a head for nothing else."""
+        """The number of channels to rotate. Only rotary positions use the width of a head."""
         return self.d_rope
 
     @property
@@ -237,7 +237,7 @@ class LatentAttention(nn.Module):
         if self.eager:
             return self.weights(q @ k.mT, mask) @ v
         causal = self.causal and mask is None
-        if causal and q.size(2) != k.size(2):  # only the newest token: it reads all that is cached
+        if causal and q.size(2) != k.size(2):  # only the newest token, which attends to the entire cache
             causal = False
         return F.scaled_dot_product_attention(
             q,
@@ -250,15 +250,15 @@ class LatentAttention(nn.Module):
         )
 
     def absorbs(self) -> bool:
-        """Return True if `kv_up` may be read instead of called."""
+        """Return True if the weight of `kv_up` may be read instead of calling the module."""
         if not is_scripting():
             return is_untouched(self.kv_up)
         return True
 
     def absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend with a single query, [b, h, 1, v], like `expanded`, but without a key or a value of any token.
+        """Attend with a single query as `expanded` does, [b, h, 1, v], but without computing keys or values of tokens.
 
-        (kv_up c) . q is c . (kv_up' q): the query is mapped to the latents, and its result to values.
+        (kv_up c) . q = c . (kv_up' q): the query is mapped to the space of latents, and the result back to values.
         """
         up_k, up_v = self.split_weight(self.kv_up.weight)
         q = self.heads_as_queries(torch.bmm(self.head_by_head(q_nope), up_k))
@@ -294,7 +294,7 @@ class CrossLatentAttention(LatentAttention):
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    """Hand the configs to tfkit."""
+    """Register the configs."""
     from tfkit_mla.fields import SharedIndexConfig
     from tfkit_mla.indexed import IndexedAttentionConfig
 

@@ -1,4 +1,4 @@
-"""A field of config.json that GLM's models with an index have: layers that reuse the choice of an earlier layer."""
+"""A field of config.json in GLM's models with an index: layers that reuse the choice of an earlier layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SharedIndexConfig(FieldConfig):
 
     kind: Literal["shared_index"] = "shared_index"
     shared_index: dict[str, str]
-    """The variant of a layer that reuses a choice, by the variant that an earlier field gave it."""
+    """The variant of a layer that reuses a choice, by the variant that an earlier field set."""
     at: str
     """The path of the stack."""
 
@@ -38,7 +38,7 @@ class SharedIndexConfig(FieldConfig):
 
 
 def _scheduled(file: Reading, n_layers: int) -> list[str]:
-    """Return the types that follow from the distance of two indices and the number of the second one."""
+    """Return the types that follow from the distance between two indices and the layer of the second index."""
     distance, offset = (_number(file, name, usual) for name, usual in (("topk_freq", 1), ("skip_topk_offset", 2)))
     return ["shared" if max(i - offset + 1, 0) % distance else "full" for i in range(n_layers)]
 

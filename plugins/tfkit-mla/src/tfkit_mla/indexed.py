@@ -2,8 +2,8 @@
 
     score(q, k) = sum over heads of  weight_h(q) * relu(query_h(q) . key(k)) * scale
 
-The heads of the index are small, and share one key per token. Its choice has no gradient, and so its parameters have
-none: they come from a checkpoint, or need a separate loss.
+The heads of the index are small, and share a key per token. The choice has no gradient, and neither have the parameters
+of the index: they come from a checkpoint, or need a separate loss.
 
 With `index_name`, a layer gives its choice to later layers. With `index_from`, a layer has no index, and attends to the
 keys that an earlier layer chose (https://arxiv.org/abs/2603.12201).
@@ -59,7 +59,7 @@ class IndexedAttentionConfig(LatentAttentionConfig):
     index_name: str | None = None
     """Name under which later layers take the choice of the index."""
     index_from: str | None = None
-    """Name of the choice that replaces an index: of the last earlier layer that gives it."""
+    """Name of the choice that replaces an index; the last earlier layer with this name gives it."""
 
     def check(self) -> None:
         super().check()
@@ -77,7 +77,7 @@ class IndexedAttentionConfig(LatentAttentionConfig):
             raise tfkit.Invalid("index.d_head", message)
 
     def causal_flag(self, backend: tfkit.AttentionBackend) -> bool:
-        return False  # the index needs the mask: a hidden key must not take the place of a visible one
+        return False  # the index needs the mask: it must not choose a hidden key instead of a visible key
 
     @property
     def cached(self) -> tuple[tfkit.Cached, ...]:

@@ -1,4 +1,4 @@
-"""The attentions once more, in NumPy and without a line of their modules: functions for `tfkit.reference`."""
+"""Definitions of the attentions in NumPy, independent of their modules: functions for `tfkit.reference`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def query_latent(part: Part, x: Any) -> Any:
 
 
 def scale_of(config: Any) -> float:
-    """Return the factor of the scores; YaRN scales the rotated channels only, so that all are scaled up here."""
+    """Return the factor of the scores. YaRN scales only the rotated channels, so this factor scales all channels up."""
     if config.scale is not None:
         return float(config.scale)
     fields = {} if config.position is None else dict(dict(config.position).get("scaling") or {})

@@ -1,8 +1,8 @@
 """Mixture of experts: the `ffn` kind `moe`, and the `loss` kind `balanced`.
 
-`moe.py` has the config and the whole layer, `router.py` the choice of experts, `experts.py` their computation,
-`stacked.py` one layer of all of them, `balance.py` the loss, `checks.py` warnings, `properties.py` a property for
-`tfkit check`.
+`moe.py` has the config and the full layer, `router.py` the choice of experts, `experts.py` their computation,
+`stacked.py` a linear layer of all experts, `balance.py` the loss, `checks.py` warnings, and `properties.py` a property
+for `tfkit check`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
-    """Hand the configs to tfkit."""
+    """Register the configs."""
     register(MoEConfig)
     register(BalancedConfig)
 
 
 @tfkit.hookimpl
 def tfkit_checks(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
-    """Warn of widths that are slow, and of routers that learn nothing."""
+    """Warn about slow widths, and about routers that cannot learn."""
     yield from slow_widths(graph)
     yield from idle_routers(graph)
 

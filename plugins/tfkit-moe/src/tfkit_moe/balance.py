@@ -1,10 +1,10 @@
-"""The loss kind `balanced`: another loss, with terms that keep routers of mixtures balanced and their logits small.
+"""The loss kind `balanced`: a base loss plus terms that balance the routers of mixtures and keep their logits small.
 
     balance = e * sum over experts of (fraction of the choices) * (mean score)      https://arxiv.org/abs/2101.03961
     z       = mean over tokens of logsumexp(logits)^2                               https://arxiv.org/abs/2202.08906
 
-Both are over all tokens of all layers together, without padding. The loss reads the routers with hooks, which exist
-only during its forward.
+Both terms cover the tokens of all layers together, without padding. The loss reads the routers through hooks, which
+exist only during its forward.
 
 b sequences, t positions, s tokens, l layers, e experts, a experts of one token.
 """
@@ -68,7 +68,7 @@ class BalancedConfig(tfkit.LossConfig):
 
 
 class BalancedLoss(nn.Module):
-    """Inputs and targets -> the sum of the base over the positions that count, with the terms once for each of them."""
+    """Inputs and targets -> the sum of the base loss over positions that count, plus the terms times their number."""
 
     def __init__(self, model: fx.GraphModule, base: nn.Module, config: BalancedConfig) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class BalancedLoss(nn.Module):
     def _of_sequences(
         self, name: str, inputs: Mapping[str, Tensor], logits: Tensor, chosen: Tensor, n: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits [b, t, e], the chosen experts [b, t, a], and 1 for each token that is no padding, [b, t]."""
+        """Return logits [b, t, e], the chosen experts [b, t, a], and a mask [b, t] that is 0 at padding."""
         mask = inputs.get(self.masks[name] or "")
         if mask is None:
             mask = torch.ones(n, len(logits) // n, device=logits.device)
@@ -135,7 +135,7 @@ class BalancedLoss(nn.Module):
 
     @contextmanager
     def _routed(self) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-        """Hook the routers inside the block; the value gets the logits [s, e] and the choice [s, a] of each."""
+        """Register hooks on the routers, which write logits [s, e] and choices [s, a] to the mapping of the context."""
         routed: dict[str, tuple[Tensor, Tensor]] = {}
         handles = [r.register_forward_hook(partial(_record, routed, name)) for name, r in self.routers.items()]
         try:
@@ -148,5 +148,5 @@ class BalancedLoss(nn.Module):
 def _record(
     routed: dict[str, tuple[Tensor, Tensor]], name: str, router: nn.Module, args: tuple[Tensor], output: Any
 ) -> None:
-    # Computed a second time, a product of a few columns, so that the module returns what it returned before.
+    # The logits are recomputed, which is a product with few columns, so that the output of the module does not change.
     routed[name] = router.logits(*args), output[1]  # type: ignore[operator]

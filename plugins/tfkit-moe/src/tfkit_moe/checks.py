@@ -1,4 +1,4 @@
-"""Warnings: experts that miss the fast kernel, and routers that learn nothing."""
+"""Warnings about experts that the fast kernel does not support, and about routers that cannot learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VANISHING = 1e-6
 
 
 def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
-    """Warn of widths of experts without a grouped product in bfloat16, the dtype that all devices support it for.
+    """Warn about widths of experts without a grouped product in bfloat16, the dtype that all devices support.
 
     The experts are then multiplied one after the other, and compiled code computes all of them for every token.
     """
@@ -31,7 +31,7 @@ def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
 
 
 def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
-    """Yield a warning for each router whose one chosen expert always has the weight 1, so that it has no gradient."""
+    """Yield a warning for each router that has no gradient, because its only chosen expert always has weight 1."""
     for path, config in graph.configs(MoEConfig):
         router, single = config.router, config.n_experts == 1
         softmax_of_one = router.score == "softmax" and (single or router.order == "topk_then_score")

@@ -1,8 +1,8 @@
-"""The experts: many feed-forward networks of one shape, each for the tokens that chose it.
+"""The experts: many feed-forward networks of the same shape, each for the tokens that are routed to it.
 
 Tokens are sorted by expert, so the tokens of an expert are adjacent; `stacked.py` multiplies them. In compiled code,
-where shapes may not depend on data, and without the grouped kernel, every expert reads every token, with weights of
-zero for tokens that did not choose it. It costs e / a times as much.
+shapes must not depend on data: without the grouped kernel, every expert takes every token, and tokens that are not
+routed to it have the weight 0. This costs e / a times as much.
 
 The clamped gate: https://arxiv.org/abs/2508.10925.
 
@@ -39,7 +39,7 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """Tokens [s, m], weights and indices of their experts [s, a] -> the weighted sum of what these return.
+    """Tokens [s, m], weights and indices of their experts [s, a] -> the weighted sum of the experts' outputs.
 
     Args:
         activation: between the two layers of an expert; a `Gate`, or anything that keeps the shape.
@@ -94,7 +94,7 @@ class Experts(nn.Module):
         return out.sum(dim=1).to(rows.dtype)
 
     def first(self, x: Tensor, experts: Tensor | None, ends: Tensor | None) -> Tensor:
-        """Return the layer that reads the tokens."""
+        """Apply the layer that takes the tokens."""
         if self.gate_up is not None:
             return self.gate_up(x, experts, ends)
         else:  # noqa: RET505  TorchScript does not compile the other branch of a test for None

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router sends each token to a few feed-forward networks of many, https://arxiv.org/abs/2101.03961.
+"""Mixture of experts: a router sends each token to a few of many feed-forward networks, https://arxiv.org/abs/2101.03961.
 
 Shared: https://arxiv.org/abs/2401.06066.
 """
@@ -26,7 +26,7 @@ class SharedConfig(tfkit.Config):
     gate: bool = False
     """If true, the output is multiplied by sigmoid(linear(x)), one number per token."""
     bias: bool | None = None
-    """If true, its linear layers have biases; by default as in the other experts."""
+    """If true, its linear layers have biases; by default, `bias` of the other experts applies."""
     combine: Literal["sum", "average"] = "sum"
     """Result of the layer: the sum of the outputs of shared and chosen experts, or half of it."""
 
@@ -45,7 +45,7 @@ class MoEConfig(tfkit.FFNConfig):
     bias: Shared[bool] = True
     """If true, the linear layers of the experts have biases; also of the shared experts, unless they set `bias`."""
     activation: tfkit.ActivationConfig = tfkit.slot("silu")
-    """Activation of every expert, shared ones among them."""
+    """Activation of all experts, including the shared experts."""
     gated: bool = True
     """If true, the hidden layer is activation(gate(x)) * up(x); otherwise activation(up(x))."""
     limit: PositiveFloat | None = None
@@ -147,7 +147,7 @@ class MoE(nn.Module):
             self.averages = config.shared.combine == "average"
 
     def reset_parameters(self) -> None:
-        """Fill the tensors that the spec's `init` does not: it knows the weights and biases of linear layers."""
+        """Fill the tensors that the spec's `init` does not fill; it fills weights and biases of linear layers."""
         if self.router.correction is not None:
             nn.init.zeros_(self.router.correction)
 

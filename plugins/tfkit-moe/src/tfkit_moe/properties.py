@@ -1,4 +1,4 @@
-"""A property of experts: which of them is the first does not matter."""
+"""A property of experts: outputs do not depend on their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mixture once more, in NumPy and token by token, without its modules: a function for `tfkit.reference`."""
+"""Definition of the mixture in NumPy, token by token, independent of its modules: a function for `tfkit.reference`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
     """Choose the experts of a token, with the weight of each. arXiv:2101.03961, arXiv:1701.06538."""
     router, k = part.config.router, part.config.n_experts_per_token
     scores = logits if router.order == "topk_then_score" else _scored(router, logits)
-    # A correction decides the choice alone: https://arxiv.org/abs/2412.19437, section 2.1.2.
+    # A correction affects only the choice, not the weights: https://arxiv.org/abs/2412.19437, section 2.1.2.
     worth = scores + (part.weight("router.correction") if router.correction_bias else 0)
     if router.groups is not None:  # https://arxiv.org/abs/2405.04434, section 2.2.2
         groups, best = worth.reshape(router.groups.n, -1), 2 if router.groups.by == "top2sum" else 1
@@ -56,7 +56,7 @@ def _scored(router: Any, logits: Any) -> Any:
 
 
 def _network(part: Part, place: Part, x: Any, bias: bool, expert: Any) -> Any:
-    """Compute a feed-forward network: one of the experts, or with `...` the shared one."""
+    """Compute a feed-forward network: an expert or, for `...`, the shared network."""
     config = part.config
 
     def layer(name: str, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The choice of experts: those that each token goes to, and their weights.
+"""The router: the experts of each token, and their weights.
 
     scores = score(logits)                           or, topk_then_score: the logits themselves
     chosen = the k largest of scores + correction    among the best groups of experts
@@ -25,14 +25,14 @@ from tfkit.nn import Linear, Rearrange, is_scripting, named
 
 
 class GroupsConfig(Config):
-    """Experts stand in groups, neighbours together, and a token chooses within its best groups."""
+    """Groups of adjacent experts; a token chooses its experts within its best groups."""
 
     n: Count
-    """Number of groups, all of one size."""
+    """Number of groups, which have equal sizes."""
     keep: Count
     """Number of groups within which a token chooses."""
     by: Literal["max", "top2sum"] = "max"
-    """Worth of a group: its best score, or the sum of its two best."""
+    """Score of a group: its best score, or the sum of its two best scores."""
 
     def check(self) -> None:
         """Raise `Invalid` if all groups are kept."""
@@ -61,11 +61,11 @@ class RouterConfig(Config):
     """If true, a number per expert is added to the scores that decide the choice, and not to the weights. It starts at
     zero and has no gradient: a training loop moves it, or published weights have it."""
     groups: GroupsConfig | None = None
-    """Groups of experts; a token chooses within the best of them, unless given among all experts."""
+    """Groups of experts; a token chooses within its best groups. By default, it chooses among all experts."""
     bias: bool = False
     """If true, the logits have a learned bias."""
     softcap: PositiveFloat | None = None
-    """Bound within which the logits are bent to stay."""
+    """Soft bound of the logits, softcap * tanh(logits / softcap)."""
 
     def check(self) -> None:
         """Raise `Invalid` for fields without effect."""
@@ -78,7 +78,7 @@ class RouterConfig(Config):
 
 
 class Router(Linear):
-    """Tokens [s, m] -> weights [s, a], float32, and the experts [s, a] that they are for.
+    """Tokens [s, m] -> weights [s, a], float32, and the indices of the experts [s, a].
 
     A forward hook on it reads the routing, for a loss that balances the load or for inspection.
     """

@@ -1,15 +1,15 @@
-"""One layer of all experts: rows that are sorted by expert, each times the matrix of its expert.
+"""A linear layer of all experts: rows are sorted by expert, and multiplied by the matrix of their expert.
 
-Three ways to the same numbers:
+Three implementations compute the same numbers:
 
-- `torch.nn.functional.grouped_mm`, one call for all experts, wherever torch has it for the type, the widths and the
+- `torch.nn.functional.grouped_mm`, a single call for all experts, if torch supports the dtype, the widths and the
   device: without torch.compile on the CPU, and in bfloat16 also on CUDA and compiled.
-- One expert after the other, each with its own rows: scripted, and where the kernel does not serve. On a GPU it waits
-  once for the ends of the rows of each expert.
-- Every row times every matrix, if the caller has not sorted them.
+- A product for each expert with its rows: in scripted code, and if the kernel is not supported. A GPU is synchronized
+  once, to read where the rows of each expert end.
+- The product of every row and every matrix, if the rows are not sorted.
 
-On the meta device the experts of rows are unknown: every expert then gets equally many, as from a router that balances
-them, so that the counted costs are the real ones.
+On the meta device, the experts of rows are unknown. Rows are then divided equally, as by a router that balances the
+load, so that the counted costs are realistic.
 
 s tokens, a experts of one token, (s a) rows, e experts, i and o widths of an expert's input and output.
 """
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from tfkit.nn import StackedLinear, is_scripting, linear
 
-# Input of `grouped_mm`: its types, and the number of bytes that a row must be a multiple of.
+# Requirements of `grouped_mm`: the dtypes, and the alignment of a row in bytes.
 ANYWHERE = (torch.bfloat16,)
 EAGERLY_ON_THE_CPU = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNMENT = 16
@@ -34,7 +34,7 @@ class ExpertLinear(StackedLinear):
     Without `experts` and `ends`, all tokens [s, i], or the tokens of each expert [e, s, i], times every matrix ->
     [e, s, o].
 
-    Anything that changes its weights or its output (an adapter, a hook) does so in each of these ways.
+    Adapters and hooks that change the weights or the output work with every implementation.
     """
 
     def forward(self, x: Tensor, experts: Tensor | None, ends: Tensor | None) -> Tensor:
@@ -48,7 +48,7 @@ class ExpertLinear(StackedLinear):
         return self.one_by_one(x, ends)
 
     def evenly(self, rows: Tensor) -> Tensor:
-        """Multiply rows of unknown experts: each expert gets equally many rows, and the first ones get one more."""
+        """Multiply rows of unknown experts: rows are divided equally, and the first experts get the remaining rows."""
         each, more = divmod(rows.size(0), self.weight.size(0))
         pieces: list[Tensor] = []
         for n, size in ((self.weight.size(0) * (each > 0), each), (more, 1)):
@@ -61,7 +61,7 @@ class ExpertLinear(StackedLinear):
 
     def one_by_one(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Multiply rows [s a, i] sorted by expert -> [s a, o], expert by expert."""
-        # Unbound at once: the gradient of a single matrix would be as large as all of them together.
+        # Unbind all matrices together: the gradient of a single index would be as large as all matrices.
         weights, biases = self.weight.unbind(), _unbound(self.bias)
         pieces: list[Tensor] = []
         bounds: list[int] = ends.tolist()

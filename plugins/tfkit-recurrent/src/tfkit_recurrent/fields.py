@@ -1,4 +1,4 @@
-"""Fields of config.json that hybrid models have: widths that follow from others, bounds, and periods of layers."""
+"""Fields of config.json in hybrid models: derived widths, bounds, and periods of layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tfkit
 from tfkit import FieldConfig, Reading, Writing
 
 INFINITY = {"__float__": "Infinity"}
-"""The form in which transformers writes infinity to a config.json."""
+"""Representation of infinity in a config.json of transformers."""
 
 
 class AdjustedWidthConfig(FieldConfig):
@@ -44,11 +44,11 @@ class AdjustedWidthConfig(FieldConfig):
 
 
 class BoundsConfig(FieldConfig):
-    """A list of the least and the largest value: `{bounds: [path, path]}`; infinity is null in the spec."""
+    """A list of a minimum and a maximum: `{bounds: [path, path]}`; infinity is null in the spec."""
 
     kind: Literal["bounds"] = "bounds"
     bounds: tuple[str, str]
-    """The paths of the least and of the largest value."""
+    """The paths of the minimum and of the maximum."""
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -77,11 +77,11 @@ def _is_infinite(value: Any) -> bool:
 
 
 class PeriodConfig(FieldConfig):
-    """The period of the layers that differ: `{period: {base: full}, offset: attn_layer_offset, at: decoder}`."""
+    """The period of layers of a different variant: `{period: {base: full}, offset: attn_layer_offset, at: decoder}`."""
 
     kind: Literal["period"] = "period"
     period: dict[str, str]
-    """Their variant by the variant that an earlier field gave them, or that the other layers have."""
+    """The variant of these layers, by the variant that an earlier field set or that the remaining layers have."""
     offset: str
     """The field with the number of the first of these layers."""
     at: str
@@ -146,13 +146,13 @@ class BlockTypesConfig(FieldConfig):
 
 
 class DeltaLayersConfig(FieldConfig):
-    """Kimi's mapping with the numbers of the layers that have attention, from 1 on; `layer_types` precedes it."""
+    """Kimi's mapping with the numbers of the attention layers, counted from 1; `layer_types` takes precedence."""
 
     kind: Literal["delta_layers"] = "delta_layers"
     delta_layers: tuple[str, str]
     """The variant of layers with attention, and the variant of the other layers."""
     sizes: dict[str, str]
-    """The fields that have the sizes in the mapping, by their names there."""
+    """The fields of the sizes in the mapping, by their names in it."""
     at: str
     """The path of the stack."""
 
@@ -169,11 +169,11 @@ class DeltaLayersConfig(FieldConfig):
         file.arrange(self.at, [full if i + 1 in numbers else linear for i in range(len(layers))])
 
     def write(self, name: str, file: Writing) -> None:
-        """Write nothing: other fields have the types of the layers and the sizes."""
+        """Write nothing, because other fields contain the types of the layers and the sizes."""
 
 
 class ExpertCountConfig(FieldConfig):
-    """The number of experts of an FFN; 0 for a dense FFN, as the family's first spec has it."""
+    """The number of experts of an FFN; 0 for a dense FFN, as in the first spec of the family."""
 
     kind: Literal["expert_count"] = "expert_count"
     expert_count: str
@@ -210,7 +210,7 @@ class OptionalValueConfig(FieldConfig):
     optional_value: str
     """The path of the value."""
     otherwise: int
-    """The number that the class in transformers accepts where it has no meaning."""
+    """The number that the class in transformers accepts when the value is not used."""
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ class ListedConfig(FieldConfig):
 
     kind: Literal["listed"] = "listed"
     listed: tuple[str, ...]
-    """The path of each number; a null in place of the list stands for numbers of 1."""
+    """The path of each number. Null instead of a list represents factors of 1."""
 
     @property
     def expressions(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class GatedDeltaConfig(tfkit.MixerConfig):
     output_norm: tfkit.NormConfig = tfkit.slot("rmsnorm")
     """Norm of the output of each head."""
     negative: bool = False
-    """If true, beta is doubled: a token can then reverse the sign of what the state has in its place."""
+    """If true, beta is doubled: a token can then reverse the sign of the value that the state stores under its key."""
 
     def check(self) -> None:
         super().check()
@@ -179,7 +179,7 @@ class DeltaRule(nn.Module):
         return y
 
     def normed(self, x: Tensor) -> Tensor:
-        """Norm each head to length 1, and repeat it for each head of values that reads it."""
+        """Norm each head to length 1, and repeat it for each head of values that uses it."""
         x = widened(x)
         x = x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + self.eps)
         return x if self.repeats == 1 else x.repeat_interleave(self.repeats, dim=1)

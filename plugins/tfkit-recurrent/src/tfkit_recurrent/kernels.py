@@ -1,7 +1,7 @@
 """Kernels of other libraries, for tensors on CUDA: `causal_conv1d`, and Flash Linear Attention, `fla`.
 
-A library is used if it is installed, and imported when it is first used. Each function calls one kernel, and has
-arguments and results like the code in torch that it replaces. `attend` chooses between the two.
+A library is used if it is installed, and is imported at first use. Each function calls a kernel, and has the arguments
+and results of the torch code that it replaces. `attend` chooses between the two.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tfkit_recurrent.recurrence import linear_attention
 
 
 def has_kernel(library: str, x: Tensor) -> bool:
-    """Return True if a library is installed and its kernels take x."""
+    """Return True if a library is installed and its kernels support x."""
     return x.is_cuda and x.dtype != torch.float64 and not torch.compiler.is_compiling() and is_installed(library)
 
 
 @cache
 def is_installed(library: str) -> bool:
-    """Return True if a library can be imported. The search through all folders takes as long as a small kernel."""
+    """Return True if a library can be imported. The result is cached: the search takes as long as a small kernel."""
     return find_spec(library) is not None
 
 
@@ -70,7 +70,7 @@ def fla_linear_attention(
 
 
 def _exchange_axes(x: Tensor) -> Tensor:
-    """Exchange heads and positions, which the kernels expect in the other order."""
+    """Exchange the axes of heads and positions, because the kernels expect positions first."""
     return torch.einsum("bht...->bth...", x)
 
 

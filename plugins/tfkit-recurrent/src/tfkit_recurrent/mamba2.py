@@ -62,11 +62,11 @@ class Mamba2Config(tfkit.MixerConfig):
     output_norm: tfkit.NormConfig | None = tfkit.slot("rmsnorm")
     """Norm before the output projection, for each group; null for none."""
     gate: Literal["before_norm", "after_norm"] = "before_norm"
-    """Place where the output is multiplied by silu(gate)."""
+    """Side of the norm on which the output is multiplied by silu(gate)."""
     step_min: float = 0.0
-    """Least step size."""
+    """Minimum step size."""
     step_max: tfkit.PositiveFloat | None = None
-    """Largest step size."""
+    """Maximum step size; null for none."""
     input_scale: float = 1.0
     """Factor of the input."""
     factors: FactorsConfig = FactorsConfig()
@@ -193,7 +193,7 @@ class Mamba2(nn.Module):
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """Multiply y [b, g, r, t, d] by the gate [b, g, t, (r d)] and norm each group -> [b, t, (g r d)]."""
-        dtype = gate.dtype  # of the weights of the norm
+        dtype = gate.dtype  # the dtype of the norm's weights; y is in float32
         y, gate = self.norm_groups(y), F.silu(widened(gate))
         if self.norm is None:
             return self.merge_groups(y * gate)

@@ -1,4 +1,4 @@
-"""Initial values of decays and step sizes, as published: the spec's `init` does not apply to them."""
+"""Published initial values of decays and step sizes, to which the spec's `init` does not apply."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def values_of(cached: Sequence[tfkit.State], width: int) -> dict[str, tfkit.Inne
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return a tensor in float32, or in float64 if it has that type: the types in which states are summed."""
+    """Return a tensor in float32, or in float64 if it has this dtype: states are summed in these dtypes."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -50,7 +50,7 @@ def continues(documents: Tensor, distance: int = 1) -> Tensor:
 
 
 def document_masks(documents: Tensor, start: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return whether positions of a chunk, c, are of one document with a position of it or before it.
+    """Return masks of equal documents between the positions of a chunk, c, and with the position before the chunk.
 
     Args:
         documents: [b, t].
@@ -89,12 +89,12 @@ def linear_attention(
     chunk: int,
     documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read and write a state that decays as a whole, for each head.
+    """Read and write a state that decays by a single factor, for each head.
 
     Args:
-        q: [b, g, t, n]: what is read. All heads of a group share q and k.
-        k: [b, g, t, n]: the rows where a token is written.
-        v: [b, g, r, t, p]: what a token writes.
+        q: [b, g, t, n], queries. All heads of a group share q and k.
+        k: [b, g, t, n], keys: the weights of the rows to which a token writes.
+        v: [b, g, r, t, p], values: the vectors that a token writes.
         log_decay: [b or 1, g, r, t], at most 0.
         state: [b, g, r, n, p], before the first token; None if there is none.
         chunk: positions of a chunk.
@@ -109,7 +109,7 @@ def linear_attention(
         state = written if state is None else state * log_decay.exp()[..., None] + written
         return q[:, :, None] @ state, state
     outputs: list[Tensor] = []
-    # The backward of a slice is a tensor of the full length; all pieces of a split have one together.
+    # The backward of each slice would allocate the full length; the pieces of a split share a single tensor.
     pieces = zip(q.split(chunk, 2), k.split(chunk, 2), v.split(chunk, 3), log_decay.split(chunk, -1))  # noqa: B905
     for index, (queries, keys, values, decays) in enumerate(pieces):
         total = decays.cumsum(dim=-1)
@@ -148,14 +148,14 @@ def delta_rule(
     chunk: int,
     documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Write the difference between a value and what the decayed state has in its place, and read the state.
+    """Write the difference between a value and the value that the decayed state stores under its key; read the state.
 
     Args:
-        q: [b, h, t, n]: what is read.
-        k: [b, h, t, n]: where a token is written.
-        v: [b, h, t, p]: the values.
+        q: [b, h, t, n], queries.
+        k: [b, h, t, n], keys.
+        v: [b, h, t, p], values.
         log_decay: [b, h, t, n], at most 0; [b, h, t, 1] if all rows of a state have one decay.
-        beta: [b, h, t, 1]: how much of the difference is written.
+        beta: [b, h, t, 1], the fraction of the difference that is written.
         state: [b, h, n, p], before the first token.
         chunk: positions of a chunk.
         documents: the document of each position, [b, t]; the state restarts with each of them.

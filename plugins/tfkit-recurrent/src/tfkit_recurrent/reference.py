@@ -1,4 +1,4 @@
-"""The mixers once more, in NumPy, token by token, without a line of their modules: functions for `tfkit.reference`."""
+"""Definitions of the mixers in NumPy, token by token, independent of their modules: functions for `tfkit.reference`."""
 
 from __future__ import annotations
 

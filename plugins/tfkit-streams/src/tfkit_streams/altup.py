@@ -1,4 +1,4 @@
-"""Gemma 3n's layer: AltUp around it, LAuReL around its attention, and an FFN whose gates are mostly 0.
+"""The layer of Gemma 3n: AltUp around the layer, LAuReL around its attention, and an FFN whose gates are mostly 0.
 
     AltUp: n streams, of which each layer computes the first one, x (https://arxiv.org/abs/2301.13310)
         r(x) = tanh(router(rmsnorm(x) / d_model))
@@ -28,7 +28,7 @@ from tfkit_streams.precision import widened
 
 
 class AltUpConfig(tfkit.StreamConfig):
-    """Several streams around a layer, which computes the first; the others are predicted and corrected."""
+    """Several streams around a layer, which computes the first stream; all others are predicted and corrected."""
 
     kind: Literal["altup"] = "altup"
     enters = True
@@ -77,7 +77,7 @@ class Enter(nn.Module):
 
 
 class Leave(Enter):
-    """The mean of the first stream and of the projected others, with its magnitude: [b, t, l, m] -> [b, t, m]."""
+    """The mean of the first stream and the projected streams, rescaled to the first: [b, t, l, m] -> [b, t, m]."""
 
     def forward(self, x: Tensor) -> Tensor:
         first = x[:, :, 0]
@@ -174,7 +174,7 @@ class LaurelConfig(tfkit.StreamConfig):
     rank: tfkit.Dim
     """Width between the two matrices."""
     norm: tfkit.Shared[tfkit.NormConfig]
-    """Norm of x, which the sublayer reads, and norm of the second matrix' output."""
+    """Norm of x, which the sublayer takes, and norm of the output of the second matrix."""
 
     def build(self, make: tfkit.Make, part: tfkit.StreamPart, width: int) -> nn.Module:
         if part == "read":
@@ -228,7 +228,7 @@ class SparseGLUConfig(tfkit.FFNConfig):
 
 
 class SparseGLU(nn.Module):
-    """[..., m] -> [..., m]; `cutoff` is the number of standard deviations above the mean that gates lose."""
+    """[..., m] -> [..., m]; gates below the mean plus `cutoff` standard deviations are 0."""
 
     def __init__(self, config: SparseGLUConfig, activation: nn.Module, cutoff: float | None) -> None:
         super().__init__()

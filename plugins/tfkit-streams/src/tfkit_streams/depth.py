@@ -2,9 +2,9 @@
 
     x = sum over i of softmax_i(query . rmsnorm(output_i)) * output_i
 
-After https://arxiv.org/abs/2402.02622, whose weights are constants. Output 0 is the input of the stack. The first
-sublayer has nothing to choose from, so that each query belongs to the sublayer before: `write` adds an output, and
-computes the next input. The stream is that input, then all outputs.
+Based on https://arxiv.org/abs/2402.02622, whose weights are constants. Output 0 is the input of the stack. The first
+sublayer has only this output, and needs no query, so each query belongs to the preceding sublayer: `write` appends an
+output, and computes the next input. The stream is the next input, followed by all outputs.
 b batch, t positions, k the next input and the outputs so far, m d_model.
 """
 

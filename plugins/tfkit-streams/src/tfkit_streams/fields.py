@@ -1,4 +1,4 @@
-"""Fields of config.json that Gemma 3n and 4 have: layers that share keys, sizes of some layers, and layer features."""
+"""Fields of config.json in Gemma 3n and 4: layers that share keys, sizes of some layers, and layer features."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class SharedLayersConfig(FieldConfig):
 
     kind: Literal["shared_layers"] = "shared_layers"
     shared_layers: dict[str, str]
-    """Their variant by the one that an earlier field gave them, which has a `kv_name` as long as layers take it."""
+    """The variant of these layers, by the variant of an earlier field, which has a `kv_name` if layers take it."""
     last: str | None = None
-    """The variant of the last layer before this field, whatever type a file gives it."""
+    """The variant of the last layer before this field, for any type in the file."""
     at: str
     """The path of the stack."""
 
@@ -48,7 +48,7 @@ def _attention(stack: str, variant: str) -> str:
 
 
 class DoubledConfig(FieldConfig):
-    """True if some layers have twice the width of others: `{doubled: [path, path], of: decoder.ffn.d_ff}`."""
+    """True if some layers have twice the width of the others: `{doubled: [path, path], of: decoder.ffn.d_ff}`."""
 
     kind: Literal["doubled"] = "doubled"
     doubled: tuple[str, ...]
@@ -72,7 +72,7 @@ class DoubledConfig(FieldConfig):
 
 
 class LayerSizesConfig(FieldConfig):
-    """A mapping with other sizes for some layers, by their numbers; it precedes one field for all of these layers."""
+    """A mapping with different sizes for some layers, by number. It precedes the field for all of these layers."""
 
     kind: Literal["layer_sizes"] = "layer_sizes"
     layer_sizes: dict[str, tuple[str, ...]]

@@ -3,7 +3,7 @@
     normed = rmsnorm(streams);  x = mean over streams of sigmoid(up(silu(down(normed) / l))) * normed
     streams = streams + 2 sigmoid(inject(normed) / l) * y
 
-The streams are normalized when they are read, so that sublayers and stack need no further norm.
+The streams are normalized when they are read, so sublayers and the stack need no other norm.
 Qwen4 in transformers: https://github.com/huggingface/transformers. b batch, t positions, l streams, m d_model.
 """
 

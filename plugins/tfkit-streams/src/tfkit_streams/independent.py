@@ -43,7 +43,7 @@ class Read(Weights):
         self.magnitude = config.magnitude
 
     def reset_parameters(self) -> None:
-        """Begin with the mean of the streams."""
+        """Fill the parameters so that the initial output is the mean of the streams."""
         nn.init.constant_(self.scale, 0.01)
         nn.init.zeros_(self.base)
         nn.init.constant_(self.base[: self.sizes[0]], -math.log(max(self.sizes[0] - 1, 1)))

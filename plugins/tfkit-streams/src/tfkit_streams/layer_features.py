@@ -65,7 +65,7 @@ class LayerInputs(nn.Module):
 
 
 class FeatureGateConfig(tfkit.MixerConfig):
-    """A layer down to the features of the layer, which it is multiplied by, and a layer up; each position alone."""
+    """A projection down, a product with the features of the layer, and a projection up, independently per position."""
 
     kind: Literal["feature_gate"] = "feature_gate"
     takes_features = True
@@ -98,7 +98,7 @@ class FeatureGate(nn.Module):
 
 
 class ScaledSumConfig(tfkit.StreamConfig):
-    """The sum of x and a sublayer's output, times a learned number that begins with 1."""
+    """The sum of x and a sublayer's output, times a learned number, initially 1."""
 
     kind: Literal["scaled_sum"] = "scaled_sum"
 

@@ -23,7 +23,7 @@ from tfkit_streams.precision import widened
 PREFERRED = 2.0
 """The initial logit of the stream that a layer prefers."""
 KEPT = 4.0
-"""The initial logit with which a stream stays what it is."""
+"""The initial logit of the weight with which a stream keeps its value."""
 
 
 class HyperConnectionConfig(tfkit.StreamConfig):
@@ -43,7 +43,7 @@ class ManifoldConfig(HyperConnectionConfig):
 
     kind: Literal["manifold"] = "manifold"
     iterations: tfkit.Count = 20
-    """Number of times that columns and rows of the mixing matrix are divided by their sums."""
+    """Number of times that the columns and rows of the mixing matrix are divided by their sums."""
 
     def build(self, make: tfkit.Make, part: tfkit.StreamPart, width: int) -> nn.Module:
         if part == "enter":
@@ -104,7 +104,7 @@ class Read(Weights):
         self.preferred = preferred
 
     def reset_parameters(self) -> None:
-        """Prefer one stream, a different one in the next layer, and keep all streams nearly as they are."""
+        """Prefer a stream, which differs in the next layer, and mix the streams very little."""
         n = self.sizes[0]
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.base)

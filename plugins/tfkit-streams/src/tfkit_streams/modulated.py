@@ -1,4 +1,4 @@
-"""Layers that a condition changes, such as a time step or a class: norms that scale and shift, and gates of outputs.
+"""Layers that depend on a condition, such as a time step or a class: norms that scale and shift, and gates of outputs.
 
     norm(x) = layernorm(x) * (1 + scale) + shift;  x = x + gate * y
     scale, shift and gate are linear in silu(condition), and 0 at the start
@@ -46,7 +46,7 @@ class AdaptiveNormConfig(tfkit.NormConfig):
 
 
 class Modulation(nn.Module):
-    """A linear layer of silu(condition) that begins with zeros: [b, c] -> [b, 1, outputs]."""
+    """A linear layer of silu(condition), initially zeros: [b, c] -> [b, 1, outputs]."""
 
     def __init__(self, d_condition: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The type in which small numbers that weigh entire streams are computed."""
+"""The dtype of small tensors that are weights of entire streams."""
 
 from __future__ import annotations
 

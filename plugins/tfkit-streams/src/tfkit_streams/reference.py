@@ -1,4 +1,4 @@
-"""The kinds once more, in NumPy and without a line of their modules: functions for `tfkit.reference`."""
+"""Definitions of the kinds in NumPy, independent of their modules: functions for `tfkit.reference`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def manifold(part: Part, place: str, stream: Any, *further: Any) -> Any:
         return np.stack([stream] * n, axis=1)
     if place == "write":
         y, (post, comb) = further
-        # Stream k gets what every stream i hands to it, comb[i, k].
+        # Stream k receives stream i with the weight comb[i, k].
         return np.array([[post[t, k] * y[t] + comb[t, :, k] @ stream[t] for k in range(n)] for t in range(len(y))])
     names = ["pre"] if place == "leave" else ["pre", "post", "comb"]
     logits = rms(stream.reshape(len(stream), -1), config.norm_eps) @ part.weight("project.weight").T
@@ -197,7 +197,7 @@ def laurel(part: Part, place: str, stream: Any, *further: Any) -> Any:
 
 
 def sparse_glu(part: Part, x: Any) -> Any:
-    """Compute an FFN; in sparse layers, gates lose all but their excess over a quantile."""
+    """Compute an FFN. In sparse layers, only the excess of a gate over a quantile remains."""
     config, layer = part.config, int(part.path.partition("layers.")[2].partition(".")[0])
     gate, up = np.split(part.at("gate_up").linear(x, config.bias), 2, axis=-1)
     sparsity = config.sparsity[layer] if layer < len(config.sparsity) else 0

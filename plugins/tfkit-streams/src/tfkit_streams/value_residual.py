@@ -2,8 +2,8 @@
 
     v = mix[0] * values of the first layer + mix[1] * values of the layer
 
-Both weights are learned, and begin with 0.5. The first layer gives the values of the new tokens only: a cache contains
-mixed values, so decoding caches no further tensor. https://arxiv.org/abs/2410.17897.
+Both weights are learned, initially 0.5. The first layer gives only the values of new tokens: caches contain mixed
+values, so decoding needs no additional cache. https://arxiv.org/abs/2410.17897.
 b batch, t new tokens, h heads, d width of a head.
 """
 
@@ -57,7 +57,7 @@ class ValueResidualConfig(tfkit.AttentionConfig):
 
 
 class ValueAttention(nn.Module):
-    """The steps that both kinds of layers share."""
+    """Base class of both modules, with their common computations."""
 
     def __init__(self, config: ValueResidualConfig, *, norms: list[nn.Module] | None, rotate: nn.Module | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bugs of other projects, planted by replacing one method: each breaks a property, and the test names it.
+"""Bugs of other projects, planted by replacing a method: each breaks a property, and the test names it.
 
 `where` is the public report of such a bug, or a word for a mistake that is easily made.
 """

@@ -1,4 +1,4 @@
-"""A bug that is planted by replacing one method."""
+"""A bug that replaces a method."""
 
 from __future__ import annotations
 

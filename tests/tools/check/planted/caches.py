@@ -1,4 +1,4 @@
-"""Bugs of caches: sequences that are read in steps."""
+"""Bugs of caches, which appear when sequences are read in steps."""
 
 from __future__ import annotations
 

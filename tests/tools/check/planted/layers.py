@@ -1,4 +1,4 @@
-"""Bugs of layers: norms, FFNs, residuals, experts, and layers with a state, which retention stands for."""
+"""Bugs of layers: norms, FFNs, residuals, experts, and layers with a state, for which retention is the example."""
 
 from __future__ import annotations
 

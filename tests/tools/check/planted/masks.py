@@ -1,4 +1,4 @@
-"""Bugs of masks: queries that read what they may not, or do not read what they may."""
+"""Bugs of masks: queries that attend to hidden keys, or ignore visible keys."""
 
 from __future__ import annotations
 

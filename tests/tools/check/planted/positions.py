@@ -1,4 +1,4 @@
-"""Bugs of positions: where tokens stand, and what attention makes of it."""
+"""Bugs of positions: the numbering of tokens, and its use in attention."""
 
 from __future__ import annotations
 

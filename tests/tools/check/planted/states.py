@@ -1,4 +1,4 @@
-"""Bugs of mixers: states, and the order in which they get the tokens of a row."""
+"""Bugs of mixers: states, and the order in which tokens of a row enter them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of training and of stored weights, and bugs that are another object in place of a class or a property."""
+"""Bugs of training and of stored weights, and bugs that replace a class or a property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Components that exporters stumble over."""
+"""Components that exporters do not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of each attention: the keys that it reads, the order of heads and of a memory, and its backends."""
+"""Properties of each attention: the keys that it attends to, the order of heads and of a memory, and its backends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tfkit.tools.check.model_under_test import Attends, ModelUnderTest
 from tfkit.tools.check.runs import Inputs, Padding, arguments_of
 
 TRIES = 4
-"""Inputs of an attention that does not read all that it may."""
+"""Number of inputs for an attention that seems to ignore a key: a gate may be closed by chance."""
 SIZES = (1.0, 1e3)
-"""Factors of an attention's input: a mask that is only a large number shows with large scores."""
+"""Factors of an attention's input: large scores reveal a mask that subtracts a large number instead of infinity."""
 HEADS_ALONG: Mapping[str, int | None] = {
     **{f"project.{part}": 0 for part in ("q", "k", "v")},
     **{"gate.linear": 0, "core.softmax": 0, "inner_norm": 0, "output": 1},
@@ -42,15 +42,15 @@ def _calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[Attends, n
 
 @property_of("extents", "attends to the keys that masks allow", follows=("alone",))
 def extents(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Each attention reads exactly the keys that its mask grants, also next to padding."""
-    # With a state, an attention also depends on tokens that its mask hides, and keys of another layer are not of x.
+    """Each attention attends to exactly the keys that its mask grants, also next to padding."""
+    # With a state, an attention also depends on tokens that its mask hides. Keys of another layer do not come from x.
     further = {attention.path for attention in subject.attentions if attention.step.keeps_state or attention.step.takes}
     require(len(subject.attentions) > len(further), "the spec has no stack with attention to keys alone")
     paddings: tuple[Padding, ...] = ("none", "left", "right") if subject.padded else ("none",)
     for padding in paddings:
         inputs = subject.inputs(padding=padding)
         for attention, module, x, context in _calls(subject, inputs):
-            # No input has the mask that a block makes.
+            # A mask that a block computes is not among the inputs.
             masked = padding == "none" or not _signal(subject, attention, context.memory).gaps
             if masked and attention.path not in further:
                 granted = _granted(subject, attention, inputs, x.size(1), context.memory)
@@ -90,7 +90,7 @@ def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context)
 
 
 def _output(result: Any) -> Tensor:
-    """Return the output of an attention, which may also return what it gives to later layers."""
+    """Return the output of an attention, without the values that it may return for later layers."""
     output: Tensor = result[0] if isinstance(result, tuple) else result
     return output
 
@@ -168,7 +168,7 @@ def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterat
 
 @property_of("memory-order", "reads a memory in any order", follows=("extents",))
 def memory_order(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Cross-attention returns the same for the vectors of its memory in another order."""
+    """Cross-attention returns the same output if the vectors of its memory are reordered."""
     require(any(attention.step.reads_memory for attention in subject.attentions), "the spec has no cross-attention")
     for attention, module, x, context in _calls(subject, subject.inputs()):
         if attention.step.reads_memory:
@@ -181,7 +181,7 @@ def memory_order(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("head-order", "has heads in any order")
 def head_order(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Heads in reverse order, with all of their weights, return the same."""
+    """An attention whose heads are reversed, with all of their weights, returns the same output."""
     model, inputs, applied = copy.deepcopy(subject.model), subject.inputs(), False
     for attending in subject.attentions:
         by_head = isinstance(attending.config.position, ScoreBiasConfig) or attending.config.n_heads < 2
@@ -212,7 +212,7 @@ def _reverse_heads(attention: nn.Module, config: AttentionConfig) -> None:
 
 @property_of("backends", "is equal with every attention backend", follows=("alone",))
 def backends(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Attention that is written out step by step returns the same, also next to padding."""
+    """Every attention backend returns the same outputs as attention that is written out, also next to padding."""
     require(subject.attentions, "the spec has no stack with attention")
     eager = subject.build(attention_backend="eager")
     for padding in ("none", "left") if subject.padded else ("none",):

@@ -1,4 +1,4 @@
-"""Properties of a model that is built: it runs, returns equal bits in a second run, and starts as its spec declares."""
+"""Properties of a new model: it runs, returns equal bits in a second run, and starts as its spec declares."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call
 
 SIGMAS = 6.0
-"""The largest deviation of a spread from the declared one, in standard errors."""
+"""Largest deviation of a weight's standard deviation from its declaration, in standard errors."""
 NATS = 1.0
-"""The most by which a first loss may exceed the expected one."""
+"""Largest excess of a first loss over the expected loss, in nats."""
 
 
 @property_of("building", "is built", basic=True)
 def building(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """A model can be built of the spec."""
+    """A model can be built from the spec."""
     try:
         build(subject.graph, seed=subject.seed)
     except SpecError as error:
@@ -40,7 +40,7 @@ def building(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("weights", "is filled from its seed alone", basic=True, of_weights=False)
 def weights(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Every parameter and buffer is filled from the seed: none is uninitialized, and one seed gives one model."""
+    """Every parameter and buffer is initialized, and equal seeds give equal models."""
     yield from filled(subject.graph)
 
 
@@ -80,7 +80,7 @@ def filled(graph: Graph) -> Iterator[Deviation]:
 
 
 def every_one(names: Sequence[str]) -> str:
-    """Name several things by one of them, as the subject of a sentence."""
+    """Return names as the subject of a singular verb: `a`, or `each of a, b`."""
     return names[0] if len(names) == 1 else f"each of {', '.join(names)}"
 
 
@@ -105,7 +105,7 @@ def eval_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("init", "has weights as its init declares", of_weights=False)
 def init(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The spread that `init` gives to a matrix of the same role and shape, drawn separately.
+    """Each matrix has the standard deviation of a matrix of the same role and shape that `init` fills separately.
 
     Whether a matrix writes to the residual stream follows from the outputs of a run instead of the module's attribute.
     """
@@ -160,7 +160,7 @@ def _writes_to_stream(subject: ModelUnderTest) -> dict[str, bool]:
 
 
 def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:
-    """Measure how far the spread of a weight is from the spread of a sample, in standard errors of both."""
+    """Compare the standard deviations of a weight and of a sample; the difference is in standard errors of both."""
     ours, theirs = float(weight.detach().std()), float(sample.std())
     allowed = SIGMAS * theirs * math.sqrt(0.5 / weight.numel() + 0.5 / sample.numel())
     detail = f"`{path}` has a spread of {ours:.3g}, but its init declares {theirs:.3g}"

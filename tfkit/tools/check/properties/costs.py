@@ -1,4 +1,4 @@
-"""Properties of what tools count: parameters, operations, and the bytes of the caches, as they are observed."""
+"""Properties of counts: tools must report the parameters, operations and bytes that a model is observed to use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tfkit.tools.cost.model_step import StepShape, make_inputs
 from tfkit.tools.params.count import count_params
 
 EXPERTS = 2e-2
-"""Largest relative error of the kept bytes of experts: the count assumes that their load is even."""
+"""Largest relative error of the saved bytes of experts: the count assumes that their load is even."""
 STREAMS = 5e-2
-"""Largest relative error of the kept bytes of residuals: the count misses copies of broadcast tensors."""
+"""Largest relative error of the saved bytes of residuals: the count misses copies of broadcast tensors."""
 
 
 @property_of("counts", "has the parameters that are counted")
 def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The parameters are those that `tfkit params` counts."""
+    """`tfkit params` counts exactly the parameters of the built model."""
     counted, model = count_params(subject.graph), build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
     yield Deviation(
@@ -44,7 +44,7 @@ def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("flops", "costs the operations observed")
 def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The products of a forward, counted by torch on the meta device."""
+    """`tfkit cost` reports the FLOPs of a forward that torch counts on the meta device."""
     counted = _cost(subject, batch=2, mode="train").total.flops_forward
     shape = StepShape("train", 2, subject.length, None)
     model = build(subject.graph, device="meta").train()
@@ -64,18 +64,18 @@ def _cost(subject: ModelUnderTest, *, batch: int, mode: Mode, kernels: Kernels =
 
 @property_of("kept-bytes", "saves the bytes that are counted")
 def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The tensors that autograd keeps after a forward in train mode, each once, without weights."""
+    """`tfkit cost` reports the bytes that autograd saves in a forward in train mode; weights do not count."""
     counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
     model, saved = subject.build().train(), WeakValueDictionary[int, Tensor]()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
     def keep(x: Tensor) -> Tensor:
-        copy = x.detach()  # an output that an operation keeps would keep the operation
+        copy = x.detach()  # a saved output would also keep the operation that saved it alive
         saved[id(copy)] = copy
         return copy
 
     with saved_tensors_hooks(keep, lambda x: x):
-        outputs = call(model, subject.inputs(batch=2))  # they hold what is kept
+        outputs = call(model, subject.inputs(batch=2))  # the outputs hold the saved tensors
     storages = {storage.data_ptr(): storage.nbytes() for storage in (x.untyped_storage() for x in saved.values())}
     observed = sum(size for address, size in storages.items() if address not in weights)
     del outputs
@@ -92,7 +92,7 @@ def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("cache-bytes", "caches the bytes that are counted")
 def cache_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The caches of a `CachedModel`, without the slot of each for padding."""
+    """`tfkit params` reports the bytes of the caches of a `CachedModel`, without the padding slot of each cache."""
     parts = split_if_decodable(subject.graph)
     if parts is None:
         raise DoesNotApplyError("the model is not read in steps")

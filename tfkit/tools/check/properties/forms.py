@@ -1,4 +1,4 @@
-"""Properties of other forms of a model: saved, copied, scripted, captured, exported, ejected, it returns the same."""
+"""Properties of converted models: saved, copied, scripted, captured, exported or ejected, they return equal outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tfkit.torch_private.torchscript import as_written, quiet
 
 @property_of("state-dict", "is copied by its state dict")
 def state(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """A state dict carries the model over, bit by bit, into one that was built from another seed."""
+    """A model from a different seed that loads the state dict returns bit-identical outputs."""
     yield from state_dict(subject.graph)
 
 
@@ -46,7 +46,7 @@ def state_dict(graph: Graph) -> Iterator[Deviation]:
 
 @property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",))
 def copies(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """A copy, a pickled model, and one that got memory later are the same model."""
+    """A deep copy, a pickled model, and a model that was moved from the meta device return the same outputs."""
     yield from _same(subject, "a deep copy", copy.deepcopy(subject.model))
     yield from _same(subject, "a pickled model", pickle.loads(pickle.dumps(subject.model)))
     empty = build(subject.graph, device="meta").to_empty(device="cpu").eval()
@@ -69,20 +69,20 @@ def _same(subject: ModelUnderTest, what: str, other: fx.GraphModule) -> Iterator
 
 @property_of("save", "is read again from its folder", follows=("state-dict",))
 def saved(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The folder of a saved model gives the same model."""
+    """The model that is built from the folder of a saved model returns the same outputs."""
     yield from _read_again(subject, "tfkit")
 
 
 @property_of("publish", "is read again from a published folder", follows=("save",))
 def publish(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The folder of a published model, with a config.json and the tensors of its family, gives the same model."""
+    """The folder of a published model, with a config.json and the tensors of its family, builds the same model."""
     _require_published(subject)
     yield from _read_again(subject, "huggingface")
 
 
 @property_of("transformers", "equals the class of its family", level="full", follows=("publish",))
 def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The published folder, opened by transformers, returns the same: `publish` alone reads what it wrote itself."""
+    """The published folder gives the same outputs in transformers. `publish` tests only tfkit's reader."""
     _require_published(subject)
     family = subject.graph.spec.family
     if family is not None and family.differences:
@@ -94,9 +94,9 @@ def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
         save(subject.model, path, layout="huggingface", plugins=subject.plugins)
         try:
             comparison = compare(subject.graph, path, length=subject.length)
-        except RuntimeError:  # tensors of other shapes: the map is wrong
+        except RuntimeError:  # tensors of different shapes: the weight map is wrong
             raise
-        except Exception as failure:  # of a class that checks more than its config says
+        except Exception as failure:  # the class checks more than its config declares
             raise DoesNotApplyError(f"transformers cannot open the reduced model: {in_words(failure)}") from None
     if comparison.difference is None:
         yield Deviation.fault("the outputs of transformers have a different shape")
@@ -133,7 +133,7 @@ def _calls(subject: ModelUnderTest) -> list[Inputs]:
 
 @property_of("script", "is the same by TorchScript", follows=("eval-mode",))
 def scripted(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """`torch.jit.script` takes the model, and the scripted model returns the same."""
+    """`torch.jit.script` compiles the model, and the scripted model returns the same outputs."""
     yield from scripts(subject.model, *_calls(subject))
 
 
@@ -153,7 +153,7 @@ def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
 
 @property_of("capture", "is captured once by torch.compile", level="full")
 def captured(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """`torch.compile` captures the full model, once for all lengths, or for each if a mixer fixes the length."""
+    """`torch.compile` captures the full model once for all lengths; once per length if a mixer fixes the length."""
     yield from captures(subject.model, *_calls(subject)[1:], once=not looping(subject.graph))
 
 
@@ -192,7 +192,7 @@ def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> 
 
 @property_of("export", "is exported to pt2 and ONNX", level="full", follows=("capture",))
 def exported(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Files of torch.export and ONNX, read again, return the same at other shapes."""
+    """Files of torch.export and ONNX, read again, return the outputs of the model at different shapes."""
     for kind in looping(subject.graph):
         raise DoesNotApplyError(f"the loop of mixer `{kind}` fixes the length of a program")
     from tfkit.tools.export.export import export
@@ -204,7 +204,7 @@ def exported(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("eject", "is written out as plain PyTorch", level="full")
 def ejected(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The file that `tfkit eject` writes returns the same, bit by bit, without tfkit."""
+    """The file that `tfkit eject` writes returns bit-identical outputs without tfkit."""
     from tfkit.tools.eject.proof import check
     from tfkit.tools.eject.write import eject
 
@@ -212,7 +212,7 @@ def ejected(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def _written(write: Callable[[], Any]) -> Iterator[Deviation]:
-    """Call a tool that verifies the files that it writes."""
+    """Call a tool that verifies its files, and return its error as text."""
     try:
         write()
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""Properties of the computed numbers: they match the semantics of the spec, and round no more than their type."""
+"""Properties of the computed numbers: they match the semantics of the spec, and round no more than their dtype does."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ LARGE = 1e3
 def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
     """In float64, the outputs equal the outputs of `tfkit.reference`.
 
-    Padded batches have as many rows as attention has heads, which tells an exchange of the two apart. Where rotary
-    positions are scaled, sequences have the length of the first training, and more.
+    Padded batches have as many rows as attention has heads: a mask over the wrong axis then broadcasts, and shows in
+    the outputs. With scaled rotary positions, sequences are up to and above the original context length.
     """
     model = _converted(subject, torch.float64)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -127,7 +127,7 @@ def _where(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
 
 @property_of("silent", "is its norms, if sublayers are silent")
 def silent(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The stream after each layer, and the stack's output, computed from its steps as the spec describes them."""
+    """With silent sublayers, the stream after each layer is what the spec's norms and residuals compute."""
     require(subject.stacks, "the spec has no stack")
     stacks = [node for node in subject.stacks if node.stack is not None and _adds(node.stack)]
     require(stacks, "no stack consists of additions and unconditioned norms")
@@ -142,7 +142,7 @@ def silent(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def _silenced(_module: nn.Module, _args: Any, output: Any) -> Any:
-    """Return zeros for the output of a sublayer; what it gives to later sublayers stays."""
+    """Return zeros for the output of a sublayer, and its values for later sublayers unchanged."""
     return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
 
 
@@ -196,12 +196,12 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
 
 @property_of("types", "computes in bfloat16")
 def types(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """A model in bfloat16 computes in that type, and stays finite."""
+    """A model in bfloat16 returns finite outputs in bfloat16."""
     yield from computes_in(subject.graph, torch.bfloat16)
 
 
 def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Deviation]:
-    """Build a model of another type, and look at the types and values of its outputs."""
+    """Build a model in a different dtype, and find outputs of the wrong dtype or that are not finite."""
     inputs = cast(example_inputs(graph), dtype)
     try:
         model = build(graph, dtype=dtype).eval()
@@ -223,9 +223,10 @@ def _converted(subject: ModelUnderTest, dtype: torch.dtype) -> fx.GraphModule:
 
 @property_of("rounding", "rounds no more than its type", follows=("types",))
 def rounding(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """float32 and bfloat16 compared to float64, with the same experts; float32 rounds equally at every position.
+    """float32 and bfloat16 differ from float64 only by rounding, and float32 rounds equally at every position.
 
-    A model whose outputs change more than that if its weights are rounded may differ by twice this change.
+    All three select the same experts. A model may be sensitive to rounded weights: it may then differ by twice the
+    change of its outputs when its weights are rounded.
     """
     exact, inputs, choices = _converted(subject, torch.float64), subject.inputs(), Choices()
 
@@ -268,7 +269,7 @@ def _growth(output: Tensor, exact: Tensor) -> Deviation:
 
 @property_of("large", "stays finite at large numbers", follows=("types",))
 def large(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Vectors that enter a stack times 1000, in the forward and in the gradients; float16."""
+    """Outputs and gradients stay finite if the input of a stack is 1000 times as large, and outputs in float16."""
     require(subject.stacks, "the spec has no stack")
     model, where = copy.deepcopy(subject.model), f"where a stack's input is {LARGE:g} times as large"
     for stack in subject.stacks:
@@ -289,7 +290,7 @@ def large(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("inputs-kept", "changes none of its input tensors")
 def inputs_kept(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Arguments of every module, compared after its forward."""
+    """The tensors that a module takes have equal bits before and after its forward."""
     received, changed = dict[str, list[Tensor]](), dict[str, float]()
 
     def before(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Properties of reading: the other tokens, rows and documents that an output depends on."""
+"""Properties of isolation: the tokens, rows and documents that an output may depend on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DOCUMENTS = (5, 4, 3)
 
 @property_of("alone", "mixes positions in attention only")
 def alone(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Activations, norms and FFNs act on each position independently, and do not depend on the number of positions."""
+    """Activations, norms and FFNs act on each position independently, however many positions there are."""
     yield from positions_alone(subject.model, subject.inputs())
 
 
@@ -160,7 +160,7 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
 
 @property_of("padding", "is not changed by padding", follows=("alone", "look-ahead"))
 def padding(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Outputs of tokens do not depend on the amount or the contents of padding next to them."""
+    """Outputs of tokens do not depend on the amount or the contents of the padding in their row."""
     require(subject.padded, "no input may be padded")
     _require_separate_rows(subject)
     between = next((node.name for node in subject.graph.nodes if node.output.gaps), None)
@@ -211,7 +211,7 @@ def _require_separate_rows(subject: ModelUnderTest) -> None:
 
 @property_of("neighbours", "reads each row by itself", follows=("alone",))
 def neighbours(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Other rows of a batch change no bit of a row; experts, which take tokens of all rows together, may round."""
+    """No bit of a row depends on the other rows of a batch; experts, which batch tokens of all rows, may round."""
     _require_separate_rows(subject)
     experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
     inputs, different = subject.inputs(), subject.inputs(seed=1)
@@ -239,9 +239,9 @@ def _back(rows: Tensor, rolled: Tensor) -> Pair | None:
 
 @property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
 def documents(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """With a mask of pairs, each of several documents in a row has the outputs that it has alone.
+    """With a pairwise mask, each of several documents in a row has the same outputs as alone in its row.
 
-    The documents of a decoder attend to the same memory: the mask of a memory has no pairs.
+    All documents of a decoder attend to the same memory, because the mask of a memory is not pairwise.
     """
     name = _input_of_documents(subject.graph)
     require(subject.length >= sum(DOCUMENTS), "its inputs are short")
@@ -261,7 +261,7 @@ def _input_of_documents(graph: Graph) -> str:
     memories = {node.wires["memory"] for node in graph.nodes if node.stack is not None and "memory" in node.wires}
     if not memories:
         deaf = node_ignoring_pairs(graph)
-        require(deaf is None, f"`{deaf}` takes no mask of pairs")
+        require(deaf is None, f"`{deaf}` takes no pairwise mask")
         require(len(graph.inputs) == 1, "it has several inputs")
         return next(iter(graph.inputs))
     pairs = pairwise_masks(graph.nodes)

@@ -1,4 +1,4 @@
-"""Properties of reading in steps: every token has the outputs that it has in its own sequence."""
+"""Properties of incremental reading: the outputs of every token equal its outputs in one full forward pass."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Piece: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
 Schedule: TypeAlias = list[Piece]
 ROUGH = 0.1
-"""The largest difference of steps from a full forward in bfloat16, relative to the largest value if that is above 1."""
+"""Largest difference between steps and a full forward in bfloat16, relative to the largest value if it is above 1."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
 
@@ -84,11 +84,11 @@ class SequenceBatch:
     pieces: Mapping[str, Tensor]
     """The inputs read in steps, [b, t, ...] each, without padding."""
     once: Mapping[str, Tensor]
-    """The inputs given once, with padding masks."""
+    """The inputs of the first step only, with padding masks."""
 
     @classmethod
     def of(cls, model: fx.GraphModule, inputs: Inputs) -> SequenceBatch:
-        """Build rows of these inputs, with increasing padding in the inputs given once."""
+        """Build rows of these inputs. The inputs of the first step have more padding in each further row."""
         parts = split_for_decoding(graph_of(model))
         once = {name: inputs[name] for name in parts.initial_inputs if name in inputs}
         for name, value in list(once.items()):
@@ -139,7 +139,7 @@ def pick(x: Tensor, columns: Tensor) -> Tensor:
 
 @property_of("cached", "read in steps, is the whole", follows=("alone", "look-ahead", "padding"))
 def cached_steps(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Read in steps, with caches, every token has the outputs of a full forward."""
+    """A model that reads in steps, with caches, returns the outputs of a full forward for every token."""
     model = _decodable(subject)
     try:
         yield from allow_rounding(subject, read_in_steps(model, subject.inputs()), torch.float32, distance)
@@ -150,14 +150,14 @@ def cached_steps(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
 def cached_step(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The step of one token is captured once for all tokens, and TorchScript takes a step of any size."""
+    """The step of one token is captured once for all tokens, and TorchScript accepts a step of any size."""
     deviations = step_as_program(_decodable(subject), subject.inputs())
     yield from allow_rounding(subject, deviations, torch.float32, distance)
 
 
 @property_of("cached-types", "keeps the type of its caches", follows=("cached", "types"))
 def cached_types(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Caches of a model in bfloat16, and under autocast; `keep` returns the last positions of a piece."""
+    """Caches have the dtype of the model, also in bfloat16 and under autocast; `keep` returns the last positions."""
     yield from _kept(_decodable(subject), subject)
     for dtype in (torch.float64, torch.bfloat16):
         yield from _typed(copy.deepcopy(subject.model).to(dtype), subject, dtype)
@@ -167,7 +167,7 @@ def cached_types(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("state", "keeps padding out of its states", follows=("cached",))
 def state(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Padding between tokens changes no state, and a piece of padding alone leaves every bit of it."""
+    """Padding between tokens does not change a state, and a step of padding alone leaves the state bit-identical."""
     model = _decodable(subject)
     if not any(isinstance(entry, State) for entry in split_for_decoding(subject.graph).cached):
         raise DoesNotApplyError("no sublayer keeps a state")
@@ -301,7 +301,7 @@ class _StepReader:
         cached.start(rows.batch, **rows.once)
 
     def read(self, pieces: Schedule) -> Iterator[Deviation]:
-        """Read on, with arbitrary tokens where there is padding."""
+        """Read further pieces, with arbitrary tokens at padded positions."""
         for piece in pieces:
             mask = None if isinstance(piece, int) else piece
             tokens = torch.ones(self.rows.batch, piece, dtype=torch.bool) if isinstance(piece, int) else piece
@@ -342,7 +342,7 @@ class _StepReader:
 
 
 def _repeated(cached: CachedModel, rows: SequenceBatch, tolerance: float) -> Iterator[Deviation]:
-    """Compare rows that go on in two ways each."""
+    """Compare rows that are repeated after some tokens, so that each continues in two ways."""
     first, *rest = schedules(rows.batch, rows.length)["padded on the left"]
     rows = rows.started_by(first)
     reading = _StepReader(cached, rows, rows.alone(), "before it is repeated", tolerance)

@@ -1,10 +1,10 @@
-"""A property of trained weights: each tensor is where it was trained, according to the traces of training.
+"""A property of trained weights: the traces of training show that no tensor was exchanged or transposed.
 
-Two matrices with units between them can trade a factor: with rows of `up` times c and columns of `down` through c, the
-outputs stay. Training keeps the difference of their squares, and decay makes it small: a unit that is large on one side
-is large on the other side. The same holds for queries and keys, for values and `output`, and for a norm and the
-matrices after it. In a GLU, units of `up` may change their sign together with units of `down`, and share no direction;
-units of `gate` share a direction.
+A factor c can move between two matrices that share hidden units: if rows of `up` are multiplied by c and columns of
+`down` divided by c, the outputs do not change. Training conserves the difference of the squared norms, and decay makes
+it small. A unit whose norm is large on one side is therefore large on the other side. The same holds for queries and
+keys, for values and `output`, and for a norm and the matrices after it. In a GLU, units of `up` may change their sign
+together with units of `down`, and share no direction; units of `gate` share a direction.
 
 Balance: https://arxiv.org/abs/1806.00900.
 """
@@ -25,11 +25,11 @@ from tfkit.tools.check.measure import Deviation, property_of, require
 from tfkit.tools.check.model_under_test import ModelUnderTest
 
 LAYERS = 4
-"""Layers that it takes to know the usual strength of a trace."""
+"""Minimum number of layers from which the usual strength of a trace is estimated."""
 MATCH, SIGMAS = 0.3, 3.5
-"""The least median of a trace over layers, as a correlation and in standard deviations of chance."""
+"""Smallest informative median of a trace over layers: as a correlation, and in standard deviations of chance."""
 LEAN = 0.4
-"""The least median of the lean of a gate, as a logarithm."""
+"""Smallest informative median of the lean of a gate, as a logarithm."""
 LOST, BACK = 0.4, 0.6
 """Fractions of the median: a trace below the first is lost, a trace above the second is present."""
 LEAST = 1e-12
@@ -39,7 +39,7 @@ Axis = Literal["rows", "columns"]
 
 @property_of("places", "has its tensors in the places of their training")
 def in_places(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """No tensor is transposed, or exchanged for a different tensor, as far as the traces of training tell."""
+    """No tensor is transposed or exchanged for a different tensor, as far as the traces of training can show."""
     require(subject.weights is not None, "the weights are random")
     tensors = {name: place.view(subject.model.state_dict()) for name, place in places(subject.model).items()}
     informative = 0
@@ -68,8 +68,8 @@ class TensorNorms:
         shape: its shape.
         rows: the norm of each row; of a vector, each absolute value.
         columns: the norm of each column; of a vector, each absolute value.
-        lean: the square of the sum of all rows, in squares of rows: 1 if they have no direction in common.
-        turned: the same of columns.
+        lean: the squared norm of the sum of all rows, over the sum of their squared norms; 1 if they share none.
+        turned: the same for columns.
     """
 
     shape: torch.Size
@@ -135,7 +135,7 @@ class TrainingTrace:
         return LEAN if self.axes is None else max(MATCH, SIGMAS / len(layer[self.second].units(self.axes[1])) ** 0.5)
 
     def _centred(self, norms: Sequence[Tensor]) -> Tensor:
-        """Return logarithms of length 1, without the mean over units or over layers."""
+        """Return the logarithms of norms, centred over units and over layers, and scaled to length 1."""
         logarithms = torch.stack([*norms]).clamp(min=LEAST).log()
         if self.stream:
             logarithms = logarithms - logarithms.mean(dim=0)
@@ -235,7 +235,7 @@ def _usual_strengths(layers: Sequence[LayerNorms], traces: Sequence[TrainingTrac
 
 
 def _restoring_edits(layers: Sequence[LayerNorms], usual: Mapping[TrainingTrace, float]) -> list[Edit]:
-    """Return the edits of equal layers that restore lost traces and lose none, the likeliest first."""
+    """Return the edits of equal layers that restore lost traces and lose none, most likely first."""
 
     def relative_strengths(layers: Sequence[LayerNorms]) -> Tensor:
         return torch.stack([trace.strengths(layers) / median for trace, median in usual.items()])

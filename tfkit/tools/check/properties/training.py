@@ -21,11 +21,11 @@ from tfkit.tools.check.properties.basics import every_one
 from tfkit.tools.check.runs import Choices, Inputs, call, cast, hooked
 
 BATCHES = 24
-"""The most batches until every row and column of a parameter has had a gradient."""
+"""Number of batches within which every row and column of a parameter must receive a gradient."""
 STEPS, CLOSE = (3e-4, 3e-5), 2e-2
-"""The steps of a finite difference, of which one must agree, and its largest deviation.
+"""The steps of a finite difference, at least one of which must agree, and the largest deviation.
 
-Some modules compute in float32, which large steps take, or have kinks, which small ones do.
+Modules that compute in float32 need the large step. Modules with kinks need the small step.
 """
 
 
@@ -85,9 +85,10 @@ def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
 
 @property_of("every-row", "uses every row and column of weights", of_weights=False, follows=("gradients",))
 def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Every row and column of every parameter has a gradient; rows of a table, if they are looked up.
+    """Every row and column of every parameter has a gradient; of a table, every row that is looked up.
 
-    Each batch has separate weights: a unit may be silent by chance. Rows for distances that a mask may hide pass.
+    Each batch has different weights, because a unit may be silent by chance. Rows for distances that a mask may hide
+    are ignored.
     """
     seen: dict[str, Tensor] = {}
     hidden = _hidden(subject)
@@ -109,7 +110,7 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def _hidden(subject: ModelUnderTest) -> tuple[str, ...]:
-    """Return the prefixes of tables of distances of which a mask hides some."""
+    """Return the prefixes of tables with a row for each distance, if a mask may hide some of the distances."""
     return tuple(
         f"{path.partition('.')[0]}.{layer.context}.position."
         for path, layer in subject.layers.items()
@@ -143,7 +144,7 @@ def _idle(name: str, reached: Tensor) -> Iterator[Deviation]:
 
 @property_of("recompute", "has equal bits if layers run again", follows=("gradients",))
 def recompute(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """With dropout, and the same random numbers."""
+    """Recomputed layers have bit-identical gradients, also with dropout: they draw the same random numbers."""
     inputs, gradients = subject.inputs(), []
     for again in (False, True):
         model = subject.build(recompute=again).train()
@@ -161,7 +162,7 @@ def recompute(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("train-mode", "is the same without dropout")
 def train_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Without dropout, train mode returns what eval mode does."""
+    """Without dropout, train mode and eval mode return the same outputs."""
     model = subject.build(subject.changed(without_dropout(subject)))
     inputs = subject.inputs()
     in_eval_mode = subject.run(inputs, model)
@@ -184,7 +185,7 @@ def without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldP
 
 @property_of("dropout", "drops at every rate of its spec", follows=("train-mode",))
 def dropout(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Each rate of the spec alone, with all other rates 0."""
+    """Each dropout rate of the spec has an effect when all other rates are 0."""
     rates = {path: value for path, value in subject.values.items() if path[-1] == "dropout" and value}
     require(rates, "every rate of dropout is 0")
     for path, rate in rates.items():
@@ -201,7 +202,7 @@ def dropout(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @property_of("derivatives", "has the gradients of its function", follows=("gradients",))
 def finite_differences(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Gradients equal finite differences of the function, in float64; of equal layers, in the first."""
+    """Gradients equal finite differences of the function, in float64. Of equal layers, only the first is compared."""
     tied, equal = _tied(subject), _equal_layers(subject)
     yield from _differences(subject, lambda name: name not in tied and not name.startswith(equal))
 
@@ -229,7 +230,7 @@ def _tied(subject: ModelUnderTest) -> set[str]:
 
 
 def _differences(subject: ModelUnderTest, chosen: Callable[[str], bool]) -> Iterator[Deviation]:
-    """Compare the derivative along a random direction of each parameter with a finite difference, the experts kept."""
+    """Compare each parameter's derivative along a random direction with a finite difference, with routing fixed."""
     model = copy.deepcopy(subject.model).double()
     inputs = cast(subject.inputs(batch=2), torch.float64)
     choices = Choices()

@@ -1,4 +1,4 @@
-"""Properties of the values of a spec: each is read and has an effect, and neutral values have none."""
+"""Properties of the values of a spec: each is read and has an effect, and neutral values have no effect."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydant
 SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len pad_id parameters length rows".split())  # noqa: SIM905
 """Fields whose effect other properties show, or that only name a thing."""
 NARROW = {"theta": 2, "factor": 2, "scaled": 1}
-"""Fields of positions, and the channels up to which they may have no effect: two have the frequency 1, a short wave."""
+"""Fields of positions that may have no effect on so few channels: a single pair of channels has the frequency 1."""
 
 
 @property_of("fields", "reads every field of its component")
 def fields_read(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Fields that the component's class declares itself; one that its file names may be read elsewhere, and passes."""
+    """Each field that the class of a component declares is read, at least somewhere in the file of the class."""
     config = subject.component
     if config is None:
         raise DoesNotApplyError("the model was not made for one component")
@@ -76,34 +76,35 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 
 @property_of("values", "changes with every value of its spec", follows=("fields",))
 def values(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Another value changes parameters, their first values, or the outputs in eval or in train mode."""
+    """A different value changes the parameters, their initial values, or the outputs in eval or train mode."""
     reference = _Observed(subject, subject.graph)
     for path, value in _numbers(subject):
-        place, idle = ".".join(path[1:] if path[0] == "graph" else path), list[str]()
+        field, idle = ".".join(path[1:] if path[0] == "graph" else path), list[str]()
         for other in _allowed(subject, path, value):
             if not reference.equals(_Observed(subject, other)):
                 idle.clear()
                 break
-            idle.append(place)
+            idle.append(field)
         if idle:
-            yield Deviation.fault(f"`{place}` has no effect: other values than {value} give the same model", place)
+            yield Deviation.fault(f"`{field}` has no effect: other values than {value} give the same model", field)
     yield Deviation(0.0, "")
 
 
 def _allowed(subject: ModelUnderTest, path: FieldPath, value: float) -> Iterator[Graph]:
-    """Yield the graphs with a different value at a path, as far as the spec allows them."""
+    """Yield graphs with a different value at a path. Values that the spec rejects are skipped."""
     for other in other_numbers(value):
         with suppress(SpecError, ValueError):
             yield subject.changed({path: other})
 
 
 def _numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
-    """Yield the values that are numbers or true or false, that another value could replace."""
+    """Yield the numbers and booleans that a different value can replace."""
     configs = {path: config for path, config in parts((), subject.graph.spec.model) if isinstance(config, Config)}
     for path, value in subject.values.items():
         named = path[-1] in SHAPES or path[0] not in ("graph", "init") or (path[-1] == "dropout" and not value)
         stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
-        cut_off = path[-1] == "max_distance" and (*path[:-2], "mask", "left") in subject.values  # no distance is far
+        # The mask hides the distances that `max_distance` would limit.
+        cut_off = path[-1] == "max_distance" and (*path[:-2], "mask", "left") in subject.values
         narrow = path[-1] in NARROW and _channels(configs, path) <= NARROW[path[-1]]
         if isinstance(value, int | float) and not (named or stretched or cut_off or narrow):
             yield path, value
@@ -111,13 +112,13 @@ def _numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
 
 def _channels(configs: Mapping[FieldPath, Config], path: FieldPath) -> float:
     """Return the channels of a head or an embedding that a position acts on; infinite for other configs."""
-    place = path[:-2] if path[-2] == "scaling" else path[:-1]
-    position, around = configs[place], configs.get(place[:-1])
-    if not isinstance(position, PositionConfig) or around is None:
+    location = path[:-2] if path[-2] == "scaling" else path[:-1]
+    position, parent = configs[location], configs.get(location[:-1])
+    if not isinstance(position, PositionConfig) or parent is None:
         return math.inf
-    width = around.head_width if isinstance(around, AttentionConfig) else dict(around).get("d_model")
+    width = parent.head_width if isinstance(parent, AttentionConfig) else dict(parent).get("d_model")
     inside = [dict(item).get("width") for _, item in parts((), position) if isinstance(item, Config)]
-    return min(item for item in (width, dict(around).get("d_embed"), *inside, math.inf) if item is not None)
+    return min(item for item in (width, dict(parent).get("d_embed"), *inside, math.inf) if item is not None)
 
 
 def other_numbers(value: float) -> tuple[float, ...]:
@@ -131,7 +132,7 @@ def other_numbers(value: float) -> tuple[float, ...]:
 
 
 class _Observed:
-    """All that shows of a model: shapes and first values of its parameters, then its outputs in eval and train mode."""
+    """The observable state of a model: shapes and initial values of its parameters, and outputs in both modes."""
 
     def __init__(self, subject: ModelUnderTest, graph: Graph) -> None:
         self.subject, self.graph = subject, graph
@@ -142,7 +143,7 @@ class _Observed:
 
     @cached_property
     def first(self) -> list[Tensor]:
-        """The first values of the parameters."""
+        """The initial values of the parameters."""
         allocate(self.new, "cpu")
         initialize(self.new, self.graph, self.subject.seed)
         return [parameter.detach().clone() for parameter in self.new.parameters()]
@@ -153,7 +154,7 @@ class _Observed:
         return self.subject.fill(self.new)
 
     def outputs(self, *, train: bool) -> list[Tensor]:
-        """Return the outputs for a long sequence; in train mode with equal random numbers."""
+        """Return the outputs for a long sequence. In train mode, all calls use equal random numbers."""
         if train not in self.by_mode:
             with forked_generator(), torch.no_grad():
                 torch.manual_seed(self.subject.seed)
@@ -172,12 +173,12 @@ def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-# ---- neutral values have none ----
+# ---- neutral values have no effect ----
 
 
 @property_of("neutral", "is not changed by neutral values")
 def neutral(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """A window of all tokens, a bound of a billion, sinks of minus a billion, a rotary scaling by a factor of one.
+    """A window over all tokens, a bound of a billion, sinks of minus a billion or a rotary factor of 1 change nothing.
 
     Also groups of query heads: separate key-value heads with equal weights compute the same. Values of one
     field are neutral together, and separately if the combination is rejected or has an effect.
@@ -194,7 +195,7 @@ def neutral(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 @dataclass(frozen=True)
 class _Neutral:
-    """A neutral value as text; the values of the spec with it and without it, and the weights of the second model."""
+    """A neutral value as text, the values of the spec with it and without it, and the weights of the model with it."""
 
     words: str
     present: dict[FieldPath, Any]

@@ -22,7 +22,7 @@ from tfkit.tools.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, 
 
 PASSES = 3
 FEW, WITHOUT_ANSWER = 6, 3
-"""Examples of an evaluation, and further examples in which nothing counts."""
+"""Number of examples of an evaluation, and of additional examples without a position that counts."""
 
 
 @property_of("examples", "reads each example alike in any batch", of="run")
@@ -39,7 +39,8 @@ def examples(subject: RunUnderTest) -> Iterator[Deviation]:
         together, backwards = listed.batch(numbers), listed.batch(numbers[::-1].copy())
         repeated = again.examples(split, config.data.order).batch(numbers)
         longest = max(ids.shape[1] for ids in together.inputs.values() if ids.ndim > 1)
-        # Rows of other splits may be longer, as long as the first row shows it: a run compares it with the model.
+        # Rows of other splits may be longer than in training. Their first row must show it, because a run compares
+        # that row with the model.
         limit = data.length if split == "train" else max(data.length, positions_of(data, split))
         if longest > limit and split in ("train", *(config.eval.splits if config.eval else ())):
             source = f"the `length` {limit} of the data" if limit == data.length else f"its first, which has {limit}"
@@ -58,7 +59,7 @@ def examples(subject: RunUnderTest) -> Iterator[Deviation]:
 
 
 def _equal_rows(row: Batch, other: Batch) -> bool:
-    """Return True if rows are equal; of rows that are padded to different lengths, only what counts is compared."""
+    """Return True if rows are equal. If their padded lengths differ, compare only the positions that count."""
     pairs = [*zip(arrays(row), arrays(other), strict=True)]
     if all(first.shape == second.shape for first, second in pairs):
         return all(np.array_equal(first, second) for first, second in pairs)
@@ -67,7 +68,7 @@ def _equal_rows(row: Batch, other: Batch) -> bool:
 
 @property_of("passes", "reads the data in a new order in each pass", of="run")
 def passes(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Each order of the data: shuffled, every pass has all examples once, in an order of the seed and the pass."""
+    """Every order reads the data as documented; shuffled, a pass has every example once, in a new order."""
     everything, seed = [*range(EXAMPLES)], subject.run.config.seed
     size = len(subject.run.data.examples("train", "sequential"))
     if size < EXAMPLES:

@@ -20,16 +20,16 @@ from tfkit.tools.check.measure import Deviation, property_of, require
 from tfkit.tools.check.run_under_test import RunUnderTest, copied
 
 FACTORS = (1.0, 0.5, 0.8, 0.3, 0.6)
-"""Factors of the learning rate at the steps of a check: a rate that is read once is not enough."""
+"""Factors of the learning rate at the steps of a check: they differ, so the rate must be read at each step."""
 DECAY = 0.1
 """The decay of a check if a run has none."""
 EXACT, ITERATED = 1e-7, 5e-2
-"""Largest errors of a displacement: in float64; and of an optimizer of matrices, which iterates in half precision."""
+"""Largest errors of a displacement: in float64, and for optimizers of matrices, which iterate in half precision."""
 
 
 @property_of("groups", "trains each weight at the rate of its group", of="run")
 def groups(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Each weight that is not frozen is in one group, with the settings of its rules; at the rate 0 none moves."""
+    """Each trained weight is in one group, with the settings of its rules. At the learning rate 0 no weight moves."""
     config, model = _tested(subject), subject.new_model()
     names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = config.build(groups_of(model, config))
@@ -51,7 +51,7 @@ def groups(subject: RunUnderTest) -> Iterator[Deviation]:
 
 @property_of("decay", "decays weights as their groups say", of="run", follows=("groups",))
 def decay(subject: RunUnderTest) -> Iterator[Deviation]:
-    """A step changes with `weight_decay` where the group of a weight has one, and nowhere else.
+    """`weight_decay` changes the step of exactly the weights whose group sets it.
 
     Without a reference, decay must shrink a weight by decay times rate, or act as decay times weight in the gradient.
     """
@@ -112,7 +112,7 @@ def formula(subject: RunUnderTest) -> Iterator[Deviation]:
 
 
 def _tested(subject: RunUnderTest) -> OptimizerConfig:
-    """Return the optimizer of the run with some decay, and with two further rules for the last matrix."""
+    """Return the optimizer of the run with weight decay, and with two additional rules for the last matrix."""
     config, trained = subject.run.config.optimizer, _trained(subject.new_model())
     name = [name for name, parameter in trained.items() if parameter.dim() > 1][-1]
     rules = (

@@ -22,7 +22,7 @@ from tfkit.tools.check.properties.values import other_numbers
 from tfkit.tools.check.run_under_test import SEQUENCES, RunUnderTest, train
 
 ALL = 2**62
-"""More examples than any split has."""
+"""A number of examples that exceeds any split."""
 ROWS = 8 * SEQUENCES
 """Examples of each split that show the effect of an option of the data."""
 
@@ -91,7 +91,7 @@ OBSERVED: Mapping[str, Callable[[RunUnderTest, Run], list[Any]]] = {
     "loss": _loss,
     "data": _data,
 }
-"""The numbers that show a slot."""
+"""By slot, the function that computes the numbers on which its options must have an effect."""
 
 
 def arrays(batch: Batch) -> list[Any]:
@@ -110,9 +110,9 @@ def _equal(shown: list[Any], expected: list[Any]) -> bool:
 
 
 def other_values(start: FieldPath, root: Config, *, of_all: bool = False) -> Iterator[tuple[FieldPath, list[Any]]]:
-    """Yield the paths of the values inside a config, each with other values to try, the nearest first.
+    """Yield the path of each value inside a config, with different values to try, nearest first.
 
-    Texts and orders are left out; so are, unless `of_all`, values that change no number by their declaration.
+    Texts and orders are omitted. Values that are declared to change no number are included only with `of_all`.
     """
     for path, part in parts(start, root):
         for name, info in type(part).model_fields.items() if isinstance(part, Config) else ():
@@ -128,7 +128,7 @@ def other_values(start: FieldPath, root: Config, *, of_all: bool = False) -> Ite
 
 
 def _others(name: str, info: FieldInfo, value: Any) -> list[Any]:
-    """Return other values of a field; none for texts and configs."""
+    """Return different values of a field; none for texts and configs."""
     if value is None:
         return [other for other in legal_values(name, info) if other is not None]
     if isinstance(value, int | float):

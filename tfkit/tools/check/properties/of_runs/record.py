@@ -1,4 +1,4 @@
-"""Properties of a run as its record shows it: evaluations, callbacks, resuming, and the digest."""
+"""Properties that the folder of a run shows: evaluations, callbacks, resuming, and the digest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfkit.tools.check.run_under_test import RunUnderTest, Tensors, TrainedSteps
 
 T = TypeVar("T")
 TRAINED = 3
-"""Steps that show whether a value changes the numbers of a run."""
+"""Number of steps after which a value must have changed the numbers of a run."""
 
 
 @property_of("evaluation", "is not changed by an evaluation", of="run")
@@ -33,7 +33,7 @@ def evaluation(subject: RunUnderTest) -> Iterator[Deviation]:
 
 @property_of("callbacks", "is not changed by its callbacks", of="run", follows=("evaluation",))
 def callbacks(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Callbacks change no bit of a weight, unless they reject updates; all that need no field are tried."""
+    """Callbacks change no bit of a weight, unless they reject updates. Every kind without required fields is tried."""
     plain = train(subject.changed({("callbacks",): ()}))
     for config in subject.callbacks:
         observed = train(subject.changed({("callbacks",): (config,)}))
@@ -50,7 +50,7 @@ def _equal_weights(steps: TrainedSteps, expected: TrainedSteps, cause: str) -> I
 
 @property_of("resume", "resumes with equal bits after any step", of="run", follows=("evaluation",))
 def resume(subject: RunUnderTest) -> Iterator[Deviation]:
-    """From the checkpoint of each step: weights, states of the optimizer and of callbacks, numbers and texts."""
+    """A run that resumes from the checkpoint of any step ends with equal weights and equal states."""
     run = subject.changed({("callbacks",): subject.callbacks})
     full = train(run)
     last = full.notes.checkpoints[-1]
@@ -83,7 +83,7 @@ def _tensors(end: Restored, last: Restored) -> Iterator[tuple[str, Tensors, Tens
 
 @property_of("digest", "has another digest if numbers differ", of="run", follows=("steps",))
 def digest(subject: RunUnderTest) -> Iterator[Deviation]:
-    """A different value changes the digest, or no number: bits of weights, or losses up to rounding for `machine`."""
+    """A value that does not change the digest changes no bit of a weight; in `machine`, losses change by rounding."""
     graph = subject.of_model.changed(without_dropout(subject.of_model))
     base = subject.changed({}, graph=graph)
     expected = train(base, until=TRAINED)
@@ -100,7 +100,7 @@ def digest(subject: RunUnderTest) -> Iterator[Deviation]:
 
 
 def _first_valid(builds: Iterable[Callable[[], T]]) -> T | None:
-    """Return the first config or run that is valid; None if none is."""
+    """Return the first config or run that is valid; None if all are invalid."""
     for build in builds:
         with suppress(SpecError, ValueError, Invalid):
             return build()
@@ -108,7 +108,7 @@ def _first_valid(builds: Iterable[Callable[[], T]]) -> T | None:
 
 
 def _all_values(subject: RunUnderTest) -> Iterator[tuple[FieldPath, list[Any]]]:
-    """Yield the values of a run with alternatives to try, also texts that describe it."""
+    """Yield each value of a run with alternatives to try, including the texts that describe the run."""
     config = subject.run.config
     for path, alternatives in other_values((), config, of_all=True):
         if path[0] != "tfkit" and path not in (("machine", "compile"), ("machine", "shard")):

@@ -13,13 +13,13 @@ from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.check.run_under_test import STEPS, RunUnderTest, train
 
 MOST, SHORT = 400, 23
-"""The most steps of a run whose factors are compared, half of them at its beginning; the steps of a short run."""
+"""Maximum number of steps whose factors are compared, half of them at the start; and the steps of a short run."""
 EXACT = 1e-12
 
 
 @property_of("schedule", "has the rates of its formula", of="run")
 def schedule(subject: RunUnderTest) -> Iterator[Deviation]:
-    """The factors of the run, and of a short run, from the first step to the last; none depends on earlier calls."""
+    """The factors of the run, and of a short run, equal the formula, and do not depend on earlier calls."""
     config, kind = subject.full.config.schedule, subject.full.config.schedule.kind_name()
     formula, where = subject.functions["schedule"].get(kind), f"{kind_of(type(config))} `{kind}`"
     for steps in (subject.full.steps, SHORT):
@@ -50,7 +50,7 @@ def steps_to_compare(steps: int, peak: int) -> list[int]:
 
 @property_of("rates", "takes the rate of each step", of="run", follows=("schedule",))
 def rates(subject: RunUnderTest) -> Iterator[Deviation]:
-    """The rate of every group is its own rate times the factor of the step, and `lr` of a step is the first group's."""
+    """The rate of a group is its `lr` times the factor of the step, and a step reports the rate of the first group."""
     config = subject.run.config
     trained = train(subject.run)
     for step in range(1, STEPS + 1):

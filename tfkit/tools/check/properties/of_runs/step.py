@@ -26,7 +26,7 @@ IN_ORDER: Mapping[FieldPath, Any] = {
     ("eval",): None,
     ("precision",): "float32",
 }
-"""A step takes the first examples, and its gradients are the gradients of the loss."""
+"""Settings with which a step takes the first examples and does not change the gradients of the loss."""
 
 
 KEPT = np.array([1, 0, 1 / 3, 2 / 3])
@@ -35,7 +35,7 @@ KEPT = np.array([1, 0, 1 / 3, 2 / 3])
 
 @property_of("steps", "makes steps with finite numbers", of="run", basic=True)
 def steps(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Every step has a finite loss and gradient, changes weights, and none that is frozen."""
+    """Every step has a finite loss and finite gradients, and changes weights, but no frozen weight."""
     trained = train(subject.run)
     for name in ("loss", "grad_norm"):
         for step, number in enumerate(trained.numbers(name), 1):
@@ -52,9 +52,9 @@ def steps(subject: RunUnderTest) -> Iterator[Deviation]:
 
 @property_of("sums", "sums its loss over what counts", of="run")
 def sums(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Loss and gradients of a step do not depend on its cut into micro-batches or among two processes.
+    """Loss and gradients of a step do not depend on its division into micro-batches or between two processes.
 
-    Rows have different numbers of positions that count, one of them none. Without dropout.
+    Rows have different numbers of positions that count; one row has none. Dropout is off.
     """
     config = subject.run.config
     require(not config.loss.undivided, "the loss is computed from all sequences of a step together")
@@ -79,7 +79,7 @@ def _ragged(batch: Batch, indices: Ids) -> Batch:
 
     def thinned(targets: Ids) -> Ids:
         by_row = targets.reshape(len(targets), -1)
-        numbers = (by_row != IGNORED).cumsum(1)  # of what counts, from 1
+        numbers = (by_row != IGNORED).cumsum(1)  # number of each position that counts, from 1
         kept = numbers <= np.ceil(numbers[:, -1:] * KEPT[indices % SEQUENCES][:, None])
         return np.where(kept, by_row, IGNORED).reshape(targets.shape)
 
@@ -123,7 +123,7 @@ def loss(subject: RunUnderTest) -> Iterator[Deviation]:
 
 @property_of("noise", "drops anew in each part of a step", of="run")
 def noise(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Equal rows have different losses in each micro-batch, step and process, and equal losses in a second run."""
+    """Equal rows have different dropout in each micro-batch, step and process, and the same dropout in a second run."""
     rates = [value for path, value in subject.of_model.values.items() if path[-1] == "dropout" and value]
     require(rates, "every rate of dropout is 0")
     require(not subject.run.config.loss.undivided, "the loss is computed from all sequences of a step together")
@@ -151,7 +151,7 @@ def _at_rest(subject: RunUnderTest) -> dict[FieldPath, Any]:
 
 @property_of("clipping", "clips all gradients by one norm", of="run")
 def clipping(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Gradients above `clip` shrink by one factor, to that norm; smaller gradients keep their bits."""
+    """If the norm of all gradients exceeds `clip`, one factor scales it to `clip`; otherwise no bit changes."""
     plain = train(subject.changed(IN_ORDER), until=1)
     gradients = plain.gradients[0]
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
