@@ -12,7 +12,7 @@ from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_meaning import LABELS
 from tfkit.run.training.checkpoint import Restored
-from tfkit.tools.check.measure import Deviation, difference, property_of
+from tfkit.tools.check.measure import TOLERANCE, Deviation, difference, property_of
 from tfkit.tools.check.model_under_test import FieldPath, leaves, with_values
 from tfkit.tools.check.properties.of_runs.options import other_values
 from tfkit.tools.check.properties.training import without_dropout
@@ -22,6 +22,8 @@ from tfkit.tools.check.run_under_test import RunUnderTest, Tensors, TrainedSteps
 T = TypeVar("T")
 TRAINED = 3
 """Number of steps after which a value must have changed the numbers of a run."""
+BFLOAT16 = 1e-3
+"""Largest difference between the losses of two machines in bfloat16."""
 
 
 @property_of("evaluation", "is not changed by an evaluation", of="run")
@@ -125,5 +127,7 @@ def _same_numbers(run: Run, expected: TrainedSteps, cause: str, part: str) -> It
             for deviation in _equal_weights(steps, expected, cause)
         )
         return
+    limit = TOLERANCE if run.config.precision == "float32" else BFLOAT16
     for loss, before in zip(steps.numbers("loss"), expected.numbers("loss"), strict=True):
-        yield Deviation(abs(loss - before), f"{cause} changes the loss by {abs(loss - before):.1e}, not the digest")
+        error = abs(loss - before)
+        yield Deviation(error, f"{cause} changes the loss by {error:.1e}, not the digest", limit)
