@@ -22,6 +22,8 @@ from tfkit.tools.check.run_under_test import RunUnderTest, Tensors, TrainedSteps
 T = TypeVar("T")
 TRAINED = 3
 """Number of steps after which a value must have changed the numbers of a run."""
+LEFT_OUT = [("machine", name) for name in ("compile", "shard", "gather")]
+"""Values without an effect in a single process, and compilation, which takes too long."""
 BFLOAT16 = 1e-3
 """Largest difference between the losses of two machines in bfloat16."""
 
@@ -113,7 +115,7 @@ def _all_values(subject: RunUnderTest) -> Iterator[tuple[FieldPath, list[Any]]]:
     """Yield each value of a run with alternatives to try, including the texts that describe the run."""
     config = subject.run.config
     for path, alternatives in other_values((), config, of_all=True):
-        if path[0] != "tfkit" and path not in (("machine", "compile"), ("machine", "shard")):
+        if path[0] != "tfkit" and path not in LEFT_OUT:
             yield path, alternatives
     yield from (((name,), ["other"]) for name in ("name", "description", "source"))
 
