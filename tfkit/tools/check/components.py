@@ -188,10 +188,26 @@ def models_of(
                 refused = error
             else:
                 models[IN_WORDS[layout] + words] = ModelUnderTest(graph, plugins, seed, component=config, kinds=kinds)
+    if refused is not None and not models and fields is None and (optional := _optional_mappings(config)):
+        # The component may require one of several fields, so that none of them is required.
+        return models_of(
+            config, plugins, options=options, fields=optional, within=within, seed=seed, reference=reference
+        )
     # A mask rule may be valid only in an encoder.
     if refused is not None and not (models and (options or config.slot == "mask_rule")):
         raise refused
     return models
+
+
+def _optional_mappings(config: type[Component]) -> dict[str, Any]:
+    """Return values of the fields that the class itself declares as a config without a kind, or null."""
+    values: dict[str, Any] = {}
+    inherited: Any = config.__base__
+    for name in config.model_fields.keys() - inherited.model_fields.keys():
+        for part in get_args(config.model_fields[name].annotation):
+            if isinstance(part, type) and issubclass(part, Config) and not issubclass(part, Component):
+                values[name] = required_values(part)
+    return values
 
 
 def options_of(config: type[Component]) -> dict[str, list[Any]]:
@@ -216,9 +232,6 @@ def legal_values(name: str, info: FieldInfo) -> list[Any]:
     words = [word for part in get_args(info.annotation) if get_origin(part) is Literal for word in get_args(part)]
     if words or bool in get_args(info.annotation):
         return [None, *(words or [False, True])]
-    configs = [part for part in get_args(info.annotation) if isinstance(part, type) and issubclass(part, Config)]
-    if configs and not issubclass(configs[0], Component):
-        return [None, required_values(configs[0])]
     legal = (number for number in (SMALL.get(name), 0.5, NUMBER, 2.0, 1) if number is not None and _takes(info, number))
     return [None, *islice(legal, 1)]
 
