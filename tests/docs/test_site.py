@@ -29,6 +29,14 @@ SEARCHES = {
         *("add attention", "custom attention", "load llama", "pretrained weights", "plan"),
         *("train on my text", "text file", "cite", "citation", "bibtex"),
     ],
+    "docs/cluster": ["multi gpu", "ddp", "fsdp"],
+    "docs/training": ["flash attention", "perplexity", "bf16", "mixed precision", "gradient accumulation", "patience"],
+    "docs/data": ["custom dataset", "dataloader"],
+    "docs/around": ["lora", "LoRA fine-tune"],
+    "docs/resuming": ["seed", "reproducible", "loss nan"],
+    "docs/decoding": ["kv cache"],
+    "docs/weights": ["hf download", "hugging face hub"],
+    "tools/bench/README": ["benchmark", "speed", "hugging face speed"],
     "commands/train": ["--plan"],
 }
 """Searches of newcomers, by the page that must be among the first results."""
