@@ -32,7 +32,7 @@ SEARCHES = {
     "docs/cluster": ["multi gpu", "ddp", "fsdp"],
     "docs/training": ["flash attention", "perplexity", "bf16", "mixed precision", "gradient accumulation", "patience"],
     "docs/data": ["custom dataset", "dataloader"],
-    "docs/around": ["lora", "LoRA fine-tune"],
+    "docs/around": ["lora", "lora fine-tune"],
     "docs/resuming": ["seed", "reproducible", "loss nan"],
     "docs/decoding": ["kv cache"],
     "docs/weights": ["hf download", "hugging face hub"],
