@@ -20,6 +20,7 @@ from tfkit.run.read_run import shipped_runs
 from tfkit.run.read_sweep import shipped_sweeps
 
 pytest.importorskip("tools.docs.build", reason="the site is built in a checkout")
+from tfkit.tools.components.component_docs import describe
 from tools.docs import guide, kinds, models, names, runs
 from tools.docs.build import all_pages, write_pages
 from tools.docs.page import ROOT, Page, docstring, table
@@ -102,6 +103,16 @@ def test_a_kind_has_its_fields_formula_and_papers(monkeypatch: pytest.MonkeyPatc
     assert "def rmsnorm(part" in text
     assert "<https://arxiv.org/abs/1910.07467>" in text
     assert "[tfkit/components/norm.py](/code/tfkit/components/norm_py.md)" in text
+
+
+def test_a_formula_has_the_functions_that_it_calls() -> None:
+    def formula(slot: str, kind: str) -> str:
+        registered = load_plugins().registry.find(slot, kind)
+        assert registered is not None
+        return "".join(kinds._formula(describe(registered)))
+
+    assert "def delta_rule(" in formula("mixer", "gated_delta")  # called in a comprehension
+    assert "Here `activation` is `silu`" in formula("ffn", "swiglu")
 
 
 def test_each_kind_that_computes_has_a_formula() -> None:
