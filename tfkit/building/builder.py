@@ -228,7 +228,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> Model:
         if dtype is not None:
             model.to(dtype)
     check_layers(model, graph)
-    check_count(sum(parameter.numel() for parameter in model.parameters()), graph)
+    check_parameters(sum(parameter.numel() for parameter in model.parameters()), graph)
     return model
 
 
@@ -244,7 +244,7 @@ def allocate(model: nn.Module, device: torch.device | str) -> None:
     replace_tensors(model, allocated)
 
 
-def check_count(count: int, graph: Graph) -> None:
+def check_parameters(count: int, graph: Graph) -> None:
     """Raise SpecError unless the number of a model's parameters is the number stated in its spec."""
     stated = graph.spec.model.parameters
     if stated is not None and stated != count:

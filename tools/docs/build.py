@@ -24,9 +24,8 @@ REFERENCE = ("commands/index", "kinds/index", "api/index", "models/index", "runs
 
 def main() -> int:
     """Write the pages and the pictures, run Sphinx, and return its exit status."""
-    gc.set_threshold(
-        1_000_000, 50, 50
-    )  # all graphs and all pages stay in memory: to search them for garbage takes long
+    # All graphs and all pages stay in memory, and searching them for garbage takes long.
+    gc.set_threshold(1_000_000, 50, 50)
     source, site = OUT / "source", OUT / "site"
     write_pages(all_pages(), source)
     shutil.copytree(ROOT / "docs" / "pictures", source / "docs" / "pictures", dirs_exist_ok=True)

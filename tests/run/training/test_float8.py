@@ -212,7 +212,7 @@ def test_equal_layers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.slow
 @torchao
 def test_only_steps_are_in_float8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files, names and types are those of a run without it; an interruption changes no bit; so is an evaluation."""
+    """Float8 changes no file, name or type of a run, and no evaluation. An interruption changes no bit."""
     path, evaluated = str(write_run(tmp_path)), "eval={every: 4, splits: {val: all}}"
     for name, sets in {"plain": SETS[:1], "once": SETS, "twice": SETS}.items():
         command = ["train", path, "--no-plugins", "-o", str(tmp_path / name), *options(*sets, evaluated)]

@@ -318,7 +318,7 @@ class MemoryCost:
         activations: bytes that the full forward saves for the backward.
         activations_recomputed: `activations` if only layer inputs are saved, and one layer at a time is recomputed.
         cache: keys, values and states, and everything else that is cached for tokens, for all sequences of the batch.
-        cache_per_token: cached bytes of one token of one sequence, as long as it is within every window.
+        cache_per_token: cached bytes of one token of one sequence, if the token is within every window.
         states: bytes of the states of one sequence, which do not grow with its length.
         peak: peak memory use of a step.
         peak_recomputed: the peak with recomputed layers.

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from tfkit.building.builder import build, check_count
+from tfkit.building.builder import build, check_parameters
 from tfkit.component import Component, Layers
 from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph, Node
@@ -38,7 +38,7 @@ class ParameterCounts:
                 if parameters:
                     self._left[place] = count
         self.total = sum(self._left.values())
-        check_count(self.total, graph)
+        check_parameters(self.total, graph)
         self._inside: dict[str, list[str]] = {}
         for name in self._left:
             for path in accumulate(name.split("."), "{}.{}".format):

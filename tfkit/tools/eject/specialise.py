@@ -161,8 +161,8 @@ class Function(Expressions):
 
     Attributes:
         name: the name of the function or method.
-        arguments: the value of each parameter, as far as it is known over all calls.
-        result: the returned value, as far as it is known.
+        arguments: the value of each parameter; the parts that differ between calls are unknown.
+        result: the returned value; parts of it may be unknown.
         needed: parameters that are read here, or by an alternative function of the same call.
         body: the remaining statements.
         attributes: the attributes of the module that they read, including parameters and children.
