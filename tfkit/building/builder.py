@@ -290,6 +290,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
     }
     model.meta["graph"] = graph
     model.meta["recompute"] = recompute
+    model.meta["attention_backend"] = attention_backend
     return model
 
 

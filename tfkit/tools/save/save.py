@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 from safetensors.torch import save_model
-from torch import fx, nn
+from torch import fx
 
 from tfkit.arguments import AnyPath, checked, name_of
-from tfkit.building.builder import build, graph_of
+from tfkit.building.builder import graph_of
+from tfkit.building.edits import check_unedited
 from tfkit.building.model import BuiltModel, whole
 from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.checkpoint.fitting import left_out_lines, safetensors_metadata
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.weight_map import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
-from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import AnyPlugins, Plugins
 from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
@@ -65,6 +65,7 @@ def save(
     force: bool = False,
     tokenizer_from: AnyPath | None = None,
     allow_drop: bool = False,
+    allow_change: bool = False,
     plugins: AnyPlugins | None = None,
 ) -> tuple[Path, ...]:
     """Write a model, and return the files.
@@ -84,15 +85,18 @@ def save(
         tokenizer_from: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
         allow_drop: write `huggingface` without the tensors of the published file that the family omits, such as
             the tensors of another head.
+        allow_change: write the spec of a model whose modules were changed after it was built, such as an activation or
+            a hook. The written model computes what the spec describes.
         plugins: the plugins that the spec was read with; only `huggingface` reads it again.
 
     Raises:
         SpecError: it cannot be written, see `check_folder`; or the spec has no `checkpoint`, or a value that its family
-            cannot express; or tensors would be missing, unless `allow_drop`.
+            cannot express; or tensors would be missing, unless `allow_drop`; or the modules of the model differ from
+            its spec, unless `allow_change`.
     """
     model, folder = whole(model), Path(folder)
-    graph, tokenizer_from = graph_of(model), None if tokenizer_from is None else Path(tokenizer_from)
-    _check_names(model, graph)
+    tokenizer_from = None if tokenizer_from is None else Path(tokenizer_from)
+    check_unedited(model, allow_change=allow_change)
     if layout == "huggingface" and not allow_drop:
         _check_nothing_left_out(model)
     tokenizer = tokenizer_files(tokenizer_from)
@@ -137,15 +141,6 @@ def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path
             write_folder(model, target, _text(graph.spec), process, tokenizer=tokenizer, weights_from=weights_from)
 
     return write
-
-
-def _check_names(model: nn.Module, graph: Graph) -> None:
-    """Raise SpecError if the tensors of a model differ from its spec, because its weights could not be loaded."""
-    expected, present = build(graph, device="meta").state_dict().keys(), model.state_dict().keys()
-    if expected != present:
-        names = listing(sorted(expected ^ present), 4)
-        message = f"the model must have the tensors of {quoted(graph.name)}; its modules were changed: {names}"
-        raise SpecError(Diagnostic(message, help="merge adapters first: `merge_and_unload()` of PEFT"))
 
 
 def _check_nothing_left_out(model: fx.GraphModule) -> None:
