@@ -279,6 +279,10 @@ class LossConfig(Component):
         The training loop divides the sum by the number of these positions in the full step. A loss with `terms` takes
         the targets of each term by name, and returns the sum of each term, [n]; the loop divides each sum by the count
         of its term, and multiplies the quotient by the term's weight.
+
+        Parameters and persistent buffers of the module that are not the model's are its state: checkpoints contain
+        them, and a resumed run restores them. With several processes, they must be equal in all processes. A model
+        that is read from a `ContentPath` is written only if its values change.
         """
 
 
