@@ -370,7 +370,7 @@ _MODULE = frozenset(vars(nn.Module()))
 
 
 def _tensors_in(loss: nn.Module, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a loss refers to, by the path of attributes and keys, except objects with ids in `seen`."""
+    """Yield the tensors that a loss refers to, by the path of attributes and keys. `seen` has ids to skip."""
     values: list[tuple[str, object]] = [("", loss)]
     while values:
         path, value = values.pop()

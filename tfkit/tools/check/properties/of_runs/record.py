@@ -64,11 +64,9 @@ def resume(subject: RunUnderTest) -> Iterator[Deviation]:
         resumed, how = train(run, start=checkpoint), f"resumed after step {checkpoint.step}"
         end = resumed.notes.checkpoints[-1]
         for name, tensor in full.hidden.items():
-            if not torch.equal(resumed.hidden.get(name, tensor[:0]), tensor):
-                detail = (
-                    f"{how}, the tensor `{name}` of the loss differs: it is neither a parameter nor a persistent buffer"
-                )
-                yield Deviation.fault(detail)
+            if name not in resumed.hidden or not torch.equal(resumed.hidden[name], tensor):
+                cause = "it is neither a parameter nor a persistent buffer"
+                yield Deviation.fault(f"{how}, the tensor `{name}` of the loss differs: {cause}")
         for what, tensors, expected in _tensors(end, last):
             if tensors.keys() != expected.keys():
                 names = ", ".join(sorted(tensors.keys() ^ expected.keys()))
