@@ -272,6 +272,15 @@ class LossConfig(Component):
         """
         return False
 
+    @property
+    def predicts_targets(self) -> bool:
+        """True if the logits of the outputs in the loss are trained to predict the targets of the data.
+
+        Their cross-entropy then measures how well they do, even if the loss has further terms, as in distillation.
+        Otherwise, the targets of the data do not belong to the logits: metrics of cross-entropy are an error.
+        """
+        return False
+
     @abstractmethod
     def build(self, model: fx.GraphModule) -> nn.Module:
         """Build a module that takes inputs and targets, and returns the sum over the positions that count.
@@ -447,6 +456,8 @@ class MetricConfig(Component):
     slot = "metric"
     each_output: ClassVar[bool] = False
     """True if the metric is computed for each output in the loss; False if only for the main output."""
+    cross_entropy: ClassVar[bool] = False
+    """True if the metric is the cross-entropy of the data's targets, for losses that `predicts_targets`."""
 
     def names(self, split: str, terms: Iterable[str]) -> dict[str, str | None]:
         """Return the names that the metric has in reports, each with its output; None for the main output."""

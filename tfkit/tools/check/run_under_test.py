@@ -233,8 +233,9 @@ def _evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
     split = {next((name for name in names if name != "train"), "train"): SplitConfig(batches=1)}
     if config.eval is not None:
         return config.eval.model_copy(update={"every": 2, "splits": split})
-    loss = plugins.registry.kinds("metric")["loss"].config
-    return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (loss(),)})
+    kind = "loss" if config.loss.predicts_targets else "constant_accuracy"
+    metric = plugins.registry.kinds("metric")[kind].config
+    return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (metric(),)})
 
 
 def _graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]:
