@@ -19,7 +19,7 @@ from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
-from tfkit.run.contract import Array, Batch, Data
+from tfkit.run.contract import Array, Batch, Data, MetricConfig
 from tfkit.run.guarded_data import guarded
 from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
@@ -166,6 +166,8 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
     run = Run(file, graph, count)
     _check_model(run)
     _check_machine(run)
+    if run.config.eval is not None:
+        check_metrics(run, run.config.eval.metrics, "eval", "metrics")
     with run.guarded(run.config.schedule, "`check_steps`", "schedule"):
         run.config.schedule.check_steps(run.steps)
     return run
@@ -276,6 +278,18 @@ def _check_machine(run: Run) -> None:
     if isinstance(n, int) and n > depth:
         message = f"`recompute` must be at most {depth}, the number of layers; got {n}"
         raise run.error(message, "machine", "recompute")
+
+
+def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None:
+    """Raise SpecError for a metric of cross-entropy if the loss does not predict the data's targets."""
+    for number, metric in enumerate(metrics):
+        if metric.cross_entropy and not run.config.loss.predicts_targets:
+            name, loss = metric.kind_name(), run.config.loss.kind_name()
+            message = f"the metric `{name}` is the cross-entropy of the data's targets, which `{loss}` does not predict"
+            help = (
+                "list different metrics, such as `eval: {metrics: [...]}`, or set `predicts_targets` of the loss kind"
+            )
+            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
 
 
 def check_length(run: Run, split: str, *path: str) -> None:

@@ -272,6 +272,15 @@ class LossConfig(Component):
         """
         return False
 
+    @property
+    def predicts_targets(self) -> bool:
+        """True if the logits of the outputs in the loss are trained to predict the targets of the data.
+
+        Their cross-entropy then measures how well they do, even if the loss has further terms, as in distillation.
+        Otherwise, the targets of the data do not belong to the logits: metrics of cross-entropy are an error.
+        """
+        return False
+
     @abstractmethod
     def build(self, model: fx.GraphModule) -> nn.Module:
         """Build a module that takes inputs and targets, and returns the sum over the positions that count.
@@ -279,6 +288,10 @@ class LossConfig(Component):
         The training loop divides the sum by the number of these positions in the full step. A loss with `terms` takes
         the targets of each term by name, and returns the sum of each term, [n]; the loop divides each sum by the count
         of its term, and multiplies the quotient by the term's weight.
+
+        Parameters and persistent buffers of the module that are not the model's are its state: checkpoints contain
+        them, and a resumed run restores them. With several processes, they must be equal in all processes. A model
+        that is read from a `ContentPath` is written only if its values change.
         """
 
 
@@ -443,6 +456,8 @@ class MetricConfig(Component):
     slot = "metric"
     each_output: ClassVar[bool] = False
     """True if the metric is computed for each output in the loss; False if only for the main output."""
+    cross_entropy: ClassVar[bool] = False
+    """True if the metric is the cross-entropy of the data's targets, for losses that `predicts_targets`."""
 
     def names(self, split: str, terms: Iterable[str]) -> dict[str, str | None]:
         """Return the names that the metric has in reports, each with its output; None for the main output."""

@@ -17,15 +17,19 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.errors import SpecError
-from tfkit.run.checked_run import Run
+from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORED
 from tfkit.run.training import chunked_loss
 from tfkit.run.training.evaluate import evaluate, tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.processes import Processes
+from tfkit.tools.eval_.evaluation import evaluate_run
+from tfkit.tools.train.train import train_run
 
-from .runs import Live, Memory, small_run, trained
+from ...plugin.test_faults import plugins as plugins_with
+from .losses import CentredConfig
+from .runs import Live, Memory, small_run, trained, write_run
 
 METRICS = "[loss, bits_per_byte, accuracy, exact_match, constant_accuracy, constant_exact_match]"
 TEXT = ("data.split={train: 0.9, val: 0.013}",)
@@ -178,3 +182,34 @@ def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path: Path) -> None:
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED).item()
     assert numbers_of(run) == {"val.loss": pytest.approx(expected, abs=1e-6)}
     assert numbers_of(evaluated(tmp_path, *TEXT, metrics="[loss]"))["val.loss"] != pytest.approx(expected, abs=1e-5)
+
+
+# ---- losses that are not cross-entropy ----
+
+
+@pytest.mark.parametrize("metric", ["loss", "bits_per_byte"])
+def test_cross_entropy_is_refused_for_a_loss_that_does_not_predict_the_targets(metric: str, tmp_path: Path) -> None:
+    path, plugins = write_run(tmp_path), plugins_with(CentredConfig)
+    evaluation = f"eval={{every: 8, splits: {{val: all}}, metrics: [accuracy, {metric}]}}"
+    with pytest.raises(SpecError) as caught:
+        load_run(path, plugins, sets=["loss=centred", evaluation])
+    (error,) = caught.value.diagnostics
+    assert error.path == "eval.metrics.1"
+    assert error.message == (
+        f"the metric `{metric}` is the cross-entropy of the data's targets, which `centred` does not predict"
+    )
+    load_run(path, plugins, sets=["loss=cross_entropy", evaluation])
+    load_run(path, plugins, sets=["loss={kind: distillation, teacher: small.yaml}", evaluation])
+    with pytest.raises(SpecError, match="the cross-entropy of the data's targets") as caught:
+        load_run(path, plugins, sets=["loss=centred", "eval={every: 8, splits: {val: all}}"])
+    assert caught.value.diagnostics[0].path == "eval.metrics.0"
+
+
+def test_a_folder_is_not_evaluated_by_cross_entropy_either(tmp_path: Path) -> None:
+    plugins = plugins_with(CentredConfig)
+    run = load_run(write_run(tmp_path), plugins, sets=["loss=centred", "steps=2"])
+    train_run(run, tmp_path / "out", plugins, command="test")
+    weights = tmp_path / "out" / "step-2" / "model.safetensors"
+    assert evaluate_run(run, weights, plugins, ("val",), ("accuracy",), allow_change=False)["val.accuracy"] < 1
+    with pytest.raises(SpecError, match="the metric `loss` is the cross-entropy of the data's targets"):
+        evaluate_run(run, weights, plugins, ("val",), (), allow_change=False)

@@ -46,6 +46,10 @@ class TaughtConfig(tfkit.LossConfig):
     kind: Literal["taught"] = "taught"
     teacher: tfkit.ContentPath
 
+    @property
+    def predicts_targets(self):
+        return True
+
     def build(self, model):
         return Taught(model, tfkit.build(self.teacher).requires_grad_(False))
 

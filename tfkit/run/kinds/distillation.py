@@ -37,6 +37,10 @@ class DistillationConfig(LossConfig):
     weight: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The weight of the divergence; the weight of cross-entropy is 1 minus this weight."""
 
+    @property
+    def predicts_targets(self) -> bool:
+        return True
+
     def build(self, model: fx.GraphModule) -> nn.Module:
         return DistillationLoss(model, tfkit.build(self.teacher), self)
 

@@ -56,6 +56,10 @@ class CrossEntropyConfig(LossConfig):
     def inputs_ahead(self) -> Mapping[str, int]:
         return self.ahead
 
+    @property
+    def predicts_targets(self) -> bool:
+        return True
+
     def build(self, model: fx.GraphModule) -> nn.Module:
         return tfkit.Loss(
             model,
@@ -70,6 +74,7 @@ class LossMetricConfig(MetricConfig):
     """Cross-entropy in nats for each position that counts."""
 
     each_output = True
+    cross_entropy = True
     kind: Literal["loss"] = "loss"
 
     def build(self, data: Data) -> Metric:
@@ -79,6 +84,7 @@ class LossMetricConfig(MetricConfig):
 class BitsPerByteConfig(MetricConfig):
     """Cross-entropy in bits for each byte of the text: comparable between tokenizers."""
 
+    cross_entropy = True
     kind: Literal["bits_per_byte"] = "bits_per_byte"
 
     def build(self, data: Data) -> Metric:

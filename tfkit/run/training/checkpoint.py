@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -9,12 +10,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from tfkit.nn import part
+from tfkit.run.contract import LossConfig
+from tfkit.run.run_meaning import content_paths
+from tfkit.torch_private.sharding import local_part
 
 SEPARATOR = "/"
 """Separator between the name of a parameter and the name of a tensor of its optimizer state."""
+LOSS = "loss"
+"""Owner of the tensors of the loss in a checkpoint, next to the numbers of callbacks."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Checkpoint:
     skipped: int = 0
     """Steps without an update."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """The tensors of callbacks, `NUMBER/NAME`."""
+    """The tensors of the loss, `loss/NAME`, and of callbacks, `NUMBER/NAME`."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +100,80 @@ class Record(Protocol):
 
 def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the state tensors of an optimizer by the names of the parameters."""
-    # After a forward, a sharded model may have complete weights in place of its parameters; this puts the parts back.
-    model.state_dict()
     return {
         f"{name}{SEPARATOR}{key}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
         if isinstance(value, Tensor)
     }
+
+
+def owned(tensors: Mapping[str, Tensor], owner: str | int) -> dict[str, Tensor]:
+    """Return the tensors of the loss or of a callback, by their names without the owner."""
+    begin = f"{owner}{SEPARATOR}"
+    return {name.removeprefix(begin): tensor for name, tensor in tensors.items() if name.startswith(begin)}
+
+
+def named_for(owner: str | int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by their names in a checkpoint, which begin with the owner: `owned` reverses this."""
+    return {f"{owner}{SEPARATOR}{name}": tensor for name, tensor in tensors.items()}
+
+
+class LossState:
+    """The tensors of a loss that a resumed run needs: its parameters and persistent buffers, without the model's.
+
+    A built model in the loss of a config with a `ContentPath` is not part of the state for as long as its values are
+    those that `build` read, because the digest of the run covers them.
+    """
+
+    def __init__(self, loss: nn.Module, model: fx.GraphModule, config: LossConfig) -> None:
+        self._loss, self._model = loss, model
+        self._references: dict[str, str] = {}
+        """Digests of the tensors of models that `build` read."""
+        if any(True for _ in content_paths((), config)):
+            built = [f"{path}." for path, module in loss.named_modules() if isinstance(module, fx.GraphModule)]
+            state = self._all()
+            self._references = {name: _digest(state[name]) for name in state if name.startswith(tuple(built))}
+
+    def _all(self) -> dict[str, Tensor]:
+        state = self._loss.state_dict(keep_vars=True)
+        of_model = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
+        return {name: t.detach() for name, t in state.items() if isinstance(t, Tensor) and id(t) not in of_model}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by the names of the loss's tensors."""
+        references = self._references
+        return {name: t for name, t in self._all().items() if name not in references or references[name] != _digest(t)}
+
+    def digest(self) -> str:
+        """Return a digest of the state, which is equal in all processes. Tensors that are sharded do not count."""
+        full = {name: tensor for name, tensor in self.tensors().items() if local_part(tensor) is tensor}
+        return " ".join(f"{name} {_digest(tensor)}" for name, tensor in full.items())
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], *, branch: bool) -> None:
+        """Set the loss to the state of a checkpoint. Raise ValueError if the loss and the state do not fit.
+
+        The settings of the loss may differ in a `branch`, where a tensor therefore keeps its shape.
+        """
+        state = self._all()
+        if missing := [name for name in state if name not in tensors and name not in self._references]:
+            raise ValueError(f"the checkpoint has no `{missing[0]}`")
+        device = next(self._model.parameters()).device
+        for name, tensor in tensors.items():
+            path, _, attribute = name.rpartition(".")
+            like, owner = state.get(name), self._loss.get_submodule(path)
+            if like is not None and (like.shape, like.dtype) == (tensor.shape, tensor.dtype):
+                like.copy_(part(tensor.to(like.device), like))
+            elif hasattr(owner, attribute) and (like is None or not branch):  # a buffer that grows, or is None at first
+                setattr(owner, attribute, tensor.to(device, copy=True))
+            else:
+                raise ValueError(f"the loss has no `{name}` of shape {list(tensor.shape)}")
+
+
+def _digest(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(values.numpy().data).hexdigest()
 
 
 def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, restored: Restored) -> None:

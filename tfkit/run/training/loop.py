@@ -8,8 +8,8 @@ therefore trains the same steps as an uninterrupted run, and an evaluation canno
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,17 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import IGNORED, Batch, Callback, Data
-from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Record, optimizer_tensors, restore
+from tfkit.run.training.checkpoint import (
+    LOSS,
+    Checkpoint,
+    LossState,
+    Record,
+    Restored,
+    named_for,
+    optimizer_tensors,
+    owned,
+    restore,
+)
 from tfkit.run.training.evaluate import computing, evaluate, tensors
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.run.training.guarded import guarded
@@ -111,6 +121,7 @@ class Trainer:
                 loss = config.loss.build(self.model)
             except ValueError as error:
                 raise self.run.error(str(error), "loss") from error
+            self._loss_state = LossState(loss, self.model, config.loss)
         if config.machine.float8 is not None:
             self.notes["float8"] = use_float8(self.model, self.run, self.device)
         prepare_layers(self.model, config.machine)
@@ -267,7 +278,7 @@ class Trainer:
         config = self.config.eval
         if config is None:
             return {}
-        return evaluate(
+        numbers = evaluate(
             self.model,
             self.run,
             config.splits,
@@ -276,6 +287,8 @@ class Trainer:
             between=between,
             processes=self._processes,
         )
+        self._processes.reshard(self.model)
+        return numbers
 
     def _check_end(self) -> None:
         """Raise if the process must end. Before an evaluation, so that a resumed run does not repeat it."""
@@ -289,11 +302,12 @@ class Trainer:
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
             raise self._diverged(message, "the last checkpoint stays")
         states = tuple(map(self._state, range(len(self._callbacks))))
-        tensors: Mapping[str, Tensor] = {
-            f"{number}{SEPARATOR}{name}": tensor
-            for number, (_, named) in enumerate(states)
-            for name, tensor in named.items()
-        }
+        tensors = named_for(LOSS, self._loss_state.tensors())
+        if tensors and self._processes.count > 1:
+            what = "has a different state of the loss, which may only depend on values that all processes have"
+            self._processes.check_equal(self._loss_state.digest(), what)
+        for number, (_, named) in enumerate(states):
+            tensors |= named_for(number, named)
         data, state = tuple(data for data, _ in states), optimizer_tensors(self.model, self.optimizer)
         checkpoint = Checkpoint(self.step, self.model, state, data, self.ended, self.skipped, tensors)
         self._processes.save(checkpoint, self.record)
@@ -314,13 +328,22 @@ class Trainer:
             restore(self.model, self.optimizer, restored)
             self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
             self._begins = restored.branch
+            self._restore_loss(restored)
             for number, state in enumerate(restored.callbacks):
-                if state is None:
-                    continue
-                begin = f"{number}{SEPARATOR}"
-                named = {name.removeprefix(begin): t for name, t in restored.tensors.items() if name.startswith(begin)}
-                self._restore_callback(number, state, named)
+                if state is not None:
+                    self._restore_callback(number, state, owned(restored.tensors, number))
         self.record.resume()
+
+    def _restore_loss(self, restored: Restored) -> None:
+        """Raise SpecError if the loss cannot continue from its state: its code may have changed."""
+        tensors = owned(restored.tensors, LOSS)
+        if restored.branch and not tensors:  # of a run with a different loss
+            return
+        try:
+            self._loss_state.restore(tensors, branch=restored.branch)
+        except Exception as error:
+            message = f"the loss cannot continue from the checkpoint: {type(error).__name__}: {error}"
+            raise self.run.error(message, "loss") from error
 
     def _restore_callback(self, number: int, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Raise SpecError if a callback cannot continue from its state: its code may have changed."""
@@ -388,6 +411,10 @@ class Trainer:
             getattr(watcher, event)(self, *numbers)
         self.ended = self._processes.agreed(self.ended)
 
-    def _guarded(self, number: int, method: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def _guarded(self, number: int, method: str) -> Iterator[None]:
+        """Turn an exception of a callback into an error of its kind. The callback may call the model."""
         config = self.config.callbacks[number]
-        return guarded(self.run, self.model, config, f"`{method}`", "callbacks", str(number))
+        with guarded(self.run, self.model, config, f"`{method}`", "callbacks", str(number)):
+            yield
+        self._processes.reshard(self.model)

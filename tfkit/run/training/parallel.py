@@ -86,6 +86,10 @@ class Together(Processes):
             warn_of_first_losses(model, run.graph)
         return model
 
+    def reshard(self, model: fx.GraphModule) -> None:
+        if isinstance(model, FSDPModule):
+            model.reshard()
+
     def rows(self, indices: Ids) -> Ids:
         count = len(indices) // self.count
         return indices[self.rank * count : (self.rank + 1) * count]

@@ -37,6 +37,9 @@ class Processes:
         """
         return build(run.graph, device=device, seed=run.config.seed, attention_backend=run.config.machine.attention)
 
+    def reshard(self, model: fx.GraphModule) -> None:
+        """Free the full parameters that a call of the model without a backward pass leaves in place of the shards."""
+
     def rows(self, indices: Ids) -> Ids:
         """Return the indices of this process among the indices of a step."""
         return indices

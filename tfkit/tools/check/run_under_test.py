@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -231,8 +233,9 @@ def _evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
     split = {next((name for name in names if name != "train"), "train"): SplitConfig(batches=1)}
     if config.eval is not None:
         return config.eval.model_copy(update={"every": 2, "splits": split})
-    loss = plugins.registry.kinds("metric")["loss"].config
-    return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (loss(),)})
+    kind = "loss" if config.loss.predicts_targets else "constant_accuracy"
+    metric = plugins.registry.kinds("metric")[kind].config
+    return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (metric(),)})
 
 
 def _graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]:
@@ -316,6 +319,7 @@ class TrainedSteps:
         parts: the losses of each step, a tensor for each micro-batch.
         weights: after each step.
         first_rates: the learning rates of the groups before the first step.
+        hidden: tensors of the loss after the last step that no module lists.
     """
 
     notes: Notes
@@ -324,6 +328,7 @@ class TrainedSteps:
     rates: list[list[float]] = field(default_factory=list)
     parts: list[list[Tensor]] = field(default_factory=lambda: [[]])
     weights: list[Tensors] = field(default_factory=list)
+    hidden: Tensors = field(default_factory=dict)
 
     def numbers(self, name: str) -> list[float]:
         """Return the values of a logged number at all steps."""
@@ -356,7 +361,37 @@ def train(
     loss: nn.Module = trainer.loss  # type: ignore[assignment]  # compiled, it would be a function
     loss.register_forward_hook(lambda _module, _args, loss: steps.parts[-1].append(loss.detach().clone()))
     trainer.train()
+    listed = (*trainer.model.modules(), *trainer.model.parameters(), *loss.state_dict(keep_vars=True).values())
+    steps.hidden = dict(_tensors_in(loss, {id(value) for value in listed}))
     return steps
+
+
+_MODULE = frozenset(vars(nn.Module()))
+"""Attributes of every module, which hold its parameters, buffers and submodules, and its hooks."""
+
+
+def _tensors_in(loss: nn.Module, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a loss refers to, by the path of attributes and keys. `seen` has ids to skip."""
+    values: list[tuple[str, object]] = [("", loss)]
+    while values:
+        path, value = values.pop()
+        if id(value) in seen or isinstance(value, type | FunctionType | ModuleType | Component | Graph | fx.Graph):
+            continue
+        seen.add(id(value))
+        inside: Mapping[Any, object] = {}
+        if isinstance(value, Tensor):
+            yield path, value
+        elif isinstance(value, nn.Module):
+            registered = {**dict(value.named_parameters(recurse=False)), **dict(value.named_buffers(recurse=False))}
+            further = {name: entry for name, entry in vars(value).items() if name not in _MODULE}
+            inside = {**registered, **dict(value.named_children()), **further}
+        elif isinstance(value, Mapping):
+            inside = value
+        elif isinstance(value, list | tuple | set | deque):
+            inside = dict(enumerate(value))
+        else:
+            inside = getattr(value, "__dict__", {})
+        values += [(f"{path}.{name}".lstrip("."), entry) for name, entry in reversed(inside.items())]
 
 
 class Half(Processes):

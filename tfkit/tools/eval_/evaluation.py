@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.errors import Diagnostic, SpecError, similar
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.run.checked_run import Run, check_length, load_run
+from tfkit.run.checked_run import Run, check_length, check_metrics, load_run
 from tfkit.run.contract import MetricConfig
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate as numbers_of
@@ -74,9 +74,11 @@ def evaluate_run(
     chosen = splits or tuple(name for name in available if name != "train") or ("train",)
     for name in chosen:
         check_length(run, name)
+    configs = _metrics(plugins, run, metrics)
+    check_metrics(run, configs)
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
     whole = {name: SplitConfig(batches="all") for name in chosen}
-    return numbers_of(model, run, whole, _metrics(plugins, run, metrics))
+    return numbers_of(model, run, whole, configs)
 
 
 def _metrics(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[MetricConfig, ...]:

@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -24,16 +25,17 @@ from tfkit.arguments import name_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
-from tfkit.run.training.checkpoint import SEPARATOR, Checkpoint, Restored
+from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored, named_for, owned
 from tfkit.spec.folder import LATEST, OPTIMIZER, WEIGHTS, checkpoints_in
 from tfkit.spec.header import shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.run_facts import read_facts, read_json
 from tfkit.tools.save.save import write_model
 
-STATE, CALLBACKS = "state.json", "callbacks.safetensors"
+STATE, TENSORS = "state.json", "state.safetensors"
 FORMAT = 1
 _OPTIMIZER_KIND = re.compile(r"optimizer(\..+)?\.kind")
+_LOSS_KIND = re.compile(r"loss(\..+)?\.kind")
 MAX_NAMES = 6
 """Maximum number of names that an error lists."""
 Count = Annotated[int, Field(ge=0)]
@@ -65,7 +67,7 @@ class State(BaseModel):
     metrics: str
     """Digest of `metrics.jsonl` up to `position`."""
     tensors: str | None
-    """Digest of the tensors in `callbacks.safetensors`; None if the callbacks have none."""
+    """Digest of the tensors in `state.safetensors`, of the loss and of callbacks; None if they have none."""
     digest: str
     """Digest of all other fields."""
 
@@ -79,8 +81,8 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position
     save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
     shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
     if checkpoint.tensors:
-        save_file(dict(checkpoint.tensors), target / CALLBACKS)
-        shutil.copymode(target / WEIGHTS, target / CALLBACKS)
+        save_file(dict(checkpoint.tensors), target / TENSORS)
+        shutil.copymode(target / WEIGHTS, target / TENSORS)
     state = {
         "format": FORMAT,
         "meaning": run.digest,
@@ -93,7 +95,7 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position
         "model": content_of(target / WEIGHTS),
         "optimizer": content_of(target / OPTIMIZER),
         "metrics": metrics,
-        "tensors": content_of(target / CALLBACKS) if checkpoint.tensors else None,
+        "tensors": content_of(target / TENSORS) if checkpoint.tensors else None,
     }
     text = json.dumps({**state, "digest": _digest_of(state)})
     (target / STATE).write_text(f"{text}\n", encoding="utf-8")
@@ -133,24 +135,23 @@ def read_checkpoint(
         names = {name for name, _ in model.named_parameters()}
         _check_parameters(folder / OPTIMIZER, names, file.names)
         optimizer = _tensors(file, folder / OPTIMIZER, state.optimizer)
-    if branch:
-        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        optimizer = {name: tensor for name, tensor in optimizer.items() if name.partition(SEPARATOR)[0] in trained}
-        return state, Restored(state.step, weights, optimizer, (), None, branch=True)
     tensors: dict[str, Tensor] = {}
     if state.tensors is not None:
-        with TensorFiles.open(folder / CALLBACKS) as file:
-            tensors = _tensors(file, folder / CALLBACKS, state.tensors)
+        with TensorFiles.open(folder / TENSORS) as file:
+            tensors = _tensors(file, folder / TENSORS, state.tensors)
+    if branch:
+        tensors = named_for(LOSS, owned(tensors, LOSS))
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        optimizer = {name: tensor for name, tensor in optimizer.items() if name.partition(SEPARATOR)[0] in trained}
+        return state, Restored(state.step, weights, optimizer, (), None, tensors=tensors, branch=True)
     states, ended = tuple[Mapping[str, Any] | None, ...](state.callbacks), state.ended
     if state.meaning != run.digest:
         numbers = _numbers(earlier[state.meaning], [config.kind_name() for config in run.config.callbacks])
         states, ended = tuple(None if old is None else state.callbacks[old] for old in numbers), None
-        parts = {name: name.partition(SEPARATOR) for name in tensors}
-        tensors = {
-            f"{numbers.index(int(old))}{SEPARATOR}{rest}": tensors[name]
-            for name, (old, _, rest) in parts.items()
-            if int(old) in numbers
-        }
+        callbacks = {new: owned(tensors, old) for new, old in enumerate(numbers) if old is not None}
+        tensors = named_for(LOSS, owned(tensors, LOSS))
+        for new, named in callbacks.items():
+            tensors |= named_for(new, named)
     return state, Restored(state.step, weights, optimizer, states, ended, state.skipped, tensors)
 
 
@@ -173,7 +174,11 @@ def read_branch(run: Run, model: fx.GraphModule) -> Restored:
         if before != kinds:
             message = f"it has the optimizer {', '.join(map(str, before.values()))}"
             raise SpecError(Diagnostic(message, help="use the optimizer of the run, whose state the branch continues"))
-        return read_checkpoint(run.branch, run, model, branch=True)[1]
+        restored = read_checkpoint(run.branch, run, model, branch=True)[1]
+        loss = {path: value for path, value in run.meaning.values.items() if _LOSS_KIND.fullmatch(path)}
+        if facts and any(facts.meaning.get(path) != value for path, value in loss.items()):
+            return replace(restored, tensors={})  # the state of a different loss
+        return restored
     except SpecError as error:
         first = error.diagnostics[0]
         message = f"cannot branch from {shown(run.branch)}: {first.message}"

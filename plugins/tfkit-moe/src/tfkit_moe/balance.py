@@ -63,6 +63,10 @@ class BalancedConfig(tfkit.LossConfig):
     def undivided(self) -> bool:
         return self.over == "batch" or self.base.undivided
 
+    @property
+    def predicts_targets(self) -> bool:
+        return self.base.predicts_targets
+
     def build(self, model: fx.GraphModule) -> nn.Module:
         return BalancedLoss(model, self.base.build(model), self)
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_meaning import LABELS
@@ -61,6 +63,10 @@ def resume(subject: RunUnderTest) -> Iterator[Deviation]:
     for checkpoint, position in zip(full.notes.checkpoints[:-1], full.notes.positions, strict=False):
         resumed, how = train(run, start=checkpoint), f"resumed after step {checkpoint.step}"
         end = resumed.notes.checkpoints[-1]
+        for name, tensor in full.hidden.items():
+            if name not in resumed.hidden or not torch.equal(resumed.hidden[name], tensor):
+                cause = "it is neither a parameter nor a persistent buffer"
+                yield Deviation.fault(f"{how}, the tensor `{name}` of the loss differs: {cause}")
         for what, tensors, expected in _tensors(end, last):
             if tensors.keys() != expected.keys():
                 names = ", ".join(sorted(tensors.keys() ^ expected.keys()))
