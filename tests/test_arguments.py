@@ -174,6 +174,7 @@ def test_they_are_many() -> None:
 def test_every_public_function_is_there() -> None:
     public = {name for name in tfkit.__all__ if inspect.isfunction(getattr(tfkit, name))}
     for_plugins = {
+        "choose_top",
         "command",
         "divisors",
         "expect",

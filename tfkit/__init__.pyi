@@ -90,6 +90,7 @@ from tfkit.nn import Program as Program
 from tfkit.nn import Rearrange as Rearrange
 from tfkit.nn import Softmax as Softmax
 from tfkit.nn import Table as Table
+from tfkit.nn import choose_top as choose_top
 from tfkit.nn import update_cache as update_cache
 from tfkit.plugin.hookspecs import Register as Register
 from tfkit.plugin.hookspecs import hookimpl as hookimpl

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfkit.nn import Linear, kernels, linear
+from tfkit.nn import Linear, choose_top, kernels, linear
 from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, ONEDNN, decoding
 
 D_IN, D_OUT, ROWS = 256, GUESS_LARGE // 256, GUESS_ROWS
@@ -195,3 +197,44 @@ def test_torchscript_takes_onednn_where_nobody_has_asked() -> None:
     assert ("mkldnn::_linear_pointwise" in called) == ONEDNN
     scripted(x).sum().backward()
     assert module.weight.grad is not None
+
+
+def scores_with_ties() -> Tensor:
+    """Return scores [2, 3, 41] with few distinct values, among them two zeros and minus infinity."""
+    values = torch.tensor([-math.inf, -1.5, -0.0, 0.0, 0.0, 2.0])
+    scores = values[torch.randint(len(values), (2, 3, 41), generator=torch.Generator().manual_seed(3))]
+    scores[1, 2] = -math.inf
+    return scores
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scripted", [False, True])
+def test_equal_scores_are_chosen_by_position(dtype: torch.dtype, scripted: bool) -> None:
+    function = torch.jit.script(choose_top) if scripted else choose_top
+    scores, generator = scores_with_ties().to(dtype), torch.Generator().manual_seed(4)
+    permuted = torch.stack([torch.randperm(41, generator=generator) for _ in range(2)])[:, None] + 7
+    for k, positions in product((1, 5, 17, 30, 41), (None, permuted)):
+        keys = torch.arange(41).expand_as(scores) if positions is None else positions.expand_as(scores)
+        expected = torch.zeros(2, 3, 41, dtype=torch.bool)
+        for row in product(range(2), range(3)):
+            pairs = zip((-scores[row]).tolist(), keys[row].tolist(), strict=True)
+            ranked = [column for _, column in sorted((pair, column) for column, pair in enumerate(pairs))]
+            expected[row][ranked[:k]] = True
+        assert torch.equal(function(scores, k, positions), expected)
+
+
+def test_a_longer_axis_and_more_rows_change_no_choice() -> None:
+    scores = torch.zeros(5, 3000)
+    scores[:, 900:] = -1.0
+    expected = torch.arange(900) < 700
+    for rows, n in ((1, 900), (1, 901), (5, 1500), (2, 3000)):
+        assert torch.equal(choose_top(scores[:rows, :n], 700)[:, :900], expected.expand(rows, -1))
+
+
+def test_a_choice_has_no_gradient_and_contains_nan() -> None:
+    scores = scores_with_ties()
+    scores[0, 1, 30:33] = math.nan
+    chosen = choose_top(scores.requires_grad_(), 9)
+    assert not chosen.requires_grad
+    assert chosen[0, 1, 30:33].all()
+    assert chosen.sum(dim=-1).unique().tolist() == [9]

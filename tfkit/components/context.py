@@ -122,6 +122,7 @@ class AttentionContext(nn.Module):
         self.right = key.mask.right
         self.flag = key.flag
         self.reads_all = key.reads_all
+        self.ring = key.window is not None
         self.rotary = rotary
         self.position = position
         self.relative = relative
@@ -173,7 +174,8 @@ class AttentionContext(nn.Module):
         relative: tuple[Tensor, Tensor] | None = None
         if self.relative is not None:
             relative = self.relative(queries, keys)
-        return Context(mask, rotary, None, cache, temperature, relative=relative)
+        ring = keys if self.ring and cached is not None else None
+        return Context(mask, rotary, None, cache, temperature, relative=relative, key_positions=ring)
 
     def reads_everything(self, queries: Tensor, keys: Tensor) -> bool:
         """Return True if no mask is needed, because the causal flag replaces it or the newest token reads all keys."""

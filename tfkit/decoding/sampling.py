@@ -84,8 +84,11 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def top_p(scores: Tensor, p: float) -> Tensor:
-    """Set the scores [b, V] of the least likely tokens to -inf, as many as have at most 1 - p in total."""
-    ascending, order = scores.sort(dim=-1)
+    """Set the scores [b, V] of the least likely tokens to -inf, as many as have at most 1 - p in total.
+
+    Among equal scores, the first tokens are excluded first, in batches of every size.
+    """
+    ascending, order = scores.sort(dim=-1, stable=True)
     out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
     out[:, -1] = False  # rounding must not exclude all tokens of a row
     return scores.masked_fill(torch.zeros_like(out).scatter(1, order, out), -math.inf)

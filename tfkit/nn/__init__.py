@@ -26,6 +26,7 @@ from tfkit.nn.layers import Linear as Linear
 from tfkit.nn.layers import Softmax as Softmax
 from tfkit.nn.layers import StackedLinear as StackedLinear
 from tfkit.nn.layers import Table as Table
+from tfkit.nn.layers import choose_top as choose_top
 from tfkit.nn.layers import is_scripting as is_scripting
 from tfkit.nn.layers import is_untouched as is_untouched
 from tfkit.nn.layers import linear as linear

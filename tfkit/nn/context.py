@@ -79,6 +79,8 @@ class Context(NamedTuple):
         wires: tensors that earlier sublayers gave, by name: docs/wires.md. None in a stack in which no sublayer takes a
             wire, and in cross-attention.
         features: the layer's part of the stack's `layer_features`, [b, t, width]; None without, and in cross-attention.
+        key_positions: positions of the keys, int [b or 1, k], if a sliding window has a cache: its slots are a ring.
+            None if the last axis of the mask is in the order of positions.
     """
 
     mask: Tensor | None
@@ -93,6 +95,7 @@ class Context(NamedTuple):
     relative: tuple[Tensor, Tensor] | None = None
     wires: dict[str, Tensor] | None = None
     features: Tensor | None = None
+    key_positions: Tensor | None = None
 
 
 def with_values(
@@ -119,6 +122,7 @@ def with_values(
         context.relative,
         context.wires if wires is None else wires,
         context.features if features is None else features,
+        context.key_positions,
     )
 
 

@@ -169,3 +169,30 @@ class Softmax(nn.Module):
         unreadable = hidden.all(dim=-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(hidden & ~unreadable, -math.inf), dim=-1)
         return weights.masked_fill(unreadable, 0.0)
+
+
+def choose_top(scores: Tensor, k: int, positions: Tensor | None = None) -> Tensor:
+    """Return True at the k largest scores of the last axis; among equal scores, at the first positions.
+
+    `torch.topk` chooses among equal scores by the shape of its input, so a model would choose differently when it reads
+    tokens step by step. The choice has no gradient.
+
+    Args:
+        scores: [..., n].
+        k: number of scores to choose, at most n.
+        positions: int, broadcast to scores: positions that are not in the order of the axis, such as the
+            `key_positions` of a `Context`.
+
+    Returns:
+        bool [..., n].
+    """
+    scores = scores.detach()
+    top, columns = torch.topk(scores, k, dim=-1, sorted=False)
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, columns, True)
+    ties = scores == top.amin(dim=-1, keepdim=True)
+    n_tied = (chosen & ties).sum(dim=-1, keepdim=True)
+    if positions is None:
+        return torch.where(ties, ties.cumsum(dim=-1, dtype=torch.int32) <= n_tied, chosen)
+    order = positions.argsort(dim=-1, stable=True).expand_as(scores)
+    counts = ties.gather(-1, order).cumsum(dim=-1, dtype=torch.int32)
+    return torch.where(ties, torch.zeros_like(counts).scatter(-1, order, counts) <= n_tied, chosen)

@@ -18,11 +18,13 @@ ROPE = {"kind": "rope", "style": "interleaved"}
 INDEX = {"n_heads": 9, "d_head": 6, "keep": 3}
 
 
-def graph_of(kind: str = "mla_indexed", block: str = "decoder", layers: Any = None, **fields: Any) -> tfkit.Graph:
+def graph_of(
+    kind: str = "mla_indexed", block: str = "decoder", layers: Any = None, max_len: int = 12, **fields: Any
+) -> tfkit.Graph:
     attention = {"kind": kind, **FIELDS, "position": ROPE, **fields}
     stack = {"block": block, "n_layers": 2, "attention": attention, "layers": layers}
     graph = {"embedding": {"block": "embedding"}, "stack": stack, "logits": {"block": "lm_head"}}
-    spec = {"tfkit": 1, "name": "m", "d_model": 16, "vocab_size": 11, "max_len": 12, "graph": graph}
+    spec = {"tfkit": 1, "name": "m", "d_model": 16, "vocab_size": 11, "max_len": max_len, "graph": graph}
     return tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS)
 
 
@@ -97,6 +99,21 @@ def test_layers_attend_to_the_keys_of_an_earlier_index() -> None:
 @pytest.mark.slow
 def test_a_shared_index_has_every_property() -> None:
     check_model(graph_of(index=INDEX, index_name="choice", layers=SHARED), plugins=PLUGINS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("mask", "keep"), [({}, 5), ({"left": 8, "right": 0}, 4)], ids=["all", "window"])
+def test_keys_with_equal_scores_are_chosen_by_position(mask: dict[str, int], keep: int) -> None:
+    """With one head of the index, about half of all keys score 0. The slots of a window are a ring."""
+    fields = {"index": {**INDEX, "n_heads": 1, "keep": keep}, "max_len": 30, **({"mask": mask} if mask else {})}
+    model = tfkit.build(graph_of(**fields), seed=1).eval()
+    tokens = torch.randint(11, (2, 27), generator=torch.Generator().manual_seed(0))
+    whole, cached = model(tokens), tfkit.CachedModel(model, length=27)
+    pieces = torch.cat([cached(piece) for piece in tokens.split([12, 1, 1, 7, 1, 5], dim=1)], dim=1)
+    torch.testing.assert_close(pieces, whole)
+    real = torch.arange(27) >= 10
+    padded = model(torch.where(real, tokens.roll(10, dims=1), 0), tokens_mask=real.expand(2, -1))
+    torch.testing.assert_close(padded[:, real], whole[:, :17])
 
 
 @torch.no_grad()

@@ -220,6 +220,18 @@ def test_the_routing_can_be_read() -> None:
     assert [tensor.shape for tensor in calls[0]] == [(14, 2), (14, 2)]
 
 
+@pytest.mark.parametrize("n", [1, 3, 500])
+def test_equal_scores_are_chosen_by_the_index_of_the_expert(n: int) -> None:
+    groups = {"n": 4, "keep": 2, "by": "top2sum"}
+    router = layer(n_experts=24, n_experts_per_token=7, d_ff=24, router={"score": "sigmoid", "groups": groups}).router
+    assert isinstance(router, Router)
+    scores = torch.full((n, 24), 0.5)
+    scores[:, 20] = scores[:, 9] = 0.75  # the second and the last group of six are the best
+    assert router.choose(scores).tolist() == [[6, 7, 8, 9, 10, 11, 20]] * n
+    scores[:, 20] = 0.25
+    assert router.choose(scores).tolist() == [[0, 1, 2, 3, 4, 5, 9]] * n
+
+
 MODEL = """
 tfkit: 1
 name: small

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, named, update_cache, wires_of
+from tfkit.nn import Context, Linear, Rearrange, choose_top, named, update_cache, wires_of
 from tfkit_mla import LatentAttention, LatentAttentionConfig
 
 
@@ -178,8 +178,10 @@ class Index(nn.Module):
         scores = (products * self.heads_first(wide(self.weight(x)))).sum(dim=1, keepdim=True)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        best = torch.topk(scores, min(self.keep, scores.size(3)), dim=3).indices
-        kept = torch.zeros_like(scores, dtype=torch.bool).scatter(3, best, True)
+        positions = context.key_positions
+        if positions is not None:
+            positions = positions[:, None, None]
+        kept = choose_top(scores, min(self.keep, scores.size(3)), positions)
         if mask is None:
             return kept
         return mask & kept if mask.dtype == torch.bool else mask.masked_fill(~kept, -math.inf)

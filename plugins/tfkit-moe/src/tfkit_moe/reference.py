@@ -39,9 +39,9 @@ def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
     worth = scores + (part.weight("router.correction") if router.correction_bias else 0)
     if router.groups is not None:  # https://arxiv.org/abs/2405.04434, section 2.2.2
         groups, best = worth.reshape(router.groups.n, -1), 2 if router.groups.by == "top2sum" else 1
-        kept = np.argsort(-np.sort(groups, axis=1)[:, -best:].sum(axis=1))[: router.groups.keep]
+        kept = np.argsort(-np.sort(groups, axis=1)[:, -best:].sum(axis=1), kind="stable")[: router.groups.keep]
         worth = np.where(np.isin(np.arange(router.groups.n), kept)[:, None], groups, -np.inf).ravel()
-    chosen = np.argsort(-worth)[:k]
+    chosen = np.argsort(-worth, kind="stable")[:k]  # among equal scores, the first experts
     weights = _scored(router, logits[chosen]) if router.order == "topk_then_score" else scores[chosen]
     if router.renormalize:
         weights = weights / (weights.sum() + (router.eps or 0))

@@ -4,6 +4,8 @@
     chosen = the k largest of scores + correction    among the best groups of experts
     weights = scores of the chosen                   topk_then_score: score(logits of the chosen)
 
+Among equal scores, the first experts are chosen.
+
 score_then_topk: https://arxiv.org/abs/2101.03961. topk_then_score: https://arxiv.org/abs/1701.06538.
 Groups: https://arxiv.org/abs/2405.04434. Sigmoid and a correction that balances the load:
 https://arxiv.org/abs/2412.19437.
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfkit import Config, Count, Invalid, PositiveFloat
-from tfkit.nn import Linear, Rearrange, is_scripting, named
+from tfkit.nn import Linear, Rearrange, choose_top, is_scripting, named
 
 
 class GroupsConfig(Config):
@@ -128,21 +130,21 @@ class Router(Linear):
         return torch.softmax(logits, dim=-1) if self.softmax else torch.sigmoid(logits)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Choose the experts [s, a] from scores [s, e]."""
+        """Choose the experts [s, a], in ascending order, from scores [s, e]."""
         if self.correction is not None:
             scores = scores + self.correction
         if self.split_groups is not None and self.merge_groups is not None:
             groups = self.split_groups(scores)
             kept = self.merge_groups(self.best(groups).expand_as(groups))
             scores = scores.masked_fill(~kept, -math.inf)
-        return torch.topk(scores, self.k, dim=-1, sorted=False)[1]
+        n = scores.size(-1)
+        experts = torch.arange(n, device=scores.device).expand_as(scores)
+        return torch.topk(experts.masked_fill(~choose_top(scores, self.k), n), self.k, dim=-1, largest=False)[0]
 
     def best(self, groups: Tensor) -> Tensor:
         """Mark the best groups in scores [s, g, r]: bool [s, g, 1]."""
         worth = torch.topk(groups, self.n_best, dim=-1)[0].sum(dim=-1)
-        best = torch.topk(worth, self.n_kept, dim=-1, sorted=False)[1]
-        kept = torch.zeros_like(worth).scatter(1, best, 1.0) > 0
-        return kept.unsqueeze(-1)
+        return choose_top(worth, self.n_kept).unsqueeze(-1)
 
     def extra_repr(self) -> str:
         score = f"{'softmax' if self.softmax else 'sigmoid'} {'after' if self.topk_first else 'before'} topk"

@@ -53,6 +53,7 @@ class Context(NamedTuple):
     relative: tuple[Tensor, Tensor] | None = None
     wires: dict[str, Tensor] | None = None
     features: Tensor | None = None
+    key_positions: Tensor | None = None
     layer: int = 0
 
 
@@ -86,6 +87,7 @@ def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
         context.relative,
         context.wires,
         context.features,
+        context.key_positions,
         layer,
     )
 
@@ -110,6 +112,7 @@ def with_values(
         context.relative,
         context.wires if wires is None else wires,
         context.features if features is None else features,
+        context.key_positions,
         context.layer,
     )
 
