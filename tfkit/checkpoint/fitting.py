@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
-from tfkit.checkpoint.links import published
+from tfkit.checkpoint.links import FamilyLinks
 from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.tensor_names import collapsed, matcher
@@ -54,13 +54,27 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
-    """Return the map that shares most names with a file: of the model, of transformers, or of the family."""
-    family = graph.spec.family
+    """Return the map that shares most names with a file: of the model, of transformers, or of the family.
+
+    The family is used only for a file that lacks names of the model, because a model may have components that its
+    family does not describe.
+
+    Raises:
+        SpecError: the file has the names of the family, which does not describe this model.
+    """
+    names, family = checkpoint.names, graph.spec.family
     candidates = [WeightMap.of_model(model), transformers_map(model, graph)]
-    if family is not None:
-        assert isinstance(model, fx.GraphModule)
-        candidates.append(published(model, family).for_names(checkpoint.names))
-    return max(candidates, key=lambda candidate: candidate.count_in(checkpoint.names))
+    nearest = max(candidates, key=lambda candidate: candidate.count_in(names))
+    if family is None or nearest.count_in(names) == len(nearest.links):
+        return nearest
+    assert isinstance(model, fx.GraphModule)
+    links = FamilyLinks(model, family)
+    published = links.map.for_names(names)
+    if nearest.count_in(names) >= published.count_in(names):
+        return nearest
+    if links.errors:
+        raise links.errors[0]
+    return published
 
 
 def floating_type(checkpoint: TensorFiles) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import product
 
@@ -28,11 +29,19 @@ def published(model: torch.fx.GraphModule, family: FamilyConfig) -> WeightMap:
     Raises:
         SpecError: a tensor of the model has no entry, or two; or an entry is malformed.
     """
-    return _Links(model, family).map()
+    links = FamilyLinks(model, family)
+    if links.errors:
+        raise links.errors[0]
+    return links.map
 
 
-class _Links:
-    """Finds the entry of each tensor of a model."""
+class FamilyLinks:
+    """The links that a family has for a model, which may have components that the family does not describe.
+
+    Attributes:
+        map: the weight map, without the tensors that have no entry.
+        errors: an error for the tensors without an entry, and for each entry that does not fit the model.
+    """
 
     def __init__(self, model: torch.fx.GraphModule, family: FamilyConfig) -> None:
         self.model = model
@@ -51,8 +60,10 @@ class _Links:
                     if len(self.entry_names[rival]) == len(self.entry_names[key]):
                         raise self._wrong(key, f"two entries name {quoted(name)}", f"the other is {quoted(rival)}")
                 entries.append((key, index))
+        self.errors: list[SpecError] = []
+        self.map = self._map()
 
-    def map(self) -> WeightMap:
+    def _map(self) -> WeightMap:
         links: list[Link] = []
         lost: list[str] = []
         grouped: dict[tuple[str, str, tuple[int, ...]], dict[int, str]] = {}
@@ -64,20 +75,29 @@ class _Links:
             key, index, leaf = entry
             numbers = tuple(numbered(name)[1])
             if isinstance(self.family.tensors[key], str):
-                links += self._links(key, [name], [self._files(key)[index]], leaf, numbers)
+                with self._collecting():
+                    links += self._links(key, [name], [self._files(key)[index]], leaf, numbers)
             else:
                 grouped.setdefault((key, leaf, numbers), {})[index] = name
         if lost:
-            raise self._without_entry(lost)
+            self.errors.insert(0, self._without_entry(lost))
         for (key, leaf, numbers), names in grouped.items():
-            if len(names) < len(self.entry_names[key]):
-                has = ", ".join(quoted(name) for name in names.values())
-                raise self._wrong(key, "the pattern needs tensors that the model does not have", f"it has {has}")
-            links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
+            with self._collecting():
+                if len(names) < len(self.entry_names[key]):
+                    has = ", ".join(quoted(name) for name in names.values())
+                    raise self._wrong(key, "the pattern needs tensors that the model does not have", f"it has {has}")
+                links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
         fields = tuple(links), self.places, family.prefix, family.copies, family.ignored, family.older
         return WeightMap(*fields, constants, family.zeros, self._computed(), self._written())
+
+    @contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except SpecError as error:
+            self.errors.append(error)
 
     def _written(self) -> dict[str, Callable[[], Tensor]]:
         """Return the functions for computed tensors that are written, by their names in the file."""
@@ -93,7 +113,7 @@ class _Links:
             except Invalid as error:
                 span = self._span("extra", name)
                 path = f"checkpoint.extra.{name}"
-                raise SpecError(Diagnostic(str(error), span, path, tuple(error.notes))) from None
+                self.errors.append(SpecError(Diagnostic(str(error), span, path, tuple(error.notes))))
         return functions
 
     def _constants(self, names: Sequence[str]) -> dict[str, float]:
