@@ -108,6 +108,19 @@ def test_without_an_exchange_the_next_run_recovers(tmp_path: Path, monkeypatch: 
         assert left(again) == []
 
 
+def test_leftover_files_are_not_moved_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/thesis").write_text("text")
+    staging = tmp_path / "home/.target.0123abcd.new"
+    staging.mkdir(parents=True)
+    (staging / "lock").touch()
+    for name in ("old", "new"):
+        (staging / name).symlink_to("../../outside")
+    a_file(tmp_path / "home/target", "text")
+    assert state_of(tmp_path / "outside") == {"thesis": b"text"}
+    assert (tmp_path / "home/target").read_text() == "text"
+
+
 def test_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

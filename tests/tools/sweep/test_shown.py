@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ import pytest
 from tfkit.tools.sweep.result_tables import _in_lines
 
 from ...sampling import some
+from ..common.moments import state_of
 from .small import SWEEP, TUNE, drawn, result, sweep, write
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -165,6 +167,31 @@ def test_a_damaged_list_of_what_was_shown_is_one_error(text: str, capsys: pytest
     assert sweep("--so-far") == 1
     assert capsys.readouterr().err.count("error: cannot read `out/shown.json`: ") == 1
     assert Path("out/shown.json").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize("name", some(["report.html", "shown.json"], 1))
+def test_results_are_not_written_through_a_link(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("outside").write_text("[]", encoding="utf-8")
+    Path("out", name).unlink()
+    Path("out", name).symlink_to("../outside")
+    assert sweep("--so-far") == 1
+    expected = f"error: `out/{name}` must be a file or a folder that tfkit wrote; got a link to `../outside`"
+    assert expected in capsys.readouterr().err
+    assert Path("outside").read_text(encoding="utf-8") == "[]"
+
+
+@pytest.mark.parametrize("name", some(["runs", "runs/RUN", "runs/RUN/run.yaml"], 1))
+def test_runs_are_not_written_through_a_link(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("--commands") == 0
+    path = Path(next(iter(capsys.readouterr().out.split("\n"))).split()[2])
+    path = {"runs": path.parent, "runs/RUN": path}.get(name, path / "run.yaml")
+    path.rename("outside")
+    path.symlink_to(os.path.relpath("outside", path.parent))
+    before = state_of(Path())
+    assert sweep("--commands") == 1
+    assert f"error: `{path}` must be a file or a folder that tfkit wrote; got a link to" in capsys.readouterr().err
+    assert {file: content for file, content in state_of(Path()).items() if file in before} == before
 
 
 def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(

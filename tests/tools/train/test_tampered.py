@@ -20,6 +20,7 @@ from tests.run.training.runs import PLUGINS, small_run
 from tfkit.building.builder import build
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run
+from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.spec.folder import LATEST, WEIGHTS
 from tfkit.tools.common.run_facts import FACTS
 from tfkit.tools.train import checkpoints
@@ -211,7 +212,39 @@ RUNS = {
     "run.json of another run": (take(FACTS, "../other"), "`FOLDER` has a different run"),
     "run.json with another meaning": (fields(FACTS, meaning={}), "seed: not there -> 3"),
 }
-CASES: dict[str, tuple[Tamper, str]] = {**STATES, **FILES, **LATESTS, **RUNS}
+OUTSIDE = "outside"
+"""A folder next to the run folders, to which links lead."""
+
+
+def linked(name: str, target: str) -> Tamper:
+    """Replace a file or a folder by a link."""
+
+    def tamper(folder: Path) -> None:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    return tamper
+
+
+PIPE = "must be a file or a folder that tfkit wrote; got a device or a pipe"
+LINK, NOT_A_CHECKPOINT = "must be a file or a folder that tfkit wrote; got a link to", "must be a checkpoint"
+LINKS = {
+    **{f"{name} linked outside": (linked(name, f"../{OUTSIDE}/file"), LINK)
+        for name in ("latest", "run.yaml", "run.json", METRICS, "report.html", "lock", "wandb.id", "mlflow.id")},
+    **{f"{name} linked outside": (linked(name, f"../{OUTSIDE}"), LINK) for name in ("step-4", "step-6", "ema", "tb")},
+    "report.html linked to a new file outside": (linked("report.html", f"../{OUTSIDE}/new"), LINK),
+    "lock linked to a new file outside": (linked("lock", f"../{OUTSIDE}/new"), LINK),
+    "latest linked inside": (linked("latest", METRICS), "must name a checkpoint"),
+    "step-6 linked inside": (linked("step-6", OLDER), LINK),
+    "a link that tfkit never writes to": (linked("best", OLDER), CONTINUES),
+    "step-6 of something else": (lambda folder: shutil.copytree(OUTSIDE, folder / "step-6"), NOT_A_CHECKPOINT),
+    "a pipe": (lambda folder: os.mkfifo(folder / "wandb.id"), PIPE),
+    # A run checks all names in its folder before it reads the first file.
+    **{name: ({**FILES, **LATESTS, **RUNS}[name][0], PIPE)
+        for name in (f"{METRICS} is a pipe", "latest a pipe", f"{FACTS} is a pipe")},
+}  # fmt: skip
+CASES: dict[str, tuple[Tamper, str]] = {**STATES, **FILES, **LATESTS, **RUNS, **LINKS}
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +257,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         train_run(run, Path("whole"), PLUGINS, command="test")
         train_run(run, Path("part"), PLUGINS, command="test", until=5)
         train_run(other, Path("other"), PLUGINS, command="test", until=5)
+        Path(OUTSIDE).mkdir()
+        for name in ("file", "spec.yaml"):  # `spec.yaml`: as in a model, which `ema` replaces
+            Path(OUTSIDE, name).write_text("outside\n", encoding="utf-8")
         yield run
 
 
@@ -267,6 +303,36 @@ def test_a_tampered_folder(case: str, run: Run) -> None:
     (diagnostic,) = error.value.diagnostics
     assert expected.replace("FOLDER", "tampered") in "\n".join((diagnostic.message, *diagnostic.notes))
     assert snapshot(folder) == before
+    assert {path.name: path.read_text(encoding="utf-8") for path in Path(OUTSIDE).iterdir()} == {
+        "file": "outside\n",
+        "spec.yaml": "outside\n",
+    }
+
+
+def test_a_run_writes_through_no_link(run: Run) -> None:
+    """Links that appear while a run trains are checked at each write."""
+    folder = tampered("late", lambda _: None)
+    record, model = RunFolder(folder, run, {}, {}), build(run.graph)
+    record.restored(model)
+    record.resume()
+    for name, write in {"step-6": lambda: record.save(Checkpoint(6, model, {}, ())),
+                        "ema": lambda: record.save_model("ema", model),
+                        "run.json": lambda: record.end("finished", 1.0, 2, 5, finished=True)}.items():  # fmt: skip
+        linked(name, f"../{OUTSIDE}")(folder)
+        with pytest.raises(SpecError, match=re.escape(f"`late/{name}` must be a file or a folder that tfkit wrote")):
+            write()
+    record.close()
+    assert sorted(path.name for path in Path(OUTSIDE).iterdir()) == ["file", "spec.yaml"]
+
+
+def test_a_backup_of_hard_links_keeps_the_metrics(run: Run) -> None:
+    folder = tampered("linked", write(LATEST, OLDER.encode()))
+    shutil.rmtree("backup", ignore_errors=True)
+    shutil.copytree(folder, "backup", copy_function=os.link)
+    before = snapshot(Path("backup"))
+    train_run(run, folder, PLUGINS, command="test")
+    assert end_of("linked") == end_of("whole")
+    assert snapshot(Path("backup")) == before
 
 
 @pytest.mark.parametrize(
@@ -287,7 +353,7 @@ def test_other_processes_read_the_folder_in_the_same_way(case: str, run: Run) ->
 
 @pytest.mark.parametrize("case", LATESTS)
 def test_commands_read_the_checkpoint_that_a_run_continues_from(case: str, run: Run) -> None:
-    tamper, expected = CASES[case]
+    tamper, expected = LATESTS[case]
     folder = tampered("read", tamper)
     if expected == CONTINUES:
         weights = load_file(folder / (OLDER if "older" in case else NEWEST) / WEIGHTS)

@@ -176,7 +176,8 @@ def _keep(files: list[TokenFile], digest: str, largest: int) -> None:
     text = json.dumps({"files": _states(files), "digest": digest, "largest": largest})
     try:
         staged = path.with_name(f".{path.name}.{os.getpid()}")  # a process that is killed leaves no incomplete file
-        staged.write_text(text, encoding="utf-8")
+        with staged.open("x", encoding="utf-8") as file:  # not through a link of that name
+            file.write(text)
         os.replace(staged, path)
     except OSError:
         pass

@@ -4,6 +4,10 @@ New contents are written to a hidden staging folder next to the target, `.NAME.M
 while the process lives; the system releases the lock however the process ends. Its folder `new` holds the new contents
 under their final name, and its folder `old` the former contents of the target. The next process that writes to the same
 target removes the leftover files of a killed process.
+
+A path that a user names is resolved: the target of a link is replaced, not the link. Names that tfkit chooses, in the
+folder `inside` of a run or a sweep, must not be links: the folder may come from a stranger, whose links would lead
+outside.
 """
 
 from __future__ import annotations
@@ -25,9 +29,14 @@ from typing import Any
 from tfkit.errors import Diagnostic, SpecError, quoted
 
 
-def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file completely or not at all; raises SpecError if it cannot be written."""
+def write_file(path: Path, content: str | bytes, *, inside: Path | None = None) -> None:
+    """Write a file completely or not at all; raises SpecError if it cannot be written.
+
+    With `inside`, the names of the path below that folder must not be links.
+    """
     data = content.encode() if isinstance(content, str) else content
+    if inside is not None:
+        check_inside(path, inside)
     check_file(path)
     with writing(path):
         if _is_device(path):  # a device or a pipe is written to, not replaced
@@ -84,10 +93,52 @@ def fresh_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def written_folder(path: Path, other: type[Exception] = OSError) -> Iterator[Path]:
-    """Yield a new folder like `fresh_folder`, but raise SpecError as `writing` does."""
+def written_folder(path: Path, other: type[Exception] = OSError, *, inside: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder like `fresh_folder`, but raise SpecError as `writing` does.
+
+    With `inside`, the names of the path below that folder must not be links.
+    """
+    if inside is not None:
+        check_inside(path, inside)
     with writing(path, other), fresh_folder(path) as new:
         yield new
+
+
+def create_folder(path: Path, *, inside: Path) -> None:
+    """Create a folder and its missing parents. Raise SpecError if a name below the folder `inside` is a link."""
+    check_inside(path, inside)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def check_inside(path: Path, inside: Path) -> None:
+    """Raise SpecError if one of the names of a path below the folder `inside` is a link, a device or a pipe."""
+    names = path.relative_to(inside).parts
+    for number in range(len(names)):
+        part = inside.joinpath(*names[: number + 1])
+        with writing(part), suppress(FileNotFoundError):
+            _check_plain(part, os.lstat(part).st_mode)
+
+
+def check_entries(folder: Path) -> None:
+    """Raise SpecError if a folder that tfkit wrote has a device, a pipe, or a link to anything outside the folder.
+
+    Names that begin with a dot are ignored: editors create links with such names.
+    """
+    with writing(folder):
+        root = os.path.realpath(folder)
+        for path in sorted(folder.iterdir()):
+            target = Path(os.path.realpath(path))
+            if not path.name.startswith(".") and not (path.is_symlink() and target.is_relative_to(root)):
+                _check_plain(path, os.lstat(path).st_mode)
+
+
+def _check_plain(path: Path, mode: int) -> None:
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return
+    kind = f"a link to {quoted(os.readlink(path))}" if stat.S_ISLNK(mode) else "a device or a pipe"
+    message = f"{quoted(str(path))} must be a file or a folder that tfkit wrote; got {kind}"
+    raise SpecError(Diagnostic(message, help="remove it, or name a different folder with -o"))
 
 
 def check_file(path: Path, *, device: bool = True) -> None:
@@ -329,6 +380,8 @@ def _finish(folder: Path, lock: int) -> None:
 
 def _restore(folder: Path) -> None:
     """Move back all contents that were moved away and were not replaced."""
+    if (folder / OLD).is_symlink():  # tfkit creates no such link: the contents of its target stay there
+        return
     with suppress(FileNotFoundError):
         for old in (folder / OLD).iterdir():
             if not os.path.lexists(place := folder.with_name(old.name)):

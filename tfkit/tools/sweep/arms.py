@@ -49,6 +49,11 @@ class SweepRun:
         return code_of(self.run)
 
     @property
+    def sweep_folder(self) -> Path:
+        """The folder of the sweep, which contains the run folder in `runs`."""
+        return self.folder.parents[1]
+
+    @property
     def seed(self) -> int:
         """The seed of the run."""
         return self.run.config.seed

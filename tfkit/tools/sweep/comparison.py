@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationEr
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, ranges
 from tfkit.run.sweep_spec import PREVIOUS, CompareConfig
 from tfkit.run.training.loop import DIVERGED
+from tfkit.spec.header import open_regular
 from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.common.run_code import EXAMPLES, codes, shown_kind
 from tfkit.tools.common.run_facts import cause_of, read_facts
@@ -337,7 +339,8 @@ def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequen
         looks.append(look)
         with writing(folder / SHOWN):
             folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / SHOWN, json.dumps([asdict(entry) for entry in looks], indent=1) + "\n")
+        text = json.dumps([asdict(entry) for entry in looks], indent=1)
+        write_file(folder / SHOWN, f"{text}\n", inside=folder)
     related = [earlier for earlier in looks if not runs.isdisjoint(earlier.runs)]
     first, metrics = related[0], {earlier.on for earlier in related}
     if first.seeds != look.seeds:
@@ -354,10 +357,11 @@ def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequen
 
 def _read(path: Path) -> list[Look]:
     """Return the results that have been shown; raise SpecError if the file cannot be read."""
-    try:
-        return _LOOKS.validate_python(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return []
+    try:
+        with open_regular(path) as file:
+            return _LOOKS.validate_python(json.loads(file.read()))
     except (OSError, ValueError, RecursionError) as error:
         cause = cause_of(error) if isinstance(error, ValidationError) else error
         message = f"cannot read {quoted(str(path))}: {cause}"

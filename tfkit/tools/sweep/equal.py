@@ -13,7 +13,7 @@ from tfkit.run.checked_run import CONTENT, SUFFIX, Run
 from tfkit.run.read_sweep import SweepFile
 from tfkit.run.run_meaning import Value
 from tfkit.spec.render import render
-from tfkit.tools.common.atomic_files import write_file, writing
+from tfkit.tools.common.atomic_files import create_folder, write_file
 from tfkit.tools.cost.devices import Device, find_device
 from tfkit.tools.sweep.arms import Arm, Arms, Choice
 from tfkit.tools.train.plan import Plan, plan
@@ -92,9 +92,8 @@ def _help(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: P
     if name == "time":
         return f"as much time are about {round(run.steps * target / size):,} steps"
     place = folder / "models" / f"{arm.variant}.yaml"
-    with writing(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-    write_file(place, render(run.graph.spec.model))
+    create_folder(place.parent, inside=folder)
+    write_file(place, render(run.graph.spec.model), inside=folder)
     options = f"--params {target}"
     if name == "flops":
         tokens = run.steps * run.tokens_of_step

@@ -221,7 +221,7 @@ class Sweep:
         counts = f"{len(config.seeds)} seeds, {len(results.arms)} arms, base {config.base}"
         lines, origin = [config.description, counts], {"sweep": self.file.file}
         text = page(results, self._first_runs(), of="sweep", lines=lines, origin=origin)
-        write_file(path, text)
+        write_file(path, text, inside=self.folder)
         return path
 
     def _chosen(self) -> dict[str, tuple[Choice, Tuned]]:

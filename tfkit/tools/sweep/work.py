@@ -22,10 +22,12 @@ from typing import IO
 
 import torch
 
+from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import render_run
 from tfkit.spec.folder import RUN
-from tfkit.tools.common.atomic_files import held, write_file, writing
+from tfkit.spec.header import open_regular
+from tfkit.tools.common.atomic_files import check_inside, create_folder, held, write_file, writing
 from tfkit.tools.common.run_code import check_code
 from tfkit.tools.common.run_facts import Facts, facts_of
 from tfkit.tools.sweep.arms import SweepRun
@@ -122,7 +124,7 @@ def _start(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | No
     try:
         if is_complete(sweep_run):
             return []
-        write_file(sweep_run.folder / RUN, _text(sweep_run.run))
+        write_file(sweep_run.folder / RUN, _text(sweep_run.run), inside=sweep_run.sweep_folder)
         command = [sys.executable, "-m", "tfkit", *arguments_of(sweep_run, options)]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
@@ -144,9 +146,8 @@ def commands(runs: Sequence[SweepRun], options: Sequence[str]) -> list[str]:
     """Write the files of the missing runs, and return for each the command that trains it."""
     to_train = missing(runs)
     for sweep_run in to_train:
-        with writing(sweep_run.folder):
-            sweep_run.folder.mkdir(parents=True, exist_ok=True)
-        write_file(sweep_run.folder / RUN, _text(sweep_run.run))
+        create_folder(sweep_run.folder, inside=sweep_run.sweep_folder)
+        write_file(sweep_run.folder / RUN, _text(sweep_run.run), inside=sweep_run.sweep_folder)
     return [shlex.join(["tfkit", *arguments_of(sweep_run, options)]) for sweep_run in to_train]
 
 
@@ -161,8 +162,9 @@ def _text(run: Run) -> str:
 
 def _lock(sweep_run: SweepRun) -> int | None:
     """Lock a run and return the file descriptor; None if another process holds the lock."""
+    create_folder(sweep_run.folder, inside=sweep_run.sweep_folder)
+    check_inside(sweep_run.folder / LOCK, sweep_run.folder)
     with writing(sweep_run.folder):
-        sweep_run.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(sweep_run.folder / LOCK, os.O_CREAT | os.O_RDWR)
     with suppress(OSError):  # the system has no locks
         if not held(lock):
@@ -192,9 +194,9 @@ def _cause(process: _Process) -> str:
 def _steps(sweep_run: SweepRun) -> int:
     """Return the steps of a run so far, from the last line of its metrics."""
     try:
-        with (sweep_run.folder / METRICS).open("rb") as file:
+        with open_regular(sweep_run.folder / METRICS) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().split(b"\n")[:-1]
         return int(lines[-1].removeprefix(b'{"step": ').partition(b",")[0])
-    except (OSError, ValueError, IndexError):
+    except (OSError, SpecError, ValueError, IndexError):
         return 0

@@ -36,10 +36,20 @@ from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
-from tfkit.tools.common.atomic_files import NEW, held, sweep, workshop, write_file, writing, written_folder
+from tfkit.tools.common.atomic_files import (
+    NEW,
+    check_entries,
+    check_inside,
+    held,
+    sweep,
+    workshop,
+    write_file,
+    writing,
+    written_folder,
+)
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
-from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
+from tfkit.tools.train.checkpoints import STATE, read_branch, read_checkpoint, unusable, write_checkpoint
 
 METRICS, LOCK, SHARDS = "metrics.jsonl", "lock", "shards"
 CHUNK = 2**20
@@ -70,7 +80,7 @@ class RunFolder:
         """Read the contents of `run.json`, or create them; raise SpecError for a different run."""
         facts, meaning = facts_of(self.folder, self._run, in_place=True), self._run.meaning.values
         if facts is None:
-            write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
+            self._write(RUN, render_run(self._run.config, self._run.graph.spec.model))
             return Facts(self._run.digest, meaning, bits, environment, [])
         changed = [name for name in bits if facts.bits.get(name) != bits[name]]
         self.notes = [f"{name}: {facts.bits.get(name)} -> {bits[name]}" for name in changed]
@@ -90,7 +100,7 @@ class RunFolder:
         self.facts.sessions.append(session)
         if self.changes:
             session["changed"] = self.changes
-            write_file(self.folder / RUN, render_run(self._run.config, self._run.graph.spec.model))
+            self._write(RUN, render_run(self._run.config, self._run.graph.spec.model))
         self._write_facts()
 
     def end(self, how: str, seconds: float, memory: int, step: int, *, finished: bool) -> None:
@@ -100,7 +110,10 @@ class RunFolder:
         self._write_facts()
 
     def _write_facts(self) -> None:
-        write_file(self.folder / FACTS, json.dumps(vars(self.facts), indent=2) + "\n")
+        self._write(FACTS, json.dumps(vars(self.facts), indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        write_file(self.folder / name, text, inside=self.folder)
 
     # ---- what the loop asks for ----
 
@@ -119,10 +132,15 @@ class RunFolder:
             step, position, self._digest = self._latest.restored.step, self._latest.position, self._latest.digest
             self._latest = None  # its tensors are views of files, which take space on the disk as long as they are open
         self._later = [path for path in checkpoints_in(self.folder) if step_of(path) > step]
+        for path in self._later:
+            _check_replaceable(path)
         self._remove_old()
         path = self.folder / METRICS
+        check_inside(path, self.folder)
         with writing(path):
             path.touch()
+            if os.stat(path).st_nlink > 1:  # a backup of hard links keeps its contents
+                write_file(path, path.read_bytes(), inside=self.folder)
             os.truncate(path, position)
             self._metrics = path.open("ab")
         run = self._run
@@ -168,9 +186,10 @@ class RunFolder:
 
     def _save(self, position: int, digest: str, checkpoint: Checkpoint) -> None:
         place = self.folder / f"step-{checkpoint.step}"
-        with written_folder(place, SafetensorError) as target:
+        _check_replaceable(place)
+        with written_folder(place, SafetensorError, inside=self.folder) as target:
             write_checkpoint(target, checkpoint, self._run, position=position, metrics=digest)
-        write_file(self.folder / LATEST, f"{place.name}\n")
+        self._write(LATEST, f"{place.name}\n")
         for path in self._later:
             if path != place:  # `place` was replaced
                 shutil.rmtree(path, ignore_errors=True)
@@ -179,7 +198,7 @@ class RunFolder:
 
     def _remove_old(self) -> None:
         """Remove old checkpoints. The later checkpoints of a previous process do not count as checkpoints to keep."""
-        checkpoints = [path for path in checkpoints_in(self.folder) if path not in self._later]
+        checkpoints = [path for path in checkpoints_in(self.folder) if _is_checkpoint(path) and path not in self._later]
         for path in checkpoints[: -self._run.config.checkpoint.last]:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -187,7 +206,7 @@ class RunFolder:
         folder = self.folder / name
         if os.path.lexists(folder) and not os.path.isfile(folder / SPEC):
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
-        with written_folder(folder, SafetensorError) as target:
+        with written_folder(folder, SafetensorError, inside=self.folder) as target:
             write_model(model, target)
             content_of(target / WEIGHTS)  # read back from the disk, before an older folder is removed
             if self._run.data.tokenizer is not None:
@@ -229,6 +248,18 @@ class Follower:
     def save_model(self, name: str, model: fx.GraphModule) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return os.path.isfile(folder / STATE)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise SpecError if a folder has the name of a checkpoint, but does not contain a checkpoint."""
+    check_inside(folder, folder.parent)
+    if os.path.lexists(folder) and not _is_checkpoint(folder):
+        message = f"{shown(folder)} must be a checkpoint, which the run can replace; got no file `{STATE}` in it"
+        raise SpecError(Diagnostic(message, help="move it out of the folder of the run"))
 
 
 class _Latest(NamedTuple):
@@ -285,6 +316,8 @@ def locked(folder: Path) -> Iterator[None]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _check_folder(folder)
+        check_entries(folder)
+        check_inside(folder / LOCK, folder)
         number = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     try:
         _lock(number, folder)

@@ -171,7 +171,7 @@ def _ended(record: RunFolder, run: Run, progress: TrainingProgress | None = None
 def _report(record: RunFolder, run: Run) -> History:
     """Write the report of a run, and return its numbers."""
     numbers = history(record.folder)
-    write_file(record.folder / REPORT, report(run, record.facts, numbers))
+    write_file(record.folder / REPORT, report(run, record.facts, numbers), inside=record.folder)
     return numbers
 
 
