@@ -26,10 +26,10 @@ from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import render_run
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import held, write_file, writing
+from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_code import check_code
 from tfkit.tools.common.run_facts import Facts, facts_of
 from tfkit.tools.sweep.arms import SweepRun
-from tfkit.tools.train.record import METRICS
 
 LOCK = ".sweep"
 PAUSE = 0.2

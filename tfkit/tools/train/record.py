@@ -37,11 +37,12 @@ from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.atomic_files import NEW, held, sweep, workshop, write_file, writing, written_folder
+from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
 from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
 
-METRICS, LOCK, SHARDS = "metrics.jsonl", "lock", "shards"
+LOCK, SHARDS = "lock", "shards"
 CHUNK = 2**20
 
 
