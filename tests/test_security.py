@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,24 @@ def test_compare_and_import_take_a_known_model_without_its_code(folder: Folder, 
     assert "d_model: 16" in tfkit.import_config(place).text
     assert not (tmp_path / "ran").exists()
     assert "remote" not in sys.modules
+
+
+class Pickle:
+    """An object that creates the file `ran` when a pickle of it is loaded."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, ("ran", "w")
+
+
+def test_compare_reads_no_pickle(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    published = folder("GPT2LMHeadModel", "gpt2")
+    tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SETS)), "a")
+    (published / "model.safetensors").unlink()
+    (published / "pytorch_model.bin").write_bytes(pickle.dumps(Pickle()))
+    with pytest.raises(tfkit.SpecError, match=r"`.*published` has only pickles"):
+        compare("a", published)
+    assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import written_folder
+from tfkit.tools.common.history import METRICS, lines
 from tfkit.tools.common.run_facts import FACTS, Facts, read_facts
-from tfkit.tools.train.history import lines
-from tfkit.tools.train.record import METRICS
 
 KEPT = Path(__file__).parents[1] / "docs" / "experiments" / "runs"
 

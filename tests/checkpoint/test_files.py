@@ -165,7 +165,9 @@ def test_a_name_that_is_not_utf8() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "its JSON is broken at character 0: Expecting value"),
+        (b"", "its JSON is broken at column 1: Expecting value"),
+        (b'{"metadata": {},\n "weight_map": }\n', "its JSON is broken at line 2, column 16: Expecting value"),
+        (b'{\n"a": "\xff"}', "its JSON is not UTF-8: byte 0xff at line 2, column 7"),
         (b"[]", "its JSON is not an object"),
         (b"{}", "it has no `weight_map` from the names of tensors to files"),
         (b'{"weight_map": ["w"]}', "it has no `weight_map` from the names of tensors to files"),
@@ -177,13 +179,13 @@ def test_a_name_that_is_not_utf8() -> None:
 )
 def test_what_is_no_sound_index(content: bytes, reason: str) -> None:
     Path(INDEX).write_bytes(content)
-    assert refused(INDEX) == f"error: `{INDEX}` is not a valid index: {reason}\n{AGAIN}"
+    assert refused(INDEX) == f"error: cannot read `{INDEX}`: {reason}\n{AGAIN}"
 
 
 def test_an_index_of_absurd_size() -> None:
     with Path(INDEX).open("wb") as file:
         file.truncate(MAX_HEADER + 1)
-    assert refused(".") == f"error: `{INDEX}` is not a valid index: it has more than 100,000,000 bytes\n{AGAIN}"
+    assert refused(".") == f"error: cannot read `{INDEX}`: it has more than 100,000,000 bytes\n{AGAIN}"
 
 
 @pytest.mark.parametrize(

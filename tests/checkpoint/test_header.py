@@ -31,16 +31,16 @@ GOOD = json.dumps({"w": entry()}).encode()
 BROKEN = {
     "empty": (b"", "it is empty"),
     "short": (b"abc", "it has 3 bytes"),
-    "length_only": (bytes(8), "its JSON is broken at character 0: Expecting value"),
+    "length_only": (bytes(8), "its JSON is broken at column 1: Expecting value"),
     "header_cut": (raw(GOOD[:-9], length=len(GOOD)), "its header would have 61 bytes, but only 52 follow"),
     "header_too_long": (raw(b"{}", length=99_999_999), "its header would have 99,999,999 bytes, but only 2 follow"),
     "header_of_absurd_size": (
         raw(b"{}", length=2**63),
         "its header would have 9,223,372,036,854,775,808 bytes; at most 100,000,000 are allowed",
     ),
-    "not_utf8": (raw(b'{"\xff": 1}'), "its JSON is not UTF-8 (byte 2)"),
-    "not_json": (raw(b'{"w" 1}'), "its JSON is broken at character 5: Expecting ':' delimiter"),
-    "two_objects": (raw(b"{}{}"), "its JSON is broken at character 2: Extra data"),
+    "not_utf8": (raw(b'{"\xff": 1}'), "its JSON is not UTF-8: byte 0xff at column 3"),
+    "not_json": (raw(b'{"w" 1}'), "its JSON is broken at column 6: Expecting ':' delimiter"),
+    "two_objects": (raw(b"{}{}"), "its JSON is broken at column 3: Extra data"),
     "list": (raw([GOOD.decode()]), "its JSON is not an object"),
     "deep": (raw(b'{"w":' * 50_000), "its JSON is nested too deeply"),
     "long_number": (raw(b'{"w":' + b"9" * 5000 + b"}"), "its JSON has a number that is too long"),
@@ -261,7 +261,7 @@ def test_memory_is_bounded() -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     unsound = "error: `{}` is not a valid safetensors file: {}"
     assert run.stdout.split("\n")[:-1] == [
-        unsound.format("zeros", "its JSON is broken at character 0: Expecting value"),
+        unsound.format("zeros", "its JSON is broken at column 1: Expecting value"),
         unsound.format("lists", "its JSON has more than 1,000,000 values"),
         unsound.format("objects", "tensor `w` is not described by `dtype`, `shape` and `data_offsets`"),
         unsound.format("names", "tensor `0` is not described by `dtype`, `shape` and `data_offsets`"),

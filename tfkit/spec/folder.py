@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, listing, quoted
-from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+from tfkit.spec.header import open_regular, read_object, shown, unreadable
 
 SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
@@ -30,7 +30,7 @@ STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 MAX_NAME = 256
 """Number of bytes of `latest` that are read."""
 MAX_CONFIG = 2**24
-"""Number of bytes of a config.json that are read."""
+"""Maximum number of bytes of a JSON file next to the weights of a published model, such as config.json."""
 
 
 def model_folder(folder: Path) -> Path:
@@ -40,8 +40,8 @@ def model_folder(folder: Path) -> Path:
 
 def holds_code(folder: Path) -> bool:
     """Return True if tfkit wrote the folder with the model's code, which only transformers runs."""
-    with suppress(OSError, Malformed, SpecError), open_regular(folder / CONFIG) as file:
-        return SPEC_KEY in parse_object(file.read(MAX_CONFIG))
+    with suppress(SpecError):
+        return SPEC_KEY in read_object(folder / CONFIG, max_bytes=MAX_CONFIG)
     return False
 
 

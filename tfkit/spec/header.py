@@ -133,6 +133,28 @@ def open_regular(path: Path) -> BinaryIO:
     return open(number, "rb")
 
 
+def read_object(
+    path: Path, *, max_bytes: int = MAX_HEADER, max_values: int | None = MAX_PARTS, help: str | None = None
+) -> dict[str, Any]:
+    """Read a file that contains a JSON object. `parse_object` explains `max_values`; errors in the contents have `help`.
+
+    Raises:
+        SpecError: the file cannot be read, is not a regular file, has more than `max_bytes` bytes, or contains
+            something else.
+    """
+    with open_regular(path) as file:
+        try:
+            raw = file.read(max_bytes + 1)
+        except OSError as error:
+            raise unreadable(path, error) from error
+    try:
+        if len(raw) > max_bytes:
+            raise Malformed(f"it has more than {max_bytes:,} bytes")
+        return parse_object(raw, max_values=max_values)
+    except Malformed as error:
+        raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}", help=help)) from error
+
+
 def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
     """Parse a JSON object. `max_values` bounds the memory that this takes; None: no bound.
 
@@ -144,9 +166,10 @@ def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str,
     try:
         value = json.loads(raw.decode(), object_pairs_hook=_distinct)
     except UnicodeDecodeError as error:
-        raise Malformed(f"its JSON is not UTF-8 (byte {error.start})") from None
+        where = _position(error.object[: error.start].decode())
+        raise Malformed(f"its JSON is not UTF-8: byte 0x{raw[error.start]:02x} at {where}") from None
     except json.JSONDecodeError as error:
-        raise Malformed(f"its JSON is broken at character {error.pos}: {error.msg}") from None
+        raise Malformed(f"its JSON is broken at {_position(error.doc[: error.pos])}: {error.msg}") from None
     except RecursionError:
         raise Malformed("its JSON is nested too deeply") from None
     except Malformed:
@@ -156,6 +179,13 @@ def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str,
     if not isinstance(value, dict):
         raise Malformed("its JSON is not an object")
     return value
+
+
+def _position(before: str) -> str:
+    """Return the line and the column of the character after a text; only the column if the text has no second line."""
+    lines = before.split("\n")
+    column = f"column {len(lines[-1]) + 1:,}"
+    return f"line {len(lines):,}, {column}" if lines[1:] else column
 
 
 def _stamp(status: os.stat_result) -> Stamp:

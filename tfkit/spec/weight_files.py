@@ -13,14 +13,13 @@ from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
     HOW_TO_CONVERT,
-    MAX_HEADER,
     PICKLES,
     Entry,
     FileHeader,
     Malformed,
     open_regular,
-    parse_object,
     read_header,
+    read_object,
     shown,
     unreadable,
 )
@@ -109,23 +108,17 @@ def _in_folder(folder: Path) -> Path:
 
 def _shards(index: Path) -> dict[str, list[str]]:
     """Return the files that an index names, each with the names of its tensors."""
-    with open_regular(index) as file:
-        try:
-            raw = file.read(MAX_HEADER + 1)
-            if len(raw) > MAX_HEADER:
-                raise Malformed(f"it has more than {MAX_HEADER:,} bytes")
-            files = parse_object(raw).get("weight_map")
-            if not isinstance(files, dict) or not files:
-                raise Malformed("it has no `weight_map` from the names of tensors to files")
-            shards: dict[str, list[str]] = {}
-            for name, shard in files.items():
-                if not isinstance(shard, str) or not shard:
-                    raise Malformed(f"its `weight_map` has no file for tensor {quoted(name)}")
-                shards.setdefault(shard, []).append(name)
-        except OSError as error:
-            raise unreadable(index, error) from error
-        except Malformed as error:
-            raise SpecError(Diagnostic(f"{shown(index)} is not a valid index: {error}", help=AGAIN)) from error
+    files = read_object(index, help=AGAIN).get("weight_map")
+    try:
+        if not isinstance(files, dict) or not files:
+            raise Malformed("it has no `weight_map` from the names of tensors to files")
+        shards: dict[str, list[str]] = {}
+        for name, shard in files.items():
+            if not isinstance(shard, str) or not shard:
+                raise Malformed(f"its `weight_map` has no file for tensor {quoted(name)}")
+            shards.setdefault(shard, []).append(name)
+    except Malformed as error:
+        raise SpecError(Diagnostic(f"cannot read {shown(index)}: {error}", help=AGAIN)) from error
     return shards
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 import tfkit
 from tfkit.tools.compare.comparison import RETURNED, common_inputs, compare
+from tfkit.tools.compare.other_model import Other, other_model
 
 Run = Callable[..., str]
 HEAD = "tfkit: 1\nname: {name}\nd_model: 16\nvocab_size: {vocab}\nmax_len: {length}\n"
@@ -120,6 +122,52 @@ def test_both_get_the_same_tokens_below_the_smaller_vocabulary() -> None:
     assert torch.equal(ours["tokens"], theirs["tokens"])
     assert ours["tokens"].max() < 20
     assert ours["tokens"].shape == (4, 16)
+
+
+SMALL = ["d_model=16", "vocab_size=32", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
+NO_CONFIG = {
+    "cut": (b'{"model_type": "gpt2",\n  "n_layer":', "its JSON is broken at line 2, column 13: Expecting value"),
+    "list": (b"[]", "its JSON is not an object"),
+    "null": (b"null", "its JSON is not an object"),
+    "deep": (b'{"a":' * 100_000, "its JSON is nested too deeply"),
+    "latin": (
+        '{\n"name": "gr\u00fc\u00dfe"}'.encode("latin-1"),
+        "its JSON is not UTF-8: byte 0xfc at line 2, column 12",
+    ),
+    "twice": (b'{"n_layer": 2, "n_layer": 3}', "its JSON has the key `n_layer` twice"),
+    "long number": (b'{"n_layer": ' + b"7" * 5000 + b"}", "its JSON has a number that is too long"),
+    "large": (b"{" + b" " * 2**24 + b"}", "it has more than 16,777,216 bytes"),
+}
+
+
+def load_other(folder: Path) -> Other:
+    model = tfkit.build(tfkit.load("gpt2", sets=SMALL), device="meta")
+    return other_model(model, folder, None, device="cpu", dtype=torch.float32, seed=0)
+
+
+@pytest.mark.parametrize("name", NO_CONFIG)
+def test_a_damaged_config_is_named_with_the_line_and_the_column(name: str, tmp_path: Path) -> None:
+    content, reason = NO_CONFIG[name]
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(tfkit.SpecError) as refused:
+        load_other(tmp_path)
+    assert str(refused.value) == f"error: cannot read `{tmp_path / 'config.json'}`: {reason}"
+
+
+@pytest.mark.parametrize("value", ["GPT2LMHeadModel", [17], {"class": "GPT2LMHeadModel"}])
+def test_architectures_are_a_list_of_names(value: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": value}))
+    with pytest.raises(tfkit.SpecError, match=r"`architectures` in .* must be a list of names; got `"):
+        load_other(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_transformers_cannot_load_is_one_error(tmp_path: Path) -> None:
+    tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SMALL)), tmp_path / "gpt2", layout="huggingface")
+    config = tmp_path / "gpt2" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"n_layer": "three"}))
+    with pytest.raises(tfkit.SpecError, match=r"transformers cannot load `.*gpt2`\n.*n_layer"):
+        load_other(tmp_path / "gpt2")
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.console.hub import on_disk
+from tfkit.decoding.text import CharacterTokenizer
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import holds_code
 from tfkit.spec.render import render
@@ -32,6 +33,7 @@ from tfkit.tools.save.remote_code.folder import write_folder
 from tfkit.tools.save.remote_code.modeling import code_of
 from tfkit.tools.save.remote_code.parts import parts_of
 from tfkit.tools.save.remote_code.proof import Folders
+from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
 from tfkit.tools.save.save import save
 
 from ..conftest import DECODER
@@ -128,6 +130,21 @@ def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
     assert "| step | 2 |\n| loss | 1.5 |" in card
 
 
+def test_damaged_files_next_to_the_weights_are_named(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").touch()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 1.5}\n{"step": 4, "loss": ' + "9" * 400 + "}\n")
+    with pytest.raises(tfkit.SpecError) as metrics:
+        model_card(parts_of(tfkit.load("gpt2")), tmp_path)
+    assert "metrics.jsonl`, line 2: `loss` must be an integer of at most 64 bits" in str(metrics.value)
+    settings, tokenizer = tmp_path / "tokenizer_config.json", tmp_path / "chars.json"
+    settings.write_text('{"bos_token": "a",\n "eos_token": }')
+    CharacterTokenizer("abc").save(tokenizer)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(tfkit.SpecError) as token_settings:
+        complete_tokenizer(tmp_path / "out", [tokenizer, settings], 9)
+    assert f"cannot read `{settings}`: its JSON is broken at line 2, column 15" in str(token_settings.value)
+
+
 @pytest.mark.slow
 def test_the_code_of_gpt2_is_short() -> None:
     code = code_of(tfkit.load("gpt2"))
@@ -182,10 +199,13 @@ def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pyt
 
 def test_the_token_that_begins_a_text_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)
-    (tmp_path / "config.json").write_text('{"decoder_start_token_id": 7}')
     model = small_model("t5_small")
     process: Any = None
     (tmp_path / "out").mkdir()
+    (tmp_path / "config.json").write_text('{"decoder_start_token_id": 7')
+    with pytest.raises(tfkit.SpecError, match=r"cannot read `.*config.json`: its JSON is broken at column 29"):
+        write_folder(model, tmp_path / "out", "", process, weights_from=tmp_path)
+    (tmp_path / "config.json").write_text('{"decoder_start_token_id": 7}')
     write_folder(model, tmp_path / "out", render(model.meta["graph"].spec.model), process, weights_from=tmp_path)
     for file in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "out" / file).read_text())["decoder_start_token_id"] == 7

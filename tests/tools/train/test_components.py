@@ -15,8 +15,8 @@ from torch import Tensor
 import tfkit
 from tfkit.run.contract import Training
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.common.history import History
 from tfkit.tools.train.components import component_table, components, findings, heat_maps
-from tfkit.tools.train.history import History
 
 from ...run.training.runs import Memory, same, small_run, trained
 

@@ -22,9 +22,10 @@ from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.spec.folder import LATEST, WEIGHTS
+from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS
 from tfkit.tools.train import checkpoints
-from tfkit.tools.train.record import METRICS, Follower, RunFolder
+from tfkit.tools.train.record import Follower, RunFolder
 from tfkit.tools.train.train import train_run
 
 from ...sampling import some

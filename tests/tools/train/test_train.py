@@ -18,7 +18,7 @@ from tfkit.cli import main
 from tfkit.console.training_progress import TrainingProgress
 from tfkit.errors import SpecError
 from tfkit.run.contract import Training
-from tfkit.tools.train.history import history
+from tfkit.tools.common.history import history
 from tfkit.tools.train.report import MOST_POINTS, _binned
 
 SETS = [

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, Validat
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import CONTENT, Run
-from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+from tfkit.spec.header import read_object, shown
 
 FACTS = "run.json"
 MOST_DIFFERENCES = 12
@@ -127,15 +127,10 @@ def callbacks_in(meaning: Mapping[str, Any]) -> list[str]:
 
 def read_json(path: Path, schema: TypeAdapter[T]) -> T:
     """Read a JSON object that tfkit wrote. Raise SpecError if it cannot be read or does not fit the schema."""
-    with open_regular(path) as file:
-        try:
-            return schema.validate_python(parse_object(file.read(), max_values=None))
-        except OSError as error:
-            raise unreadable(path, error) from error
-        except Malformed as error:
-            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
-        except ValidationError as error:
-            raise SpecError(Diagnostic(f"cannot read {shown(path)}: {cause_of(error)}")) from error
+    try:
+        return schema.validate_python(read_object(path, max_values=None))
+    except ValidationError as error:
+        raise SpecError(Diagnostic(f"cannot read {shown(path)}: {cause_of(error)}")) from error
 
 
 def cause_of(error: ValidationError) -> str:

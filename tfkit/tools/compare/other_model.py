@@ -6,7 +6,6 @@ Modules of two implementations correspond if they hold the same tensors.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,9 @@ from tfkit.checkpoint.tensor_names import above
 from tfkit.checkpoint.weight_map import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.spec.folder import CONFIG
+from tfkit.spec.folder import CONFIG, MAX_CONFIG
+from tfkit.spec.header import read_object, shown
+from tfkit.spec.weight_files import read_headers
 from tfkit.tools.common.loading_weights import build_with_weights
 
 
@@ -127,6 +128,8 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         raise SpecError(Diagnostic(message, None, "checkpoint", help="write it as specs/README.md shows"))
     if not os.path.isfile(folder / CONFIG):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is not a transformers model"))
+    architecture = _architecture(folder / CONFIG) or family.architecture
+    read_headers(folder)  # explains what is wrong with a file, and rejects pickles
     try:
         import transformers
     except ImportError:
@@ -134,16 +137,19 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         raise SpecError(Diagnostic(message, help='pip install "tfkit[transformers]"')) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    names = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("architectures") or [family.architecture]
-    cls: Any = getattr(transformers, str(names[0]), None)
+    cls: Any = getattr(transformers, architecture, None)
     is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
     if not is_model:
         # An Auto class could run code that is in the folder.
-        message = f"transformers has no model {quoted(str(names[0]))}"
+        message = f"transformers has no model {quoted(architecture)}"
         raise SpecError(Diagnostic(message, help="install a version that has it"))
     # The default kernels of mixtures need widths that are multiples of 16 bytes.
     eager: Any = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    theirs = cls.from_pretrained(folder, **eager, dtype=dtype).to(device).eval()
+    try:
+        theirs = cls.from_pretrained(folder, **eager, dtype=dtype, use_safetensors=True).to(device).eval()
+    except Exception as error:
+        message = f"transformers cannot load {shown(folder)}"
+        raise SpecError(Diagnostic(message, notes=(_cause(error),))) from error
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
     links = published(model, family).links
@@ -161,6 +167,22 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         return _first(theirs(**_renamed(inputs, parameters)))
 
     return Other(run, theirs, matching_modules(model, links, modules))
+
+
+def _architecture(config: Path) -> str | None:
+    """Return the first of the `architectures` of a config.json; None if it has none."""
+    names = read_object(config, max_bytes=MAX_CONFIG).get("architectures") or [None]
+    if not isinstance(names, list) or not isinstance(names[0], str | None):
+        message = f"`architectures` in {shown(config)} must be a list of names; got {quoted(str(names))}"
+        raise SpecError(
+            Diagnostic(message, help='write the class of the model: `"architectures": ["GPT2LMHeadModel"]`')
+        )
+    return names[0]
+
+
+def _cause(error: Exception) -> str:
+    first_line, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {first_line}"
 
 
 def _first(result: Any) -> Any:
@@ -190,5 +212,5 @@ def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, 
             program = torch.jit.load(str(path), map_location=device)
     except Exception as error:
         message = f"{quoted(str(path))} is neither a spec, nor a folder, nor a program that torch wrote"
-        raise SpecError(Diagnostic(message, notes=(str(error).strip().partition("\n")[0],))) from error
+        raise SpecError(Diagnostic(message, notes=(_cause(error),))) from error
     return lambda inputs: program(**inputs)

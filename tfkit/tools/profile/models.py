@@ -20,6 +20,7 @@ from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import AnySpec, Graph, as_graph
 from tfkit.graph.input_shapes import beyond, fixed_length, length_of, max_len
+from tfkit.spec.header import read_object
 from tfkit.tools.common.atomic_files import names_in, written_folder
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.profile.limits import limits_of
@@ -166,8 +167,8 @@ def check_folder(folder: Path) -> None:
 def _folders(data: Path) -> list[str]:
     """Return the folders that a previous profile lists."""
     try:
-        return [str(entry["folder"]) for entry in json.loads(data.read_text(encoding="utf-8"))["profiles"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [str(entry["folder"]) for entry in read_object(data)["profiles"]]
+    except (SpecError, KeyError, TypeError):
         return []
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.spec.folder import RUN
 from tfkit.spec.source import plain, read
+from tfkit.tools.common.history import history
 from tfkit.tools.common.run_facts import read_facts
-from tfkit.tools.train.history import history
 
 
 @dataclass(frozen=True)

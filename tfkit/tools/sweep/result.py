@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfkit.run.training.loop import DIVERGED
+from tfkit.tools.common.history import lines
 from tfkit.tools.common.run_facts import Facts, read_facts
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.statistics import Interval, Paired
-from tfkit.tools.train.history import lines
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from tfkit.run.run_spec import render_run
 from tfkit.spec.folder import RUN
 from tfkit.spec.header import open_regular
 from tfkit.tools.common.atomic_files import check_inside, create_folder, held, write_file, writing
+from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_code import check_code
 from tfkit.tools.common.run_facts import Facts, facts_of
 from tfkit.tools.sweep.arms import SweepRun
-from tfkit.tools.train.record import METRICS
 
 LOCK = ".sweep"
 PAUSE = 0.2

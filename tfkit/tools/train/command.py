@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
     from tfkit.run.checked_run import Run
     from tfkit.run.training.processes import Processes
-    from tfkit.tools.train.history import History
+    from tfkit.tools.common.history import History
     from tfkit.tools.train.plan import Plan
     from tfkit.tools.train.train import Trained
 

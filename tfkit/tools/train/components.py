@@ -17,8 +17,8 @@ from xml.etree.ElementTree import Element
 from tfkit.tools.common import pages
 from tfkit.tools.common.heat_map import LEVELS, draw_cells
 from tfkit.tools.common.heat_map import STYLE as MAP_STYLE
+from tfkit.tools.common.history import History
 from tfkit.tools.common.pages import Child, bullets, canvas, legend, remark, tag
-from tfkit.tools.train.history import History
 
 SEPARATOR = "/"
 """Separator between quantity and component in the name of a number. Names of metrics do not contain it."""

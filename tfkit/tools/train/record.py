@@ -47,11 +47,12 @@ from tfkit.tools.common.atomic_files import (
     writing,
     written_folder,
 )
+from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
 from tfkit.tools.train.checkpoints import STATE, read_branch, read_checkpoint, unusable, write_checkpoint
 
-METRICS, LOCK, SHARDS = "metrics.jsonl", "lock", "shards"
+LOCK, SHARDS = "lock", "shards"
 CHUNK = 2**20
 
 

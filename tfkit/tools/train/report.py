@@ -8,13 +8,13 @@ from itertools import groupby
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import render_run
 from tfkit.tools.common import pages
+from tfkit.tools.common.history import History, Points
 from tfkit.tools.common.pages import Child, Line, Section, bullets, curves, remark, report_page, tag, terms
 from tfkit.tools.common.run_facts import Facts, rates_of
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.components import STYLE as COMPONENTS_STYLE
 from tfkit.tools.train.components import components, without_components
-from tfkit.tools.train.history import History, Points
 
 MOST_POINTS, LAST_TEXTS = 300, 20
 RATE, NORM = "lr", "grad_norm"

@@ -23,9 +23,9 @@ from tfkit.run.training.processes import Processes
 from tfkit.spec.folder import RUN
 from tfkit.spec.merge import as_changes
 from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.history import History, history
 from tfkit.tools.common.run_code import changes, check_code, code_of, session_code
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.train.history import History, history
 from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, locked
 from tfkit.tools.train.report import report
 

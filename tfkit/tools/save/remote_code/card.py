@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import RUN
+from tfkit.tools.common.history import lines
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.params.count import count_params
@@ -16,7 +16,6 @@ from tfkit.tools.save.remote_code.parts import Parts
 
 CARD = "README.md"
 PICTURE = "model.svg"
-METRICS = "metrics.jsonl"
 
 
 def picture_of(graph: Graph) -> str:
@@ -66,8 +65,7 @@ def _training(weights: Path | None) -> list[str]:
     if run is None:
         return []
     metrics: dict[str, Any] = {}
-    if (run / METRICS).is_file():
-        for line in (run / METRICS).read_text(encoding="utf-8").split("\n")[:-1]:  # the last line may be incomplete
-            metrics |= json.loads(line)
+    for line in lines(run):
+        metrics |= line
     rows = [f"| {name} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)]
     return ["", "## Training", "", "| at the end of the run | |", "|---|---|", *rows] if rows else []

@@ -17,7 +17,8 @@ from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.weight_map import write_shards
 from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
-from tfkit.spec.folder import CONFIG, SPEC, SPEC_KEY
+from tfkit.spec.folder import CONFIG, MAX_CONFIG, SPEC, SPEC_KEY
+from tfkit.spec.header import read_object
 from tfkit.tools.save.remote_code.card import CARD, PICTURE, model_card, picture_of
 from tfkit.tools.save.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.save.remote_code.parts import Parts, parts_of
@@ -53,7 +54,7 @@ def write_folder(
         shutil.copyfile(file, target / file.name)
     (target / PICTURE).write_text(picture_of(graph), encoding="utf-8")
     (target / CARD).write_text(model_card(parts, weights_from), encoding="utf-8")
-    ids = complete_tokenizer(target, [file.name for file in tokenizer], max_len(graph))
+    ids = complete_tokenizer(target, tokenizer, max_len(graph))
     if parts.last.memory is not None and weights_from is not None:
         ids |= _start(weights_from if weights_from.is_dir() else weights_from.parent)
     (target / SPEC).write_text(spec, encoding="utf-8")
@@ -90,8 +91,8 @@ def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str,
 def _start(folder: Path) -> dict[str, int]:
     """Return the start token of a decoder from the published files in a folder; empty if they have none."""
     files = [folder / name for name in (GENERATION, CONFIG)]
-    configs = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
-    ids = [config[START] for config in configs if isinstance(config, dict) and type(config.get(START)) is int]
+    configs = [read_object(file, max_bytes=MAX_CONFIG) for file in files if file.is_file()]
+    ids = [config[START] for config in configs if type(config.get(START)) is int]
     return {START: ids[0]} if ids else {}
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.decoding.text import CharacterTokenizer, FileTokenizer, load_tokenizer
-from tfkit.spec.folder import TOKENIZERS
+from tfkit.spec.folder import MAX_CONFIG, TOKENIZERS
+from tfkit.spec.header import read_object
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -17,24 +18,25 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eo
 ROLES = ("bos_token", "eos_token", "pad_token")
 
 
-def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) -> dict[str, int]:
+def complete_tokenizer(folder: Path, tokenizer_files: Sequence[Path], max_len: int | None) -> dict[str, int]:
     """Add the files that AutoTokenizer needs to a folder, and return the ids of special tokens for the config.
 
     Args:
-        folder: the folder, with the files of a tokenizer.
-        files: their names. If tfkit cannot read any of them, nothing is added.
+        folder: the folder, with copies of the files of a tokenizer.
+        tokenizer_files: the files themselves, which errors name. If tfkit cannot read any of them, nothing is added.
         max_len: the longest sequence of the model.
     """
+    files = {file.name: file for file in tokenizer_files}
     name = next((name for name in TOKENIZERS if name in files), None)
     if name is None:
         return {}
-    tokenizer = load_tokenizer(folder / name)
+    tokenizer = load_tokenizer(files[name])
     if isinstance(tokenizer, CharacterTokenizer):
         _write_characters(tokenizer, folder / FILE)
         tokenizer = load_tokenizer(folder / FILE)
     assert isinstance(tokenizer, FileTokenizer)
     if SETTINGS in files:
-        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings: dict[str, Any] = read_object(files[SETTINGS], max_bytes=MAX_CONFIG)
     else:
         end = next((text for text in ENDS if tokenizer.special(text) is not None), None)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -42,7 +44,7 @@ def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) 
         settings |= {} if max_len is None else {"model_max_length": max_len}
         (folder / SETTINGS).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
     tokens = {role: settings.get(role) for role in ROLES}
-    texts = {role: token["content"] if isinstance(token, dict) else token for role, token in tokens.items()}
+    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
     ids = {f"{role}_id": tokenizer.special(text) for role, text in texts.items() if isinstance(text, str)}
     return {name: index for name, index in ids.items() if index is not None}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.spec.header import open_regular
-from tfkit.tools.train.record import METRICS
+from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+
+METRICS = "metrics.jsonl"
+MAX_INTEGER = 2**63 - 1
 
 Points = Sequence[tuple[int, float]]
 """Pairs of a step and the value after that step."""
@@ -53,20 +54,33 @@ def history(folder: Path) -> History:
 def lines(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`, without an incomplete last line that a process is still writing.
 
-    Raises SpecError for a line without `step`, and for values that are neither numbers nor texts.
+    Raises SpecError for a line that is not a JSON object with a `step`, and for values that are neither numbers nor
+    texts.
     """
     path = folder / METRICS
     if not os.path.lexists(path):
         return []
-    try:
-        with open_regular(path) as file:
-            values = [json.loads(line) for line in file.read().split(b"\n")[:-1]]
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error}")) from error
-    for number, line in enumerate(values, start=1):
-        if not isinstance(line, dict) or type(line.get("step")) is not int:
-            raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: line {number:,} has no `step`"))
-        if name := next((name for name, value in line.items() if type(value) not in (int, float, str)), None):
-            message = f"{quoted(name)} of line {number:,} must be a number or a text"
-            raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {message}"))
+    with open_regular(path) as file:
+        try:
+            texts = file.read().split(b"\n")[:-1]
+        except OSError as error:
+            raise unreadable(path, error) from error
+    values = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            values.append(_checked(parse_object(text)))
+        except Malformed as error:
+            raise SpecError(Diagnostic(f"cannot read {shown(path)}, line {number:,}: {error}")) from error
     return values
+
+
+def _checked(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of `metrics.jsonl` if its values have the types that tfkit writes."""
+    if type(line.get("step")) is not int:
+        raise Malformed("it has no `step`")
+    for name, value in line.items():
+        if type(value) not in (int, float, str):
+            raise Malformed(f"{quoted(name)} must be a number or a text")
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise Malformed(f"{quoted(name)} must be an integer of at most 64 bits")
+    return line
