@@ -1,14 +1,16 @@
-# Everything runs in .venv; the stamp files in it say what has been installed there. TORCH=2.15.0 takes an environment of
-# its own, which differs from .venv in torch and in what torch brings along.
+# Everything runs in .venv; the stamp files in it say what has been installed there. TORCH=2.15.0 and NEWEST=transformers
+# take separate environments: one differs from .venv in torch and in what torch brings along, the other has the newest
+# transformers that pyproject.toml allows, and the newest packages that transformers is released with.
 PYTHON  ?= python3
 WORKERS ?= 2
 ARGS    ?=
 TORCH   ?=
+NEWEST  ?=
 
-VENV    := .venv$(TORCH:%=-torch-%)
+VENV    := .venv$(TORCH:%=-torch-%)$(NEWEST:%=-newest-%)
 BIN     := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-PINS    := $(TORCH:%=$(VENV)/)constraints.txt
+PINS    := $(if $(TORCH)$(NEWEST),$(VENV)/)constraints.txt
 SCHEMA  := specs/schema.json
 INPUTS  := pyproject.toml $(PINS) $(PLUGINS:%=%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
@@ -24,15 +26,16 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 	@echo "  Variables: PYTHON=python3.12  WORKERS=4  ARGS='-k attention' (for pytest)"
 	@echo "             TORCH=2.15.0 (tests with that version of torch, in .venv-torch-2.15.0, without lint)"
+	@echo "             NEWEST=transformers (tests with its newest version, in .venv-newest-transformers, without lint)"
 
 demo: $(SCHEMA) ## set up with the base dependencies, build one model, count another
 	$(BIN)/tfkit build specs/vaswani_base.yaml
 	$(BIN)/tfkit params specs/gpt2.yaml
 
-test: $(if $(TORCH),$(VENV)/.dev,lint) $(SCHEMA) ## set up, lint, and run the quick tests
+test: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(SCHEMA) ## set up, lint, and run the quick tests
 	$(PYTEST) $(ARGS)
 
-test-all: $(if $(TORCH),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) ## lint and run all tests, the slow ones too
+test-all: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) ## lint and run all tests, the slow ones too
 	$(PYTEST) -m "" $(ARGS)
 
 lint: $(VENV)/.dev ## run all checks that are not tests
@@ -52,7 +55,7 @@ pictures: $(VENV)/.dev ## draw docs/pictures again, and all specs to out/picture
 	$(BIN)/python tools/draw_all.py
 
 clean: ## remove the environments, caches and build outputs
-	rm -rf .venv .venv-torch-* $(SCHEMA) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-torch-* .venv-newest-* $(SCHEMA) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The four checks of lint. pre-commit calls them one by one; without git, `make checks` does.
@@ -86,9 +89,9 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# Under TORCH=: the pins of .venv, but for torch.
+# Under TORCH= and NEWEST=: the pins of .venv, except for these packages.
 $(VENV)/constraints.txt: constraints.txt | $(VENV)/.created
-	sed 's/^torch==.*/torch==$(TORCH)/' $< >$@
+	sed $(TORCH:%=-e 's/^torch==.*/torch==%/') $(NEWEST:%=-e '/^%==/d' -e '/^tokenizers==/d' -e '/^huggingface_hub==/d') $< >$@
 
 $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(INSTALL) --editable .

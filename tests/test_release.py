@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -71,20 +72,50 @@ def test_a_long_description_keeps_code_addresses_and_anchors() -> None:
     assert module.long_description('<img src="i.svg" alt="A plot" width="9">', "docs") == "A plot (`docs/i.svg`)"
 
 
+def workflow(name: str) -> dict[Any, Any]:
+    text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+    document: dict[Any, Any] = yaml.safe_load(text)
+    return document
+
+
 def test_the_workflows_call_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = []
+    declared = re.findall(r"^([\w-]+):(?!=)", makefile, re.MULTILINE)
+    called: dict[str, set[str]] = {}
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
-        text = path.read_text(encoding="utf-8")
-        assert set(yaml.safe_load(text)) == {"name", True, "permissions", "jobs"}  # YAML 1.1 reads `on` as true
-        targets += re.findall(r"run: make (\w+)", text)
-    assert sorted(targets) == ["docs", "release", "test"]
-    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+        document = workflow(path.stem)
+        # YAML 1.1 reads `on` as true
+        assert set(document) == {"name", True, "permissions", "concurrency", "jobs"}
+        jobs = [job for job in document["jobs"].values() if "uses" not in job]
+        assert all(job["timeout-minutes"] <= 240 for job in jobs)
+        commands = [step["run"].split() for job in jobs for step in job["steps"] if "run" in step]
+        assert {command[0] for command in commands} <= {"make", ".ci/run"}
+        called[path.stem] = {command[1] for command in commands}
+        variables = {word.partition("=")[0] for command in commands for word in command[2:] if "=" in word}
+        assert all(re.search(rf"^{name} +\?=", makefile, re.MULTILINE) for name in variables - {"--python"})
+    assert called == {"docs": {"docs"}, "nightly": {"test-all"}, "release": {"release"}, "tests": {"test"}}
+    assert set().union(*called.values()) <= {*declared}
+
+
+def test_a_release_needs_the_tests() -> None:
+    jobs = workflow("release")["jobs"]
+    assert jobs["tests"] == {"uses": "./.github/workflows/tests.yml"}
+    assert "workflow_call" in workflow("tests")[True]
+    assert {"tests", "build"} == {*jobs["publish"]["needs"]}
+
+
+def test_every_night_torch_is_at_both_ends_of_its_range() -> None:
+    document = workflow("nightly")
+    assert {"schedule", "workflow_dispatch"} == {*document[True]}
+    least, most = document["jobs"]["torch"]["strategy"]["matrix"]["torch"]
+    (lower, upper) = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))[0]
+    assert least == f"{lower}.0"
+    major, minor = map(int, upper.split("."))
+    assert most.startswith(f"{major}.{minor - 1}.")
 
 
 def test_the_tests_run_on_each_python_that_a_distribution_names() -> None:
-    tests = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
-    versions = tests["jobs"]["tests"]["strategy"]["matrix"]["python"]
+    versions = workflow("tests")["jobs"]["tests"]["strategy"]["matrix"]["python"]
     assert versions[0] == "3.11"
     module = release()
     for folder in module.PROJECTS:

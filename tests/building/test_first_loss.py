@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit
-from tests.known import NAMES
-from tests.sampling import chosen, some
-from tests.small_specs import covering_first, reductions
+from tests.models import MODELS
+from tests.sampling import chosen, some, spread
+from tests.small_specs import COVERING, reductions
 from tfkit.building.first_loss import first_losses
 from tfkit.cli import main
 from tfkit.tools.common.model_inputs import random_inputs
@@ -111,7 +111,7 @@ def small(name: str) -> tfkit.Graph:
     return tfkit.load(name, sets=[*sets, *(f"{node}.scale={scale}" for node, scale in scales.items() if scale)])
 
 
-@pytest.mark.parametrize("name", covering_first(8))
+@pytest.mark.parametrize("name", chosen(MODELS, spread(COVERING, 8)))
 def test_what_ships_starts_near_even_guesses(name: str) -> None:
     kinds = {node.config.kind_name() for node in tfkit.load(name).nodes}
     if {"decoder", "lm_head"} <= kinds:
@@ -141,7 +141,7 @@ EJECTED = ("gpt2", "gpt_oss_20b", "vaswani_base")
 """Biases and residual scaling, experts, and matrices whose parts are filled one by one."""
 
 
-@pytest.mark.parametrize("name", chosen([name for name in NAMES if name not in SEVERAL_WIDTHS], EJECTED))
+@pytest.mark.parametrize("name", chosen([name for name in MODELS if name not in SEVERAL_WIDTHS], EJECTED))
 def test_an_ejected_model_starts_as_the_built_one(name: str) -> None:
     graph = small(name)
     torch.manual_seed(0)

@@ -244,6 +244,8 @@ def alike(old: Any, new: Any) -> bool:
 def said(config: Mapping[str, Any], place: tuple[str, ...], family: FamilyConfig) -> Any:
     """The value at a place of a config.json, or the default of the field."""
     value = at(config, place)
+    if value is None and place[0] in ROPE and place[-1] == "type":  # the older name of `rope_type`
+        value = at(config, (*place[:-1], "rope_type"))
     usual = family.defaults.get(place[0])
     if place[0] == "rope_parameters" and isinstance(usual, Mapping) and "rope_theta" in usual:
         usual = ROPE_DEFAULTS | usual

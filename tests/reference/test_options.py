@@ -32,6 +32,8 @@ STACKS: dict[str, Part] = {
     "heads that are no power of two": heads("position: alibi"),
     "steep and scaled slopes": heads("position: {kind: alibi, scaled: true, max_slope_exponent: 5}"),
     "buckets, encoder that looks ahead a little": heads("position: t5, mask: {right: 2}"),
+    "rows of distances": heads("position: {kind: disentangled, max_distance: 7}"),
+    "rows of buckets, encoder": heads("position: {kind: disentangled, max_distance: 12, n_buckets: 5, shared: true}"),
     "dynamic, short": rope("kind: dynamic, factor: 3, original_max_len: 150"),
     "dynamic, long": rope("kind: dynamic, factor: 3, original_max_len: 8"),
     "ntk": rope("kind: ntk, factor: 3"),
@@ -113,6 +115,17 @@ GRAPHS = {
             attention: {kind: mha, n_heads: 2, position: t5}
             ffn: {kind: relu, d_ff: 8}
             layers: {variants: {local: {attention: {mask: {left: 1, right: 0}}}}, pattern: [local, base]}
+    """,
+    "a prefix, with rows for later keys": """
+        inputs: {tokens: tokens, prefix: lengths}
+        graph:
+          embedding: {block: embedding, input: tokens}
+          decoder:
+            block: decoder
+            prefix: prefix
+            n_layers: 1
+            attention: {kind: mha, n_heads: 2, position: {kind: disentangled, max_distance: 5}}
+            ffn: {kind: relu, d_ff: 8}
     """,
     "an embedding in another order, all of a head": """
         graph:

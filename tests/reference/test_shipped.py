@@ -12,7 +12,7 @@ from tfkit.reference import BUILT_IN, UnknownKind
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
 
-from ..known import NAMES
+from ..models import MODELS
 from ..sampling import chosen, spread
 from ..small_specs import COVERING
 from .agreement import check_agreement
@@ -20,7 +20,7 @@ from .agreement import check_agreement
 PLUGINS = tfkit.load_plugins()
 
 
-@pytest.mark.parametrize("name", chosen(NAMES, spread(COVERING, 8)))
+@pytest.mark.parametrize("name", chosen(MODELS, spread(COVERING, 8)))
 def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
     subject = ModelUnderTest(reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph, PLUGINS)
     calls = [subject.inputs(padding=side) for side in (("none", "left", "right") if subject.padded else ("none",))]

@@ -75,8 +75,9 @@ def unused(x):
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
+    before = set(sys.modules)
     yield
-    for name in [name for name in sys.modules if name.startswith(OWN_NAME)]:
+    for name in [name for name in sys.modules if name.startswith(OWN_NAME) and name not in before]:
         del sys.modules[name]
 
 

@@ -137,6 +137,10 @@ class BlockConfig(Component):
         """Return the token table that other nodes may tie to; the block's module holds it as `tokens.weight`."""
         return None
 
+    def ends(self) -> Mapping[str, int]:
+        """Return the id of the token that the module seeks as the end of a text, by the field of the wire of tokens."""
+        return {}
+
     def after_table(self) -> tuple[Stage, ...]:
         """Return the stages after the token table, in order, for a block that has a table."""
         return ()

@@ -531,11 +531,11 @@ class ContentScoreConfig(AttentionPositionConfig):
             raise Invalid("position", f"attention {kinds}: it does not add scores of positions and tokens")
 
     @abstractmethod
-    def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
+    def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
         """Build the table: positions of queries and of keys -> rows [1, n, width] and integer indices [b or 1, q, k].
 
         The positions are [b or 1, q] and [b or 1, k]. In a cache, keys are in any order, and empty slots have negative
-        positions and are masked.
+        positions and are masked. With `causal`, no query attends to a later key, so no row is needed for one.
         """
 
     @abstractmethod

@@ -93,7 +93,7 @@ class ContextKey:
             position = make(attention.score_bias, attention, self.mask.causal)
             slopes = attention.score_bias.slopes(attention)
         if attention is not None and attention.content_scores is not None:
-            relative = make(attention.content_scores, attention)
+            relative = make(attention.content_scores, attention, self.mask.causal and not self.prefix)
         rule = None if self.mask.rule is None else make(self.mask.rule)
         return AttentionContext(
             self, rotary=rotary, position=position, relative=relative, slopes=slopes, rule=rule, gaps=gaps

@@ -3,7 +3,8 @@
     score = scale * (q . k + q . row_k + row_q . k)
 
 The row stands for the distance from key to query: each short distance has a row, and long distances share rows that
-grow logarithmically. All layers share the rows, and each layer projects them to queries and keys.
+grow logarithmically. There are as many rows for later keys, unless the attention is causal. All layers share the rows,
+and each layer projects them to queries and keys.
 
 b batch, q queries, k keys, h heads, n rows, d width of a head.
 
@@ -58,8 +59,8 @@ class DisentangledConfig(ContentScoreConfig):
             message = f"n_buckets must be at least 4 and below max_distance ({self.max_distance}); got {self.n_buckets}"
             raise Invalid("n_buckets", message)
 
-    def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
-        return RelativeRows(self, attention.d_model, make(self.norm, attention.d_model) if self.norm else None)
+    def build(self, make: Make, attention: AttentionConfig, causal: bool) -> nn.Module:
+        return RelativeRows(self, attention.d_model, make(self.norm, attention.d_model) if self.norm else None, causal)
 
     def build_projection(self, attention: AttentionConfig) -> nn.Module | None:
         assert isinstance(attention, MultiHeadConfig)
@@ -72,13 +73,14 @@ class DisentangledConfig(ContentScoreConfig):
 class RelativeRows(nn.Module):
     """Positions of queries [b or 1, q] and keys [b or 1, k] -> rows [1, n, d_model] and indices [b or 1, q, k]."""
 
-    def __init__(self, config: DisentangledConfig, width: int, norm: nn.Module | None) -> None:
+    def __init__(self, config: DisentangledConfig, width: int, norm: nn.Module | None, causal: bool) -> None:
         super().__init__()
         self.rows = config.rows
+        self.later_rows = 0 if causal else config.rows
         self.max_distance = config.max_distance
         self.logarithmic = config.n_buckets is not None
         self.dropout = config.dropout
-        self.table = Table(2 * config.rows, width)
+        self.table = Table(self.later_rows + config.rows, width)
         self.norm = norm
 
     def forward(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +91,7 @@ class RelativeRows(nn.Module):
         distance = queries[:, :, None] - keys[:, None, :]
         if self.logarithmic:
             distance = self.bucket(distance)
-        return rows[None], (distance + self.rows).clamp(0, 2 * self.rows - 1)
+        return rows[None], (distance + self.later_rows).clamp(0, self.later_rows + self.rows - 1)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Map distances to buckets: distances up to `near` stay, longer distances share buckets."""
@@ -101,7 +103,7 @@ class RelativeRows(nn.Module):
         return torch.where(distance.abs() <= near, distance, far * distance.sign())
 
     def extra_repr(self) -> str:
-        return named(rows=2 * self.rows, max_distance=self.max_distance, dropout=self.dropout)
+        return named(rows=self.later_rows + self.rows, max_distance=self.max_distance, dropout=self.dropout)
 
 
 class RowProjection(nn.Module):

@@ -19,7 +19,7 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
                              rotary: x [t, h, d], positions [t], number of keys     -> [t, h, d]
                              of scores: attention's config, positions [t], causal   -> [h, q, k]
                              of content: the attention's Part, queries [h, q, d], keys [h, k, d], positions [t],
-                             the attention's projection of rows                     -> [h, q, k]
+                             causal, the attention's projection of rows             -> [h, q, k]
     rope_scaling             frequencies [i], theta, number of keys                 -> [i], factor of cos and sin
     block                    its wires by name, each a Value                        -> a Value
                              if it compares rows: its wires by name, each a list

@@ -6,6 +6,7 @@ t positions, q queries, k keys, h query heads, g key-value heads, d width of a h
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -25,7 +26,9 @@ class Scope:
     positions: Array | None = None
     """[t], counted without padding; None in cross-attention, which has none."""
     causal: bool = False
-    """True if no query attends to a later key."""
+    """True if no query attends to a later key, except within a prefix."""
+    prefix: bool = False
+    """True if a prefix is visible to all queries."""
     position: Part | None = None
     """The component in the slot `position`, with its weights."""
     wires: dict[str, Array] = field(default_factory=dict)
@@ -50,7 +53,9 @@ def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None
         bias = position(config, scope.positions, scope.causal)
     if position is not None and isinstance(position.config, ContentScoreConfig):
         content = replace(position, trace=[])  # the module of this path returns rows and indices
-        bias = content(part, q, k, scope.positions, lambda rows: _projected(part, rows, Scope(scope.visible), g))
+        causal = scope.causal and not scope.prefix
+        project = partial(_projected, part, scope=Scope(scope.visible), g=g)
+        bias = content(part, q, k, scope.positions, causal, project)
         if config.scale is None:  # a score is a sum of products: https://arxiv.org/abs/2006.03654, section 3.1
             q = q * (1 + position.config.n_terms) ** -0.5
     y = (core or dot_product)(part, q, k, v, bias, scope.visible)

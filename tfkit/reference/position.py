@@ -132,11 +132,15 @@ def t5(part: Part, attention: Any, positions: Array, causal: bool) -> Array:
     return part.weight("buckets.weight")[first + bucket].transpose(2, 0, 1)
 
 
-# ---- content: the attention's part, queries [h, q, d], keys [h, k, d], positions [t], projection -> [h, q, k] ----
+# ---- content: attention's part, queries [h, q, d], keys [h, k, d], positions [t], causal, projection -> [h, q, k] ----
 
 
-def disentangled(part: Part, attention: Part, q: Array, k: Array, positions: Array, project: Function) -> Array:
+def disentangled(
+    part: Part, attention: Part, q: Array, k: Array, positions: Array, causal: bool, project: Function
+) -> Array:
     """Add products with a row for each distance, clipped or in logarithmic buckets.
+
+    The rows of negative distances are those for later keys, which only attention that is not causal has.
 
     https://arxiv.org/abs/2006.03654, section 3.1; buckets and shared projections: https://arxiv.org/abs/2111.09543.
     """
@@ -147,7 +151,8 @@ def disentangled(part: Part, attention: Part, q: Array, k: Array, positions: Arr
         growth = np.log(np.maximum(np.abs(distance), near) / near) / math.log((config.max_distance - 1) / near)
         far = near + np.ceil(growth * (near - 1)).astype(int)
         distance = np.where(np.abs(distance) > near, np.sign(distance) * far, distance)
-    index, scores = np.clip(distance, -n, n - 1) + n, np.zeros((len(q), len(distance), len(distance)))
+    later = 0 if causal else n
+    index, scores = np.clip(distance, -later, n - 1) + later, np.zeros((len(q), len(distance), len(distance)))
     d, biases = q.shape[2], attention.config.biases
     scale = (d * (1 + len(config.terms))) ** -0.5 if attention.config.scale is None else attention.config.scale
     row_q, row_k = project(rows)[:2] if config.shared else (rows, rows)

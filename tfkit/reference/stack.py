@@ -140,7 +140,8 @@ def _scopes(
             visible |= positions < prefix.x
         if rule.config is not None:
             visible &= replace(rule, trace=[])(positions[:, None], positions[None])
-        scopes["attention"] = (Scope(visible & input.pairs, None, positions, right == 0, position, wires),)
+        visible &= input.pairs
+        scopes["attention"] = (Scope(visible, None, positions, right == 0, prefix is not None, position, wires),)
     if memory is not None and (config.cross_attention or attention):
         scopes["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)
     return scopes if config.ffn is None else {**scopes, "ffn": ()}

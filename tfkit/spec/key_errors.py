@@ -150,4 +150,4 @@ def owner(cls: type[Config], path: Path) -> str:
 
 
 def _one_line(text: str | None) -> str | None:
-    return None if text is None else f"{text[0].lower()}{' '.join(text[1:].split()).rstrip('.')}"
+    return None if text is None else f"{text[0].lower()}{' '.join(text.split())[1:].rstrip('.')}"

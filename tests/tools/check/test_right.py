@@ -11,7 +11,7 @@ from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.runs import arguments_of
 
-from ...sampling import slow, some
+from ...sampling import chosen, slow, spread
 from .models import OWN, faults, measured
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
@@ -57,6 +57,15 @@ RIGHT = {
         "stack.attention={kind: mha, n_heads: 4, position: {kind: t5, n_buckets: 8}, mask: {left: 1, right: 0}}",
         ("every-row",),
     ),
+    "rows of distances, none for later keys": (
+        "stack.attention.position={kind: disentangled, max_distance: 6, n_buckets: 4}",
+        ("every-row",),
+    ),
+    "rows of distances behind a mask": (
+        "stack.attention={kind: mha, n_heads: 4, position: {kind: disentangled, max_distance: 6}, "
+        "mask: {left: 3, right: 0}}",
+        ("every-row",),
+    ),
     "a scaling that begins early": (ROPE.replace("LENGTH", "4"), ("neutral", "meaning")),
     "one pair of channels, which turns alike for any theta": (
         "stack.attention.position={kind: rope, width: 2}",
@@ -95,8 +104,11 @@ RIGHT = {
 }
 
 
+ROWS = ("rows of distances, none for later keys", "rows of distances behind a mask")
+
+
 @pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
-@pytest.mark.parametrize("what", some(RIGHT, 8))
+@pytest.mark.parametrize("what", chosen(RIGHT, [*spread([*RIGHT], 8), *ROWS]))
 def test_it_holds(what: str, seed: int) -> None:
     change, names = RIGHT[what]
     sets = [*([] if "stages" in change else ["embedding.dropout=0"]), *change.split("; ")]

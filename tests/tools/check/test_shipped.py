@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 
 import pytest
 
@@ -14,6 +13,7 @@ from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
 
 from ...known import NAMES
+from ...models import MODEL_OF, MODELS, SIZES
 from ...sampling import chosen, some, spread
 from ...small_specs import COVERING
 from .models import faults
@@ -22,7 +22,7 @@ PLUGINS = tfkit.load_plugins()
 READING = ("look-ahead", "extents", "padding", "neighbours", "cached", "silent", "every-row", "derivatives", "init")
 
 
-@pytest.mark.parametrize("name", chosen(NAMES, ["gpt2"]))
+@pytest.mark.parametrize("name", chosen(MODELS, ["gpt2"]))
 def test_a_shipped_spec_has_every_property(name: str) -> None:
     check(name, ())
 
@@ -38,15 +38,29 @@ def test_a_mixture_is_compared_with_the_same_experts() -> None:
 
 
 def check(name: str, only: tuple[str, ...]) -> None:
+    assert faults(ModelUnderTest(tfkit.loads(reduced_text(name), plugins=PLUGINS), PLUGINS), only) == {}
+
+
+def reduced_text(name: str) -> str:
+    """The reduced model of a spec as JSON, without what describes it."""
     model = reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph.spec.model
-    alike = model.model_copy(update={"name": "reduced", "source": None, "description": None})
-    assert broken(json.dumps(document(alike)), only) == {}
+    return json.dumps(document(model.model_copy(update={"name": "reduced", "source": None, "description": None})))
 
 
-@cache
-def broken(spec: str, only: tuple[str, ...]) -> dict[str, str]:
-    """The broken properties of a reduced model; the reduced models of many specs are equal, and checked once."""
-    return faults(ModelUnderTest(tfkit.loads(spec, plugins=PLUGINS), PLUGINS), only)
+@pytest.mark.parametrize("name", some(SIZES, 6))
+def test_the_sizes_of_a_model_reduce_to_the_same_model(name: str) -> None:
+    assert {*map(reduced_text, SIZES[name].split())} == {reduced_text(name)}
+
+
+def test_each_spec_has_a_model() -> None:
+    assert {*MODEL_OF, *MODELS} == {*NAMES}
+    assert {*SIZES} <= {*MODELS}
+
+
+@pytest.mark.slow
+def test_models_are_distinct() -> None:
+    """A spec that reduces to a model of the list is listed there, so that tests do not prove a model twice."""
+    assert len({*map(reduced_text, MODELS)}) == len(MODELS)
 
 
 @pytest.mark.parametrize("name", some(NAMES, 4))

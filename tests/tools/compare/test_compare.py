@@ -197,3 +197,9 @@ def test_the_command_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "they diverge at embedding: " in out
     assert "no values to compare" in run("compare", "one.yaml", "one.yaml", "--device", "meta", status=2, stderr=True)
     assert "has no such input" in run("compare", "one.yaml", "pair.yaml", status=1, stderr=True)
+
+
+def test_a_text_has_the_token_that_a_block_seeks_as_its_end() -> None:
+    graph = tfkit.load("clip_base_32", sets=["text_pooled.end=2", "vocab_size=19"])
+    inputs, _ = common_inputs(graph, graph, batch=3, length=5, device="cpu", seed=0)
+    assert [row.index(2) for row in inputs["tokens"].tolist()] == [4, 3, 2]

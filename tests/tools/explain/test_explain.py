@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -183,6 +184,13 @@ def test_papers() -> None:
     assert isinstance(attention, GroupedQueryConfig)
     assert papers_of(attention) == ("https://arxiv.org/abs/2305.13245",)
     assert papers_of(tfkit.load("gpt_oss_20b").node("decoder").config.ffn.activation) == ()  # type: ignore[attr-defined]
+
+
+def test_a_class_is_explained_after_its_module_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = tfkit.load("llama3_8b").node("decoder").config.norm  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, type(norm).__module__)
+    assert doc_of(norm) != ""
+    assert papers_of(norm) == ()
 
 
 def test_first_sentences() -> None:

@@ -117,8 +117,8 @@ def edit(file: str, old: str, new: str) -> None:
 
 
 def forget() -> None:
-    """Forget the modules of plugins, and what was read of them."""
-    for name in [name for name in sys.modules if name.startswith(OWN_NAME)]:
+    """Forget the modules of the plugin, and what was read of them."""
+    for name in [name for name in sys.modules if name.startswith(f"{OWN_NAME}own_")]:
         del sys.modules[name]
     for cached in (reach._source, reach._file):
         cached.cache_clear()

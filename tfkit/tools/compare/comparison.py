@@ -341,8 +341,9 @@ def common_inputs(
     """Return equal random inputs for A and for B.
 
     Inputs with equal names correspond. Each remaining required input corresponds to the next input of its type in the
-    other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary. The length
-    is 16, or the maximum that both models accept.
+    other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary. If A seeks
+    the token at the end of a text, each text has such a token. The length is 16, or the maximum that both models
+    accept.
 
     Raises:
         SpecError: a model requires an input that the other model lacks, or features of a different width; or it does
@@ -366,6 +367,7 @@ def common_inputs(
         rows = [rows for rows in (rows_of(a, name), rows_of(b, names[name])) if rows]
         tokens = a.inputs[name].type == "tokens"
         ours[name] = _ordinary(inputs[name] % min(rows), name) if tokens and rows else inputs[name]
+    ours |= {name: _with_end(ours[name], end) for name, end in _ends(a).items() if name in ours}
     return ours, {names[name]: value for name, value in ours.items()}
 
 
@@ -393,6 +395,17 @@ def _length(a: Graph, b: Graph, length: int | None) -> int:
         if length is not None and limit is not None and length > limit:
             raise SpecError(Diagnostic(f"`length` must be at most {limit:,}, the limit of `{name}`; got {length:,}"))
     return length or min([LENGTH, *(limit for limit in limits.values() if limit is not None)])
+
+
+def _ends(graph: Graph) -> dict[str, int]:
+    """Return the id of the token that a block seeks as the end of a text, by the name of the input."""
+    return {str(node.wires[field]): end for node in graph.nodes for field, end in node.config.ends().items()}
+
+
+def _with_end(tokens: Tensor, end: int) -> Tensor:
+    """Set the last token of the first row, the last but one of the second row, and so on, to the end of a text."""
+    rows = torch.arange(tokens.size(0), device=tokens.device)
+    return tokens.index_put((rows, (-1 - rows) % tokens.size(1)), torch.tensor(end, device=tokens.device))
 
 
 def _ordinary(tokens: Tensor, name: str) -> Tensor:

@@ -351,7 +351,8 @@ def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
 
 
 def _module_doc(cls: type) -> str:
-    return sys.modules[cls.__module__].__doc__ or ""
+    module = sys.modules.get(cls.__module__)  # a module can leave `sys.modules` while its classes are in use
+    return (module and module.__doc__) or ""
 
 
 @cache

@@ -76,6 +76,9 @@ class EndPoolConfig(tfkit.BlockConfig):
         tfkit.expect(inputs, "tokens", "tokens")
         return tfkit.Signal("vector", sequence.width)
 
+    def ends(self) -> dict[str, int]:
+        return {} if self.end is None else {"tokens": self.end}
+
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         return EndPool(self.end)
 

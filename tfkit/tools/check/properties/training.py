@@ -99,9 +99,10 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.grad is not None:
                 reached = parameter.grad != 0
-                if name in looked_up:
-                    rows = [row for row in range(reached.size(0)) if row not in looked_up[name]]
-                    reached[slice(None) if name.startswith(hidden) else rows] = True
+                if name.startswith(hidden):
+                    reached[:] = True
+                elif name in looked_up:
+                    reached[[row for row in range(reached.size(0)) if row not in looked_up[name]]] = True
                 seen[name] = seen[name] | reached if name in seen else reached
         if not any(measurement.broken for name, reached in seen.items() for measurement in _idle(name, reached)):
             break
@@ -112,8 +113,9 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
 def _hidden(subject: ModelUnderTest) -> tuple[str, ...]:
     """Return the prefixes of tables with a row for each distance, if a mask may hide some of the distances."""
     return tuple(
-        f"{path.partition('.')[0]}.{layer.context}.position."
+        f"{path.partition('.')[0]}.{layer.context}.{name}."
         for path, layer in subject.layers.items()
+        for name in ("position", "relative.table")
         if any(step.mask not in (None, MaskConfig(), MaskConfig(right=0)) for step in layer.steps)
     )
 
