@@ -141,6 +141,20 @@ def odd_messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield line, f"{match[0]}: {text}"
 
 
+def constants_bound_twice(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module assigns twice at its top level. The second value would replace the first one."""
+    bound: set[str] = set()
+    for line in tree.body if isinstance(tree, ast.Module) else ():
+        targets = (
+            line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+        )
+        for name in [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]:
+            if isinstance(name.ctx, ast.Store):
+                if name.id in bound:
+                    yield name.lineno, f"{name.id} is bound twice"
+                bound.add(name.id)
+
+
 def findings(patterns: list[str], *rules: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> list[str]:
     paths = files(patterns)
     assert paths
@@ -155,7 +169,8 @@ def findings(patterns: list[str], *rules: Callable[[ast.AST], Iterator[tuple[int
 
 def test_code_is_plain_english() -> None:
     """One test, because parsing takes most of its time."""
-    assert not findings(CODE, forbidden_names, docstrings_without_a_verb, odd_docstrings, odd_messages)
+    rules = forbidden_names, constants_bound_twice, docstrings_without_a_verb, odd_docstrings, odd_messages
+    assert not findings(CODE, *rules)
 
 
 @pytest.mark.slow  # parses all tests

@@ -111,6 +111,9 @@ class SublayerConfig(Component):
     """False if the module's `forward` takes x alone, because it computes each position independently."""
     untrained: ClassVar[tuple[str, ...]] = ()
     """Paths of modules inside the sublayer whose parameters get no gradient, by design."""
+    score_parameters: ClassVar[tuple[str, ...]] = ()
+    """Paths of the parameters that compute scores by which a token chooses keys or experts, with a row for each head or
+    expert. `tfkit check` sets all rows but the first to zero: many scores are then equal."""
     restarts: ClassVar[bool] = False
     """True if its states restart with each of the `documents` of a `Context`, as packed rows need."""
 

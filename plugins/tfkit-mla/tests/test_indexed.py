@@ -101,6 +101,19 @@ def test_a_shared_index_has_every_property() -> None:
     check_model(graph_of(index=INDEX, index_name="choice", layers=SHARED), plugins=PLUGINS)
 
 
+def by_shape(scores: torch.Tensor, k: int, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Choose the largest scores without a rule of ties."""
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k)[1], True)
+
+
+def test_check_finds_a_choice_that_depends_on_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(index=INDEX)
+    check_model(graph, plugins=PLUGINS, only=["equal-scores"])
+    monkeypatch.setattr("tfkit_mla.indexed.choose_top", by_shape)
+    with pytest.raises(AssertionError, match=r"- equal-scores.*: with equal scores: read in uneven steps, column"):
+        check_model(graph, plugins=PLUGINS, only=["equal-scores"])
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("mask", "keep"), [({}, 5), ({"left": 8, "right": 0}, 4)], ids=["all", "window"])
 def test_keys_with_equal_scores_are_chosen_by_position(mask: dict[str, int], keep: int) -> None:

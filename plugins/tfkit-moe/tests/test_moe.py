@@ -325,7 +325,16 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reas
     assert f"(graph.encoder.ffn.{place})" in str(raised.value)
 
 
-# ---- the property for `tfkit check` ----
+# ---- properties of `tfkit check` ----
+
+
+@pytest.mark.slow
+def test_check_finds_a_choice_among_equal_scores_that_depends_on_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {**CHOICE, "activation": "silu", "router": {"correction_bias": True, "bias": True}}
+    check_component(MoEConfig, fields=fields, within=["decoder"], only=["equal-scores"])
+    monkeypatch.setattr(Router, "choose", lambda self, scores: (scores + self.correction).topk(self.k)[1])
+    with pytest.raises(AssertionError, match=r"- equal-scores, .*with equal scores: .* differs from the reference"):
+        check_component(MoEConfig, fields=fields, within=["decoder"], only=["equal-scores"])
 
 
 def test_the_order_of_experts_does_not_matter() -> None:

@@ -224,6 +224,25 @@ graph:
     assert list(faults(draw(graph))) == []
 
 
+def test_columns_without_wires_are_closer_than_models() -> None:
+    graph = tfkit.loads(
+        """
+tfkit: 1
+name: apart
+d_model: 16
+inputs: {a: {type: features, width: 24}, b: {type: features, width: 40}}
+graph:
+  first: {block: linear, input: a}
+  second: {block: linear, input: b}
+outputs: [first, second]
+"""
+    )
+    left, right = sorted(boxes(draw(graph)).values())
+    assert right[0] - left[2] == 24
+    first, second = (min(boxes(picture).values())[0] for picture in (draw(graph), draw(graph, graph)))
+    assert second - (right[2] - first) == 56
+
+
 def test_what_an_embedding_does_stands_in_its_order() -> None:
     for name in ("blenderbot_small_90m", "vaswani_base", "opt_350m", "ernie_3_0_base_zh"):
         graph = tfkit.load(name)

@@ -140,7 +140,7 @@ def _tie(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
 
 BETWEEN = 26.0
 """Space between a node and the node above it."""
-APART = 24.0
+COLUMN_GAP = 24.0
 """Space between two columns without wires."""
 LEAST = 330.0
 """Minimum width of a picture, for its title."""
@@ -175,7 +175,7 @@ def _spread(scene: Scene, places: Places, left: float) -> float:
     x = left
     for number, column in enumerate(scene.columns):
         places.gutters.append(x)
-        x += _gutter_width(tracks[number]) or (APART if number else 0)
+        x += _gutter_width(tracks[number]) or (COLUMN_GAP if number else 0)
         ends = [extent(scene.nodes[name]) for name in column]
         before, behind = max(end[0] for end in ends), max(end[1] for end in ends)
         places.centres.append(x + before)
@@ -229,7 +229,7 @@ def title_of(scene: Scene, width: float, differing: Differing) -> list[Words]:
 
 
 BELOW_TITLE = 16.0
-MARGIN, APART = 22.0, 56.0
+MARGIN, MODEL_GAP = 22.0, 56.0
 """Space around a picture, and between two models."""
 LEGEND = (("cause", "differs in the specs"), ("consequence", "follows from it"))
 LEGEND_HEIGHT = 30.0
@@ -254,9 +254,9 @@ def picture_of(scenes: Sequence[Scene], fields: Collection[str] = ()) -> Picture
     """Draw one or two scenes, as `draw` does for models. `fields` are the fields whose values in the specs differ."""
     marked: Sequence[Differences] = differences(scenes[0], scenes[1], fields) if len(scenes) == 2 else [{}]
     canvases = [Canvas(marks) for marks in marked]
-    right, top, titles = -APART, 0.0, []
+    right, top, titles = -MODEL_GAP, 0.0, []
     for scene, canvas in zip(scenes, canvases, strict=True):
-        left = right + APART
+        left = right + MODEL_GAP
         right, highest = place_scene(canvas, scene, left)
         lines = title_of(scene, right - left, canvas.differing(""))
         titles += [replace(line, x=left) for line in lines]

@@ -52,6 +52,7 @@ class IndexedAttentionConfig(LatentAttentionConfig):
     kind: Literal["mla_indexed"] = "mla_indexed"  # type: ignore[assignment]
     chooses_keys: ClassVar[bool] = True
     untrained: ClassVar[tuple[str, ...]] = ("index",)
+    score_parameters: ClassVar[tuple[str, ...]] = ("index.weight.weight",)
     q_rank: tfkit.Dim  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
     """Width of the latent of the queries, from which the index computes its queries also."""
     index: IndexConfig | None = None

@@ -36,6 +36,7 @@ class MoEConfig(tfkit.FFNConfig):
 
     kind: Literal["moe"] = "moe"
     drawn_apart = True
+    score_parameters = ("router.weight", "router.bias", "router.correction")
     n_experts: Count
     """Number of experts to choose from."""
     n_experts_per_token: Count

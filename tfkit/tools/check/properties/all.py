@@ -11,6 +11,7 @@ from tfkit.tools.check.measure import Level, Property
 from tfkit.tools.check.properties import (
     attention,
     basics,
+    choices,
     costs,
     forms,
     numbers,
@@ -29,7 +30,7 @@ PROPERTIES: tuple[Property, ...] = (
     *(attention.extents, attention.nothing_to_read, reading.padding, reading.neighbours, reading.documents),
     *(attention.memory_order, reading.token_order, attention.head_order),
     *(steps.cached_steps, steps.cached_types, steps.state, steps.cached_step),
-    *(numbers.meaning, attention.backends, numbers.silent, values.values, values.neutral),
+    *(numbers.meaning, choices.equal_scores, attention.backends, numbers.silent, values.values, values.neutral),
     *(numbers.rounding, numbers.large, numbers.inputs_kept),
     *(training.gradients, training.gradients_beside_padding, training.every_row, training.finite_differences),
     *(training.ties, training.recompute, training.train_mode, training.dropout),
