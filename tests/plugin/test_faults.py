@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ import tfkit
 from tests.run.training.runs import RUN, trained, write_run
 from tfkit.cli import main
 from tfkit.component import BlockConfig, Component, FFNConfig, Make, Signal, Signals, Wire
+from tfkit.errors import SpecWarning
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
 from tfkit.run.checked_run import load_run
@@ -456,6 +458,29 @@ class LateMetric(_Where, MetricConfig):
         return (FailingDecodedMetric if self.decoded else FailingMetric)(self.where, self.text)
 
 
+class LateLoss(_Where, LossConfig):
+    """A loss."""
+
+    def build(self, model: Any) -> Any:
+        if self.where == "build":
+            raise self.text
+        return FailingLoss(model, self)
+
+
+class FailingLoss(torch.nn.Module):
+    """A loss that is wrong in one way."""
+
+    def __init__(self, model: Any, config: LateLoss) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+
+    def forward(self, inputs: Any, targets: Any) -> Any:
+        loss = torch.nn.functional.cross_entropy(self.model(**inputs).mT, targets, reduction="none")
+        if self.config.where == "forward":
+            raise KeyError("no display")
+        return {"detached": loss.detach().sum(), "positions": loss, "number": 0.5}[self.config.where]
+
+
 class LateSchedule(_Where, ScheduleConfig):
     """A schedule."""
 
@@ -478,6 +503,7 @@ NO_DISPLAY = "RuntimeError: no display"
 
 SAMPLES = "callbacks={kind: samples, every: 4, prompt: '3', tokens: 5}"
 SCHEDULE = "schedule={kind: odd, where: WHERE}"
+LOSS = "loss={kind: odd, where: WHERE}"
 
 
 def _train(folder: Path, config: type[Any], sets: list[str]) -> None:
@@ -498,8 +524,9 @@ def _train(folder: Path, config: type[Any], sets: list[str]) -> None:
             ([DECODED], LateMetric, "eval.metrics.1", "values", "values", NO_DISPLAY),
             *(([SCHEDULE], LateSchedule, "schedule", name, name, NO_DISPLAY) for name in ("factor", "check_steps")),
             ([SCHEDULE], LateSchedule, "schedule", "none", "factor", "TypeError: float()"),
-            *(([TRACKER], LateTracker, "track.0", name, name, NO_DISPLAY) for name in ("build", "log", "close")),
-            ([TRACKER, SAMPLES], LateTracker, "track.0", "text", "text", NO_DISPLAY),
+            ([TRACKER], LateTracker, "track.0", "build", "build", NO_DISPLAY),
+            ([LOSS], LateLoss, "loss", "build", "build", NO_DISPLAY),
+            ([LOSS], LateLoss, "loss", "forward", "forward", "KeyError: 'no display'"),
         ],
         9,
     ),
@@ -517,6 +544,37 @@ def test_a_kind_that_fails_while_a_run_trains(
     lines = () if cause.startswith("TypeError") else (f"{__file__}:",)  # tfkit itself calls `+` and `float`
     assert all(note.startswith(line) for note, line in zip(error.notes[1:], lines, strict=True))
     assert error.help == f"correct the component instead of the spec: it is written in {__name__}"
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("detached", "the loss `odd` must have a gradient; got a value that depends on no trained weight"),
+        ("positions", "the loss `odd` must return a sum; got [6, 12]"),
+        ("number", "the loss `odd` must return a sum; got float"),
+    ],
+)
+def test_a_loss_that_returns_no_sum_with_a_gradient(where: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(tfkit.SpecError) as caught:
+        _train(tmp_path, LateLoss, [LOSS.replace("WHERE", where)])
+    (error,) = caught.value.diagnostics
+    assert (error.message, error.path) == (message, "loss")
+    assert error.help
+
+
+@pytest.mark.parametrize("where", ["log", "text", "close"])
+def test_a_tracker_that_fails_is_dropped_with_a_warning(where: str, tmp_path: Path) -> None:
+    second = f"track=[{{kind: odd, where: {where}}}, {{kind: odd}}]"
+    with pytest.warns(SpecWarning) as caught:
+        _train(tmp_path, LateTracker, [SAMPLES, second])
+    (warning,) = [str(each.message) for each in caught if each.category is SpecWarning]
+    assert f"tracker kind `odd` failed in `{where}`" in warning
+    assert "(track.0)" in warning
+    assert "RuntimeError: no display" in warning
+    assert "the run continues without it: metrics.jsonl has all numbers" in warning
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines if "grad_norm" in line] == [*range(1, 9)]
+    assert (tmp_path / "out" / "step-8" / "state.json").exists()
 
 
 def test_an_error_of_the_model_is_not_that_of_a_metric(tmp_path: Path) -> None:

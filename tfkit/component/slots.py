@@ -103,6 +103,14 @@ class InnerValue:
     state: int | None = None
     """The index in `cached` of the `State` that is read after each chunk of tokens; `module` is then empty."""
 
+    def __post_init__(self) -> None:
+        values = (("module", str), ("shape", str), ("item", int), ("argument", int | None), ("state", int | None))
+        for name, expected in values:
+            value = getattr(self, name)
+            if not isinstance(value, expected) or (isinstance(value, int) and value < 0):
+                text = "a text" if expected is str else "an integer of at least 0" + ", or None" * (expected is not int)
+                raise TypeError(f"`{name}` of an InnerValue must be {text}; got {value!r}")
+
 
 class SublayerConfig(Component):
     """A component that a layer runs, [b, t, d_model] -> [b, t, d_model]. The layer's field gives it its name."""

@@ -19,7 +19,7 @@ from tfkit.graph.expand import Graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
-from tfkit.run.contract import Array, Batch, Data, MetricConfig
+from tfkit.run.contract import IGNORED, Array, Batch, Data, MetricConfig
 from tfkit.run.guarded_data import guarded
 from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
@@ -36,6 +36,14 @@ CONTENT = "data_content"
 """Path of the digest of the data."""
 WEIGHTS_CONTENT = "weights_content"
 """Path of the digest of the initial weights."""
+SAMPLED = 32
+"""The number of examples whose targets are compared with the outputs of the model."""
+FITS_POSITIONS = (
+    "end the model in a head of a sequence, such as `lm_head`, or use data with one target for each example: `labelled`"
+)
+FITS_EXAMPLES = (
+    "end the model in a `classifier` of a `pooler`, or use data with a target for each position: `text`, `pairs`"
+)
 SUFFIX = "_content"
 """Suffix of the paths of digests of content."""
 
@@ -253,6 +261,7 @@ def _check_model(run: Run) -> None:
             of, key = (f" of `{name}`", f".{name}") if name else ("", "")
             message = f"the data has {classes:,} classes{of}, but the model returns {width:,} logits"
             raise run.error(message, "data", help=f"write `n_classes: data.n_classes{key}` in the run's `model`")
+    _check_targets(run)
     limit = max_len(graph)
     if limit is not None and data.length > limit:
         message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
@@ -309,6 +318,33 @@ def positions_of(data: Data, split: str) -> int:
     return int(targets[0].size)
 
 
+def _check_targets(run: Run) -> None:
+    """Raise SpecError if the targets of some examples do not fit the logits of an output in the loss."""
+    loss, graph, examples = run.config.loss, run.graph, run.data.examples("train", run.config.data.order)
+    batch = examples.batch(np.arange(min(len(examples), run.config.batch.sequences, SAMPLED)))
+    for output, targets in batch.targets_of(loss.terms).items() if loss.predicts_targets else ():
+        node = graph.node(output or graph.outputs[0])
+        wires = [wire if isinstance(wire, list) else [wire] for wire in node.signals.values()]
+        types = {signal.type for signals in wires for signal in signals}
+        name, width, length = f"`{node.name}` of the model", node.output.width, node.output.length
+        of_positions, largest = "sequence" in types, int(targets.max(initial=IGNORED))
+        if node.output.type != "logits" or not types & {"sequence", "vector"}:  # the loss reports it
+            continue
+        if of_positions != (targets.ndim == 2):
+            has, returns = ("each position", "each example") if targets.ndim == 2 else ("each example", "each position")
+            message = f"the data has a target for {has}, but {name} returns logits for {returns}"
+            raise run.error(message, "data", help=FITS_POSITIONS if targets.ndim == 2 else FITS_EXAMPLES)
+        if of_positions and length is not None and length != targets.shape[1]:
+            message = f"the data has {targets.shape[1]:,} targets in each example, but {name} returns logits for"
+            help = "use data with as many targets as the output has positions"
+            raise run.error(f"{message} {length:,} positions", "data", help=help)
+        if width is not None and largest >= width:
+            size = "vocab_size" if getattr(run.data, "n_classes", None) is None else "n_classes"
+            message = f"the data has the target {largest:,}, but {name} returns {width:,} logits"
+            help = f"use a head of at least `data.{size}` logits in the run's `model`"
+            raise run.error(message, "data", help=help)
+
+
 def _check_loss(run: Run, batch: Batch) -> None:
     """Raise `Invalid` if the loss names unknown outputs or inputs, or if its targets do not fit the data."""
     loss, inputs, length = run.config.loss, run.graph.inputs, run.data.length
@@ -319,7 +355,7 @@ def _check_loss(run: Run, batch: Batch) -> None:
             message, near = f"`{unknown[0]}` is not {role}", similar("a name", unknown[0], allowed)
             raise Invalid(f"{field}.{unknown[0]}", message, notes=[f"names: {listing(allowed) or 'none'}"], help=near)
     for name, term in loss.terms.items():
-        longest = 1 if name in batch.further_targets else length
+        longest = 1 if batch.further_targets.get(name, batch.targets).ndim == 1 else length
         if term.shift > longest:
             message = f"`shift` must be at most {longest:,} for these targets; got {term.shift:,}"
             raise Invalid(f"outputs.{name}.shift", message)

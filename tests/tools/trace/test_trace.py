@@ -492,3 +492,33 @@ def test_streams_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
     streams = [values["embedding"], *(values[f"decoder.layers.{n}.stream.out"] for n in (0, 1)), values["decoder"]]
     for stream, state in zip(streams, hidden, strict=True):
         torch.testing.assert_close(stream, state, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("declared", "cause"),
+    [
+        (
+            lambda: {"gate": tfkit.InnerValue("up", "x", "[b, t, 8]")},
+            "TypeError: `argument` of an InnerValue",
+        ),
+        (lambda: {"gate": tfkit.InnerValue("up", 0, 8)}, "TypeError: `shape` of an InnerValue must be a text; got 8"),
+        (
+            lambda: {"gate": tfkit.InnerValue("up", -1, "[b]")},
+            "TypeError: `argument` of an InnerValue",
+        ),
+        (lambda: {"gate": ("up", 0)}, "TypeError: `gate` must be an InnerValue; got ('up', 0)"),
+        (lambda: {}["gate"], "KeyError: 'gate'"),
+    ],
+)
+def test_an_inner_value_that_is_wrong_is_an_error_of_its_kind(
+    declared: Callable[[], Any], cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built()
+    kind = type(model.meta["components"]["decoder.layers.0.ffn"])
+    monkeypatch.setattr(kind, "inner_values", property(lambda _: declared()))
+    with pytest.raises(tfkit.SpecError) as caught:
+        with tfkit.trace(model, read="*.gate"):
+            model(TOKENS)
+    (error,) = caught.value.diagnostics
+    assert error.message == "ffn kind `relu` failed in `inner_values`"
+    assert error.notes[0].startswith(cause)

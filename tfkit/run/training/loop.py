@@ -237,11 +237,31 @@ class Trainer:
             for start in range(0, len(batch.targets), size):
                 inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device, self.config.loss)
                 with computing(self.run, self.device):
-                    sums = self.loss(inputs, targets).reshape(-1)
+                    sums = self._sums(inputs, targets)
                     losses = torch.stack([of_output / count for of_output, count in zip(sums, totals, strict=True)])
                 self._weighted(losses).backward()
                 total += losses.detach()
         return self._processes.sum(total)
+
+    def _sums(self, inputs: Mapping[str, Tensor], targets: Any) -> Tensor:
+        """Return the sum of each output, [n]. Raise SpecError if the loss fails, or has another size or no gradient."""
+        kind, count = self.config.loss.kind_name(), max(len(self._terms), 1)
+        try:
+            sums = self.loss(inputs, targets)
+        except RuntimeError:  # of memory, or of the connection to another process
+            raise
+        except Exception:
+            with guarded(self.run, self.model, self.config.loss, "`forward`", "loss"):
+                raise
+        if not isinstance(sums, Tensor) or sums.numel() != count:
+            shape = list(sums.shape) if isinstance(sums, Tensor) else type(sums).__name__
+            message = f"the loss `{kind}` must return {'a sum' if count == 1 else f'{count} sums'}; got {shape}"
+            raise self.run.error(message, "loss", help="add up the losses of all positions that count")
+        if not sums.requires_grad:
+            message = f"the loss `{kind}` must have a gradient; got a value that depends on no trained weight"
+            help = "compute the loss from outputs of the model, without `detach` and `torch.no_grad`"
+            raise self.run.error(message, "loss", help=help)
+        return sums.reshape(-1)
 
     def _weighted(self, losses: Tensor) -> Tensor:
         """Return the loss from the losses of all outputs."""

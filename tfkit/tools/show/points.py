@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tfkit.component import Layers, Signal, Step, SublayerConfig
+from tfkit.component import Component, InnerValue, Layers, Signal, Step, SublayerConfig
 from tfkit.graph.expand import Graph, Node
+from tfkit.spec.messages import fault_in
+from tfkit.spec.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,25 @@ def _between(name: str, shape: str, path: str, step: Step, following: Step) -> I
 def _sublayer(path: str, step: Step, shape: str) -> Iterator[Point]:
     mixer = path if step.ordered else None
     yield Point(f"{path}.in", shape, path, 0, mixer)
-    inner = step.config.inner_values if isinstance(step.config, SublayerConfig) else {}
-    for name, value in inner.items():
+    for name, value in _inner_values(step.config).items():
         module = f"{path}.{value.module}".rstrip(".")
         point = Point(f"{path}.{name}", value.shape, module, value.argument, mixer, item=value.item, state=value.state)
         yield replace(point, written_out=value.written_out)
     yield Point(f"{path}.out", shape, path, None, mixer)
+
+
+def _inner_values(config: Component) -> Mapping[str, InnerValue]:
+    """Return the values inside a sublayer. Raise SpecError for a component that declares them incorrectly."""
+    if not isinstance(config, SublayerConfig):
+        return {}
+    try:
+        values = dict(config.inner_values)
+        for name, value in values.items():
+            if not isinstance(value, InnerValue):
+                raise TypeError(f"`{name}` must be an InnerValue; got {value!r}")
+    except Exception as error:
+        raise fault_in(type(config), (), Provenance())("`inner_values`", error) from error
+    return values
 
 
 def _shape(node: Node) -> str:

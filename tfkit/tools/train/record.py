@@ -14,8 +14,10 @@ import os
 import platform
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from torch import fx
 
-from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
+from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
@@ -69,7 +71,8 @@ class RunFolder:
         self.facts = self._facts(bits, environment)
         for leftover in folder.glob(".*.new"):  # of a killed process
             sweep(folder / leftover.name[1:].rsplit(".", 2)[0])
-        self._trackers: list[Tracker] = []
+        self._trackers: dict[int, Tracker] = {}
+        """Trackers that have not failed, by their index in the run."""
         self._metrics: IO[bytes] | None = None
         self._latest: _Latest | None = None
         self._later: list[Path] = []
@@ -148,7 +151,7 @@ class RunFolder:
         tracked = TrackedRun(run.config.name, self.folder, step, run.meaning.values, run.graph)
         for number, config in enumerate(run.config.track):
             with self._run.guarded(config, "`build`", "track", str(number)):
-                self._trackers.append(_built(config, tracked))
+                self._trackers[number] = _built(config, tracked)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
@@ -159,9 +162,16 @@ class RunFolder:
         self._tell("text", step, name, text)
 
     def _tell(self, method: str, *values: Any) -> None:
-        for number, tracker in enumerate(self._trackers):
-            with self._run.guarded(self._run.config.track[number], f"`{method}`", "track", str(number)):
-                getattr(tracker, method)(*values)
+        """Call a method of all trackers. A tracker that fails is dropped with a warning: the run does not need it."""
+        for number, tracker in list(self._trackers.items()):
+            try:
+                with self._run.guarded(self._run.config.track[number], f"`{method}`", "track", str(number)):
+                    getattr(tracker, method)(*values)
+            except SpecError as error:
+                del self._trackers[number]
+                help = f"the run continues without it: {METRICS} has all numbers"
+                for diagnostic in error.diagnostics:
+                    warnings.warn(replace(diagnostic, help=help).render("warning"), SpecWarning, stacklevel=2)
 
     def _line(self, values: Mapping[str, Any]) -> None:
         assert self._metrics is not None
