@@ -73,6 +73,7 @@ from tfkit.decoding.text import ByteTokenizer as ByteTokenizer
 from tfkit.decoding.text import CharacterTokenizer as CharacterTokenizer
 from tfkit.decoding.text import FileTokenizer as FileTokenizer
 from tfkit.decoding.text import load_tokenizer as load_tokenizer
+from tfkit.errors import ChangedWeightsWarning as ChangedWeightsWarning
 from tfkit.errors import Diagnostic as Diagnostic
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid

@@ -22,6 +22,7 @@ from tfkit.console.completion import VARIABLE, complete
 from tfkit.console.output import said
 from tfkit.console.signals import Ended, ending
 from tfkit.errors import (
+    ChangedWeightsWarning,
     Diagnostic,
     FirstLossWarning,
     LeftOutWarning,
@@ -132,7 +133,8 @@ def _drop_output() -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        with cli.make_context("tfkit", arguments) as context, said(LeftOutWarning, NotFiniteWarning, PluginWarning):
+        shown = (ChangedWeightsWarning, LeftOutWarning, NotFiniteWarning, PluginWarning)
+        with cli.make_context("tfkit", arguments) as context, said(*shown):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as error:

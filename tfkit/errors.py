@@ -128,6 +128,10 @@ class LeftOutWarning(UserWarning):
     """A file has tensors that the model omits. A model that is saved again lacks these tensors."""
 
 
+class ChangedWeightsWarning(UserWarning):
+    """The weights in the folder of a run differ from the weights that the run wrote there."""
+
+
 class NotFiniteWarning(UserWarning):
     """Weights that were written have values that are infinite or NaN: they are kept, but do not load."""
 

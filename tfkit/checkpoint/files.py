@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tfkit.arguments import name_of
-from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.errors import ChangedWeightsWarning, Diagnostic, SpecError, listing, quoted
 from tfkit.spec.folder import model_folder
 from tfkit.spec.header import FileHeader, shown, stamp, unreadable
-from tfkit.spec.weight_files import read_headers
+from tfkit.spec.weight_files import changed_weights, read_headers
 
 DTYPES = {
     "F64": torch.float64,
@@ -70,6 +71,7 @@ class TensorFiles:
         self._file: Any = None
         self._path: Path | None = None
         self._read = 0
+        self._compared = False
         for file, header in headers.items():
             for name, entry in header.tensors.items():
                 self.names[name] = TensorInfo(DTYPES[entry.dtype], entry.shape, file)
@@ -110,6 +112,9 @@ class TensorFiles:
             SpecError: its file was changed or removed since the checkpoint was opened, or cannot be mapped.
         """
         info = self.names[name]
+        if not self._compared:
+            self._compared = True
+            self._warn_of_changes()
         self._check_unchanged(info.file)
         if info.file != self._path or self._read > MAPPED:
             self._map(info.file)
@@ -133,6 +138,13 @@ class TensorFiles:
             raise unreadable(path, error) from error
         self._check_unchanged(path)
         self._path, self._read = path, 0
+
+    def _warn_of_changes(self) -> None:
+        """Issue a warning if the files belong to a run and have other tensors than the run wrote."""
+        for file in self._headers:
+            if (problem := changed_weights(file)) is not None:
+                text = problem.render("warning").removeprefix("warning: ")
+                warnings.warn(text, ChangedWeightsWarning, stacklevel=5)
 
     def _check_unchanged(self, path: Path) -> None:
         try:

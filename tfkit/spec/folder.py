@@ -22,6 +22,8 @@ TOKENIZERS = ("tokenizer.json", "chars.json")
 SPEC_KEY = "tfkit_spec"
 """The key of config.json that holds the text of the spec, in a folder with the model's code."""
 OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+"""The file next to the weights of a run; its `model` is the digest of their tensors."""
 RUN = "run.yaml"
 LATEST = "latest"
 """The file in a run folder that contains the name of the checkpoint to continue from."""

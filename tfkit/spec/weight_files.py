@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
-from tfkit.spec.folder import INDEX, WEIGHTS, model_folder
+from tfkit.spec.folder import INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
     HOW_TO_CONVERT,
@@ -17,6 +18,7 @@ from tfkit.spec.header import (
     Entry,
     FileHeader,
     Malformed,
+    Stamp,
     open_regular,
     read_header,
     read_object,
@@ -25,6 +27,10 @@ from tfkit.spec.header import (
 )
 
 CHUNK = 2**20
+MOMENT = 2 * 10**9
+"""Nanoseconds in which a file can be written twice with equal modification times, on any file system."""
+_cache: dict[Stamp, dict[str, str]] = {}
+"""The digests of tensors by the stamp of their file."""
 
 
 def read_headers(path: Path) -> dict[Path, FileHeader]:
@@ -55,17 +61,60 @@ def read_headers(path: Path) -> dict[Path, FileHeader]:
 def content_of(path: Path) -> str:
     """Return a digest of the tensors, 64 hexadecimal digits. It does not depend on how they are split into files.
 
+    It is the digest of the digests of the tensors, so that a file with some of the tensors can be checked alone.
     `path` is a file, an index, a model folder, or a run folder, whose latest checkpoint is used.
     Metadata is ignored. Raises SpecError as `read_headers` does.
     """
-    digest = hashlib.sha256()
-    headers = read_headers(model_folder(path))
-    tensors = {name: (file, entry) for file, header in headers.items() for name, entry in header.tensors.items()}
-    for name, (file, entry) in sorted(tensors.items()):
-        digest.update(json.dumps([name, entry.dtype, list(entry.shape)]).encode())
+    digests: dict[str, str] = {}
+    for file, header in read_headers(model_folder(path)).items():
+        digests |= _digests(file, header)
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def changed_weights(path: Path) -> Diagnostic | None:
+    """Describe how weights differ from the weights that a run wrote; None if they do not, or if no run wrote them.
+
+    `path` is as for `content_of`. Raises SpecError as `read_headers` does.
+    """
+    for file in read_headers(model_folder(path)):
+        if (problem := _problem_of(file)) is not None:
+            return problem
+    return None
+
+
+def _problem_of(file: Path) -> Diagnostic | None:
+    """Compare the tensors of a file with the digest that the run wrote next to it."""
+    folder, state = file.parent, file.parent / STATE
+    in_run = STEP.fullmatch(folder.name) is not None and os.path.isfile(folder.parent / RUN)
+    if file.name != WEIGHTS or not (in_run or os.path.lexists(state)):
+        return None
+    try:
+        with open_regular(state) as opened:
+            digest = parse_object(opened.read(), max_values=None).get("model")
+    except SpecError as error:
+        cause = error.diagnostics[0].message
+    except (OSError, Malformed) as error:
+        cause = f"cannot read {shown(state)}: {error}"
+    else:
+        if content_of(file) == digest:
+            return None
+        cause = f"{shown(state)} has a different digest"
+    return Diagnostic(f"the tensors in {shown(file)} are not the tensors that the run wrote", notes=(cause,))
+
+
+def _digests(file: Path, header: FileHeader) -> dict[str, str]:
+    """Return the digest of each tensor of a file. A file is read once, unless it was changed a moment ago."""
+    if (digests := _cache.get(header.stamp)) is not None:
+        return digests
+    begin, digests = time.time_ns(), {}
+    for name, entry in header.tensors.items():
+        digest = hashlib.sha256(json.dumps([name, entry.dtype, list(entry.shape)]).encode())
         for chunk in _data(file, entry):
             digest.update(chunk)
-    return digest.hexdigest()
+        digests[name] = digest.hexdigest()
+    if header.stamp.written < begin - MOMENT:
+        _cache[header.stamp] = digests
+    return digests
 
 
 def _data(path: Path, entry: Entry) -> Iterator[bytes]:

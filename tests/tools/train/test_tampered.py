@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,17 +19,21 @@ from safetensors.torch import load_file, save_file
 import tfkit
 from tests.run.training.runs import PLUGINS, small_run
 from tfkit.building.builder import build
-from tfkit.errors import SpecError
+from tfkit.cli import main
+from tfkit.errors import ChangedWeightsWarning, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.training.checkpoint import Checkpoint
+from tfkit.spec import weight_files
 from tfkit.spec.folder import LATEST, WEIGHTS
+from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS
+from tfkit.tools.eval_.evaluation import evaluate_run
 from tfkit.tools.train import checkpoints
 from tfkit.tools.train.record import Follower, RunFolder
 from tfkit.tools.train.train import train_run
 
-from ...sampling import some
+from ...sampling import chosen, spread
 from .test_folder import contents
 
 SETS = ["steps=6", "checkpoint={every: 2, last: 2}", "callbacks=[{kind: spikes, window: 2}]"]
@@ -289,7 +294,7 @@ def end_of(folder: str) -> dict[str, object]:
     return {name: content for name, content in contents(folder).items() if not name.startswith((NEWEST, OLDER))}
 
 
-@pytest.mark.parametrize("case", some(CASES, 40))
+@pytest.mark.parametrize("case", chosen(CASES, {*spread(list(CASES), 40), "step-6 of something else"}))
 def test_a_tampered_folder(case: str, run: Run) -> None:
     tamper, expected = CASES[case]
     folder = tampered("tampered", tamper)
@@ -362,6 +367,61 @@ def test_commands_read_the_checkpoint_that_a_run_continues_from(case: str, run: 
         return
     with pytest.raises(SpecError, match=re.escape(expected.replace("FOLDER", "read"))):
         tfkit.build(folder)
+
+
+CHANGED_WEIGHTS: dict[str, Tamper] = {
+    "flipped": flip(MODEL, -4),
+    "of another run": take(MODEL, f"../other/{NEWEST}"),
+    "of another step": take(MODEL, OLDER),
+    "without a digest": lambda folder: (folder / STATE).unlink(),
+    "with a digest that cannot be read": write(STATE, b"{"),
+    "with another digest": fields(STATE, model="0" * 64),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED_WEIGHTS)
+def test_changed_weights_of_a_run_are_not_used_in_silence(
+    case: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tampered("changed", CHANGED_WEIGHTS[case])
+    message = f"the tensors in `changed/{MODEL}` are not the tensors that the run wrote"
+    for path in (folder, folder / NEWEST, folder / MODEL):
+        with pytest.raises(SpecError, match=re.escape(message)):
+            evaluate_run(run, path, PLUGINS, (), (), allow_change=False)
+        with pytest.warns(ChangedWeightsWarning, match=re.escape(message)):
+            tfkit.build(run.graph, weights=path)
+    save = ["save", "changed", "--layout", "tfkit", "--no-plugins", "-o", "saved"]
+    assert main(save) == 1
+    assert f"error: {message}" in capsys.readouterr().err
+    assert not Path("saved").exists()
+    with pytest.warns(ChangedWeightsWarning):
+        assert evaluate_run(run, folder, PLUGINS, (), (), allow_change=True)
+    assert main([*save, "--allow-change", "--force"]) == 0
+    assert f"warning: {message}" in capsys.readouterr().err
+    shutil.rmtree("saved")
+
+
+def test_the_folder_ema_has_a_digest(run: Run) -> None:
+    folder = tampered("averaged", lambda _: None)
+    record, model = RunFolder(folder, run, {}, {}), build(run.graph)
+    record.save_model("ema", model)
+    tfkit.build(folder / "ema")
+    flip(f"ema/{WEIGHTS}", -4)(folder)
+    with pytest.warns(ChangedWeightsWarning, match="averaged/ema"):
+        tfkit.build(folder / "ema")
+
+
+def test_weights_are_read_once_for_their_digest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was written a moment ago is read again: a second change could leave its times equal."""
+    folder, reads = tampered("cached", lambda _: None), list[Path]()
+    data = weight_files._data
+    monkeypatch.setattr(weight_files, "_data", lambda path, entry: reads.append(path) or data(path, entry))
+    for age, passes in ((0, 2), (10, 1)):
+        os.utime(folder / MODEL, ns=(0, time.time_ns() - age * 10**9))
+        reads.clear()
+        first, second = (content_of(folder / MODEL) for _ in range(2))
+        assert first == second == json.loads((folder / STATE).read_text(encoding="utf-8"))["model"]
+        assert len(reads) == passes * len(load_file(folder / MODEL))
 
 
 def test_a_later_checkpoint_stays_until_the_next_one_is_written(run: Run) -> None:

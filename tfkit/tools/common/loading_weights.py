@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from tfkit.building.model import BuiltModel, whole
 from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.fitting import fitting_map, warn_of
+from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.spec.folder import TOKENIZERS
 from tfkit.spec.header import shown
+from tfkit.spec.weight_files import changed_weights
 from tfkit.tools.common.memory_needs import check_memory
 
 
@@ -46,6 +49,13 @@ def build_with_weights(
         allow_change=allow_change,
         before=lambda model: check_memory(model, device),
     )
+
+
+def check_weights(path: Path) -> None:
+    """Raise SpecError if weights belong to a run and differ from the weights that the run wrote."""
+    if (problem := changed_weights(path)) is not None:
+        help = "use a different checkpoint, or accept the weights with --allow-change, in Python `allow_change=True`"
+        raise SpecError(replace(problem, help=help))
 
 
 @checked

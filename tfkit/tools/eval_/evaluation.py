@@ -13,9 +13,9 @@ from tfkit.run.checked_run import Run, check_length, check_metrics, load_run
 from tfkit.run.contract import MetricConfig
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate as numbers_of
-from tfkit.spec.folder import WEIGHTS, has_weights, model_folder
+from tfkit.spec.folder import has_weights, model_folder
 from tfkit.spec.merge import as_changes
-from tfkit.tools.common.loading_weights import build_with_weights
+from tfkit.tools.common.loading_weights import build_with_weights, check_weights
 from tfkit.tools.cost.of_run import flops_of_step
 
 Names: TypeAlias = Annotated[Iterable[str], "a list of names"]
@@ -38,7 +38,8 @@ def evaluate(
         splits: names of splits; all but `train` unless given.
         metrics: kinds of metrics, such as `bits_per_byte`; by default the metrics of the run.
         weights: safetensors, a file or a folder.
-        allow_change: accept weights whose file states that they belong to a model with other values.
+        allow_change: accept weights whose file states that they belong to a model with other values, or that were
+            changed after a run wrote them.
         sets: changes of the run, as `tfkit.load` takes them.
 
     Returns:
@@ -55,12 +56,12 @@ def evaluate(
 
 
 def weights_of(name: AnyPath, weights: Path | None) -> Path:
-    """Return the file to evaluate: `weights`, or the weights in a run's folder; raise SpecError if there are none."""
+    """Return `weights`, or the latest checkpoint in the folder of a run; raise SpecError if there are no weights."""
     if weights is not None:
         return weights
     if not has_weights(Path(name)):
         raise SpecError(Diagnostic(f"`{name}` has no weights to evaluate", help="pass the weights with --weights"))
-    return model_folder(Path(name)) / WEIGHTS
+    return model_folder(Path(name))
 
 
 def evaluate_run(
@@ -76,6 +77,8 @@ def evaluate_run(
         check_length(run, name)
     configs = _metrics(plugins, run, metrics)
     check_metrics(run, configs)
+    if not allow_change:
+        check_weights(weights)
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
     whole = {name: SplitConfig(batches="all") for name in chosen}
     return numbers_of(model, run, whole, configs)

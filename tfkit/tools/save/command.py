@@ -67,12 +67,14 @@ def save(
         raise click.UsageError(f"--allow-drop has no effect in the layout {layout}")
     import torch
 
-    from tfkit.tools.common.loading_weights import build_with_weights
+    from tfkit.tools.common.loading_weights import build_with_weights, check_weights
     from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
     check_folder(output, force=force, tokenizer_from=weights)
+    if not allow_change:
+        check_weights(weights)
     warn(warnings_about(weights, graph.spec.model))
     with stages() as stage:
         stage(f"reading {weights}")

@@ -26,13 +26,13 @@ from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored, named_for, owned
-from tfkit.spec.folder import LATEST, OPTIMIZER, WEIGHTS, checkpoints_in
+from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, WEIGHTS, checkpoints_in
 from tfkit.spec.header import shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.run_facts import read_facts, read_json
 from tfkit.tools.save.save import write_model
 
-STATE, TENSORS = "state.json", "state.safetensors"
+TENSORS = "state.safetensors"
 FORMAT = 1
 _OPTIMIZER_KIND = re.compile(r"optimizer(\..+)?\.kind")
 _LOSS_KIND = re.compile(r"loss(\..+)?\.kind")

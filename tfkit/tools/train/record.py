@@ -35,7 +35,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
-from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
+from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.atomic_files import (
@@ -52,7 +52,7 @@ from tfkit.tools.common.atomic_files import (
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
-from tfkit.tools.train.checkpoints import STATE, read_branch, read_checkpoint, unusable, write_checkpoint
+from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
 
 LOCK, SHARDS = "lock", "shards"
 CHUNK = 2**20
@@ -219,7 +219,9 @@ class RunFolder:
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
         with written_folder(folder, SafetensorError, inside=self.folder) as target:
             write_model(model, target)
-            content_of(target / WEIGHTS)  # read back from the disk, before an older folder is removed
+            # Read back from the disk, before an older folder is removed.
+            digest = content_of(target / WEIGHTS)
+            (target / STATE).write_text(f"{json.dumps({'model': digest})}\n", encoding="utf-8")
             if self._run.data.tokenizer is not None:
                 self._run.data.tokenizer.save(target / self._run.data.tokenizer.file)
 
