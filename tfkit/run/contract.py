@@ -120,7 +120,13 @@ def bare(tokenizer: Tokenizer, text: str) -> Sequence[int]:
 
 
 class Examples(Protocol):
-    """A finite list of examples, in an order that never changes."""
+    """A finite list of examples, in an order that never changes.
+
+    Examples whose batches have padding also have `positions`, the number of positions of all examples of an epoch,
+    without padding; an example with several inputs counts those of its longest input. The mean of a training example
+    determines `tokens`, `flops` and the speed of a run. It is the same for every seed, order and number of processes,
+    and known without a pass over the examples.
+    """
 
     def __len__(self) -> int:
         """Return the number of examples in one epoch of the split."""

@@ -31,6 +31,8 @@ from tfkit.run.kinds.mixture import _joined
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.train.plan import plan
 
 from .small import PLUGINS, refused
 
@@ -374,6 +376,48 @@ def test_a_folder_has_the_ids_of_its_tokenizer(tmp_path: Path) -> None:
     assert batch.targets[0].tolist() == theirs(ROWS[0]["target"]).input_ids[1:]
 
 
+# ---- lengths ----
+
+COUNTED = {
+    "pair": ("pair", "{kind: pairs, files: rows.jsonl}"),
+    "sequence": ("sequence", "{kind: pairs, files: rows.jsonl, layout: sequence}"),
+    "classes": ("classes", "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes}"),
+    "choices": ("sequence", "{kind: choices, files: quiz.jsonl, tokenizer: bytes}"),
+    "masked": ("sequence", "{kind: masked, choices: 3, of: {kind: pairs, files: rows.jsonl, layout: sequence}}"),
+    "packed": ("sequence", "{kind: packed, separator: ' ', of: {kind: pairs, files: rows.jsonl, layout: sequence}}"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_size_of_a_run_counts_positions_and_not_padding(name: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    write_lines(tmp_path / "quiz.jsonl", QUESTIONS)
+    model, data = COUNTED[name]
+    runs = [columns_run(tmp_path, model, data, "tokens=1700", f"batch.length={length}") for length in (24, 40)]
+    examples = runs[0].data.examples("train", "sequential")
+    batches = [examples.batch(np.array([index])) for index in range(len(examples))]  # alone, so without padding
+    lengths = [max(ids.shape[1] for ids in batch.inputs.values()) for batch in batches]
+    positions = sum(lengths)
+    assert positions < len(examples) * max(lengths)
+    padded = examples.batch(np.arange(len(examples)))
+    assert sum(np.max([mask.sum(1) for mask in padded.masks.values()], axis=0)) == positions
+    assert {run.tokens_of_step for run in runs} == {5 * positions / len(examples)}
+    assert {run.steps for run in runs} == {-(-1700 * len(examples) // (5 * positions))}
+
+
+def test_padding_is_counted_next_to_the_positions(tmp_path: Path) -> None:
+    texts = ["a" * size for size in (3, 5, 11, 7, 2, 9)]
+    write_lines(tmp_path / "rows.jsonl", [{"text": text, "label": len(text) % 2} for text in texts])
+    data = "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes, order: sequential}"
+    run = columns_run(tmp_path, "classes", data, "batch.sequences=3", "passes=1")
+    size = plan(run)
+    assert (size.steps, size.tokens, size.padding) == (2, 37, 3 * 11 + 3 * 9 - 37)
+    exact = sum(flops_of_step(run.graph, 1, len(text)) for text in texts)
+    assert 0.98 * exact < size.flops <= exact
+    longer = columns_run(tmp_path, "classes", data, "batch.sequences=3", "passes=1", "batch.length=200")
+    assert plan(longer) == replace(size, digest=longer.digest, memory=plan(longer).memory)
+
+
 # ---- mixtures ----
 
 PARTS = {
@@ -394,6 +438,9 @@ def test_a_mixture_has_its_weights_and_every_example(tmp_path: Path) -> None:
     batch = examples.batch(np.arange(len(examples)))
     windows = batch.targets[:, 0] != IGNORED  # a prompt does not count
     assert windows.sum() == 3 * (~windows).sum()
+    assert run.tokens_of_step == pytest.approx(5 * batch.masks["tokens"].sum() / len(examples), rel=0.01)
+    packed = mixture(lines=PARTS["lines"].replace("data: {", "data: {kind: packed, separator: 256, of: {") + "}")
+    assert columns_run(tmp_path, "sequence", packed, "batch.length=20").tokens_of_step == run.tokens_of_step
     alone = columns_run(tmp_path, "sequence", PARTS["pairs"][7:-1], "batch.length=20").data
     parts = alone.examples("train", "shuffled").batch(np.arange(21))
     rows = {tuple(row[mask].tolist()) for row, mask in zip(parts.inputs["tokens"], parts.masks["tokens"], strict=True)}

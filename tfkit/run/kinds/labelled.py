@@ -185,6 +185,11 @@ class LabelledExamples:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def positions(self) -> int:
+        """The number of positions of all examples, without padding."""
+        return int(self.inputs.sizes.sum())
+
     def digest(self) -> bytes:
         return self.inputs.digest() + b"".join(labels.digest() for labels in self.labels.values())
 
