@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from tfkit.errors import SpecError
+from tfkit.errors import Invalid, SpecError
 from tfkit.run.contract import IGNORED, Batch, Data, Examples, Ids, Order, Tokenizer
 
 Fault = Callable[[str, BaseException], SpecError]
@@ -34,6 +34,7 @@ class GuardedData:
             self.vocab_size, self.length = data.vocab_size, data.length
             self.n_classes: int | Mapping[str, int] | None = getattr(data, "n_classes", None)
             self.splits: Sequence[str] = data.splits
+            self.warnings: Sequence[Invalid] = getattr(data, "warnings", ())
 
     @property
     def fingerprint(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +159,7 @@ def test_errors_of_files(tmp_path: Path, golden: Callable[[str, str], None]) -> 
 
 def test_examples_that_are_too_long(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl")
-    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes%s}"
+    data = "{kind: labelled, files: rows.jsonl, divide: stored, text: source, tokenizer: bytes%s}"
     with pytest.raises(SpecError, match=r"`, line \d+ has \d+ positions, but `batch.length` is 6"):
         columns_run(tmp_path, "classes", data % "", "batch.length=6")
     for long, texts in (("skip", [text for text in SOURCES[:21] if len(text) <= 6]), ("cut", SOURCES[:21])):
@@ -187,7 +188,7 @@ def loss_alone(trainer: Trainer, row: Mapping[str, str], layout: str) -> tuple[t
 @pytest.mark.parametrize("layout", ["pair", "sequence"])
 def test_a_step_on_pairs_is_that_of_a_loop_over_the_rows(layout: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl")
-    data = f"{{kind: pairs, files: rows.jsonl, layout: {layout}, tokenizer: bytes, order: sequential}}"
+    data = f"{{kind: pairs, files: rows.jsonl, layout: {layout}, tokenizer: bytes, order: sequential, divide: stored}}"
     trainer = Trainer(columns_run(tmp_path, layout, data, "machine.micro_batch=2"), Memory())
     trainer.model.double()
     batch = trainer.batch(1)
@@ -208,11 +209,72 @@ def test_a_step_on_pairs_is_that_of_a_loop_over_the_rows(layout: str, tmp_path: 
 
 def test_classes_of_texts(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl")
-    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential}"
+    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, divide: stored}"
     batch = columns_run(tmp_path, "classes", data).data.examples("train", "sequential").batch(np.array([0, 3, 2]))
     assert batch.targets.tolist() == [1, 0, 1]
     for row, mask, number in zip(batch.inputs["tokens"], batch.masks["tokens"], (0, 3, 2), strict=True):
         assert bytes(row[mask].tolist()).decode() == SOURCES[number]
+
+
+def test_splits_of_a_sorted_file_have_every_class(tmp_path: Path) -> None:
+    rows = [{"text": f"{number:03}", "label": ("new", "old")[number >= 100]} for number in range(200)]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    data = "{kind: labelled, files: rows.jsonl, text: text, tokenizer: bytes, order: sequential%s}"
+
+    def split(data: str, name: str) -> tuple[list[str], set[int], Sequence[Any]]:
+        run = columns_run(tmp_path, "classes", data)
+        examples = run.data.examples(name, "sequential")
+        batch = examples.batch(np.arange(len(examples)))
+        texts = [bytes(row).decode() for row in batch.inputs["tokens"].tolist()]
+        return texts, set(batch.targets.tolist()), run.file.notes
+
+    (train, classes, notes), (val, classes_of_val, _) = split(data % "", "train"), split(data % "", "val")
+    assert (len(train), len(val), sorted({*train, *val})) == (180, 20, [row["text"] for row in rows])
+    assert (train, val) == (sorted(train), sorted(val))  # in stored order, for `order: sequential`
+    assert classes == classes_of_val == {0, 1}
+    assert not notes
+    val, classes_of_val, notes = split(data % ", divide: stored", "val")
+    assert (val, classes_of_val) == ([row["text"] for row in rows[180:]], {1})
+    (note,) = notes
+    assert note.message == "the split `val` has no row of 1 of the 2 classes that occur"
+    assert note.notes == ("classes of column `label`: new",)
+    assert note.span is not None
+    with pytest.raises(SpecError, match="`divide` has no effect: `files` names the files of each split"):
+        columns_run(tmp_path, "classes", data.replace("rows.jsonl", "{train: rows.jsonl}") % ", divide: stored")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2, "1"], "line 4: column `label` must be a class of the same type as in the rows before"),
+        ([3, 1, True], "line 3: column `label` must be a class of the same type as in the rows before; got `true`"),
+        ([0, 1, 2**31], "line 3: column `label` must be the name or the number of a class"),
+    ],
+)
+def test_classes_must_have_one_type(labels: list[Any], message: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [{"text": "ab", "label": label} for label in labels])
+    with pytest.raises(SpecError, match=message):
+        columns_run(tmp_path, "classes", "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes}")
+
+
+def test_numbers_of_classes_that_no_row_has_are_a_warning(tmp_path: Path) -> None:
+    labels = [0, 1, 2] * 5 + [1_000_000]
+    write_lines(tmp_path / "rows.jsonl", [{"text": "ab", "label": label} for label in labels])
+    data = "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes%s}"
+    (note,) = columns_run(tmp_path, "classes", data % "").file.notes
+    assert note.message == "999,997 of the 1,000,001 classes of column `label` are in no row"
+    assert re.fullmatch(r"the largest class is 1,000,000, in `.+`, line 16", note.notes[0])
+    names = [{"text": "ab", "label": label} for label in ("1", "01", "10")]  # `01` is not the class of `1`
+    write_lines(tmp_path / "rows.jsonl", names)
+    assert columns_run(tmp_path, "classes", data % "").data.n_classes == 3  # type: ignore[attr-defined]
+
+
+def test_a_column_that_a_row_has_twice_is_an_error(tmp_path: Path) -> None:
+    texts = {"jsonl": '{"source": "a", "target": "b", "source": "c"}\n', "csv": "source,target,source\na,b,c\n"}
+    for suffix, text in texts.items():
+        (tmp_path / f"rows.{suffix}").write_text(text, encoding="utf-8")
+        with pytest.raises(SpecError, match=r"`source`|'source'"):
+            columns_run(tmp_path, "pair", f"{{kind: pairs, files: {{train: rows.{suffix}}}}}")
 
 
 def test_data_without_classes(tmp_path: Path) -> None:
@@ -227,7 +289,7 @@ def test_data_without_classes(tmp_path: Path) -> None:
 def test_numbered_classes_of_features(tmp_path: Path) -> None:
     rows = [{"x": [[1, number]] * (1 + number % 3), "label": [number % 3] * (1 + number % 3)} for number in range(30)]
     write_lines(tmp_path / "rows.jsonl", rows)
-    run = columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}")
+    run = columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, divide: stored, features: x}")
     batch = run.data.examples("train", "sequential").batch(np.array([1, 2]))
     assert batch.inputs["features"].tolist() == [[[1, 1], [1, 1], [0, 0]], [[1, 2], [1, 2], [1, 2]]]
     assert batch.targets.tolist() == [[1, 1, IGNORED], [2, 2, 2]]
@@ -242,7 +304,9 @@ def test_numbered_classes_of_features(tmp_path: Path) -> None:
 
 # ---- several targets ----
 
-TASKS = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, target: %s}"
+TASKS = (
+    "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, divide: stored, target: %s}"
+)
 BOTH = TASKS % "{row: label, letter: letters}"
 TASKS_LOSS = "loss={kind: cross_entropy, outputs: {letter: 1.0, row: 0.5}}"
 
@@ -311,7 +375,11 @@ def test_errors_of_several_targets(
         (BOTH, ("data.classes={rwo: [odd, even]}",), TASKS_LOSS),
         (BOTH, ("data.classes={row: [odd]}",), TASKS_LOSS),
         (TASKS % "label", ("data.classes={row: [odd, even]}",), TASKS_LOSS),
-        (f"{{kind: mixture, of: {{tasks: {{data: {BOTH.replace(', order: sequential', '')}}}}}}}", (), TASKS_LOSS),
+        (
+            f"{{kind: mixture, of: {{tasks: {{data: {BOTH.replace(', order: sequential', '')}}}}}}}",
+            (),
+            TASKS_LOSS,
+        ),
     ]
     errors = []
     for data, sets, loss in cases:
