@@ -23,7 +23,7 @@ LOOP = ("loss", "lr", "grad_norm")
 class TrainingProgress(Callback):
     """Measures the time of steps, without evaluations and checkpoints, and shows progress unless `quiet`."""
 
-    def __init__(self, tokens_of_step: int, *, quiet: bool) -> None:
+    def __init__(self, tokens_of_step: float, *, quiet: bool) -> None:
         self.first = self.last = 0
         """Number of the last step before this process, and of the current step."""
         self.seconds = 0.0

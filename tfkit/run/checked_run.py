@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
@@ -73,17 +74,31 @@ class Run:
         config, data = self.config, self.data
         if config.flops is None:
             examples = len(data.examples("train", "sequential"))
-            return config.count_steps(tokens_of_step=self.tokens_of_step, examples=examples)
+            return config.count_steps(mean_length=mean_length(data), examples=examples)
         assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
-            return math.ceil(config.flops / self.count(self.graph, config.batch.sequences, data.length))
+            return math.ceil(config.flops / (self.count(self.graph, config.batch.sequences, self.length) * self.fill))
         except SpecError as error:
             raise self.file.placed(error, "flops") from error
 
-    @property
-    def tokens_of_step(self) -> int:
-        """Positions in the batch of a training step."""
-        return self.config.batch.sequences * self.data.length
+    @cached_property
+    def tokens_of_step(self) -> float:
+        """Mean number of positions in the batch of a training step, without padding."""
+        return float(self.config.batch.sequences * mean_length(self.data))
+
+    @cached_property
+    def length(self) -> int:
+        """The length at which FLOPs are counted: the mean of the training examples, rounded up.
+
+        The FLOPs of an example are `fill` times this count. The FLOPs of attention grow with the square of the length,
+        so for examples of unequal lengths the count is slightly too low.
+        """
+        return math.ceil(mean_length(self.data))
+
+    @cached_property
+    def fill(self) -> float:
+        """The mean number of positions of a training example, divided by `length`; 1 for examples of equal length."""
+        return float(mean_length(self.data) / self.length)
 
     def factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step. Raise SpecError if the schedule fails."""
@@ -179,6 +194,13 @@ def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
     with run.guarded(run.config.schedule, "`check_steps`", "schedule"):
         run.config.schedule.check_steps(run.steps)
     return run
+
+
+def mean_length(data: Data, split: str = "train") -> Fraction:
+    """Return the mean number of positions of the examples of a split, without padding."""
+    examples = data.examples(split, "sequential")
+    positions: int | None = getattr(examples, "positions", None)
+    return Fraction(data.length) if positions is None else Fraction(positions, len(examples))
 
 
 def inputs_for(graph: Graph, names: Iterable[str], ahead: Collection[str] = ()) -> dict[str, str]:

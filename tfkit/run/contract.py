@@ -120,7 +120,13 @@ def bare(tokenizer: Tokenizer, text: str) -> Sequence[int]:
 
 
 class Examples(Protocol):
-    """A finite list of examples, in an order that never changes."""
+    """A finite list of examples, in an order that never changes.
+
+    Examples whose batches have padding also have `positions`, the number of positions of all examples of an epoch,
+    without padding; an example with several inputs has the positions of its longest input. The mean of a training
+    example determines `tokens`, `flops` and the speed of a run. It is the same for every seed, order and number of
+    processes, and known without a pass over the examples.
+    """
 
     def __len__(self) -> int:
         """Return the number of examples in one epoch of the split."""
@@ -135,6 +141,8 @@ class Data(Protocol):
     If targets are classes instead of tokens, the data also has `n_classes`, one more than the largest target. A run's
     model can use it as `data.n_classes`. If each output has its targets in `Batch.further_targets`, `n_classes` is a
     mapping from outputs, and a run's model can use `data.n_classes.OUTPUT`.
+
+    Data that is unusual, but not wrong, also has `warnings`: instances of `Invalid` that name the field and the cause.
     """
 
     @property
@@ -210,6 +218,15 @@ class DataConfig(Component):
             ranges[name] = (start, end)
             start = end
         return ranges
+
+    def drawn(self, size: int) -> dict[str, Ids]:
+        """Return the indices of each split in data of `size` items: a random part, with its items in stored order.
+
+        The parts are the same for every run. Files are often sorted, for instance by class, so consecutive ranges
+        would give splits that have little in common.
+        """
+        order = np.random.default_rng(0).permutation(size)
+        return {name: np.sort(order[start:end]) for name, (start, end) in self.ends(size).items()}
 
     def located(self, folder: Path) -> Self:
         """Return the config with paths that do not depend on the current folder; relative paths start at `folder`."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from tfkit.errors import SpecError
+from tfkit.errors import Invalid, SpecError
 from tfkit.run.contract import IGNORED, Batch, Data, Examples, Ids, Order, Tokenizer
 
 Fault = Callable[[str, BaseException], SpecError]
@@ -34,6 +34,7 @@ class GuardedData:
             self.vocab_size, self.length = data.vocab_size, data.length
             self.n_classes: int | Mapping[str, int] | None = getattr(data, "n_classes", None)
             self.splits: Sequence[str] = data.splits
+            self.warnings: Sequence[Invalid] = getattr(data, "warnings", ())
 
     @property
     def fingerprint(self) -> str:
@@ -81,6 +82,10 @@ class _GuardedExamples:
 
     def __init__(self, examples: Examples, data: GuardedData) -> None:
         self._examples, self._data = examples, data
+        self.positions: int | None = getattr(examples, "positions", None)
+        if self.positions is not None and self.positions < len(examples):
+            message = f"`positions` must be at least the number of examples, {len(examples):,}; got {self.positions:,}"
+            raise ValueError(message)
 
     def __len__(self) -> int:
         with guarded(self._data._fault, "`__len__` of its examples"):
@@ -90,6 +95,10 @@ class _GuardedExamples:
         """Return the examples with these indices."""
         with guarded(self._data._fault, "`batch`"):
             batch = self._examples.batch(indices)
+            if self.positions is None and getattr(batch, "masks", None):
+                raise ValueError(
+                    "examples whose batches have masks must have `positions`, their number without padding"
+                )
         return self._data.check(batch, len(indices))
 
 

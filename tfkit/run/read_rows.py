@@ -8,13 +8,14 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Invalid, closest, listing, quoted
 from tfkit.spec.extending import shortest
+from tfkit.spec.header import Malformed, parse_object
 
 MAGIC = b"ARROW1"
 """The first bytes of an arrow file that is not a stream."""
@@ -104,19 +105,22 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                values = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise Invalid("files", f"{_place(path, number)} must be a JSON object: {error}") from error
-            if not isinstance(values, dict):
-                got = quoted(line.decode().strip())
-                raise Invalid("files", f"{_place(path, number)} must be a JSON object; got {got}")
-            yield number, values
+                yield number, parse_object(line, max_values=None)
+            except Malformed as error:
+                raise Invalid("files", f"{_place(path, number)} cannot be read: {error}") from error
+
+
+def _check_once(columns: Sequence[str]) -> None:
+    if len(set(columns)) < len(columns):
+        name = next(name for index, name in enumerate(columns) if name in columns[:index])
+        raise ValueError(f"the column {quoted(name)} must be unique")
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     csv.field_size_limit(sys.maxsize)  # a document may be longer than 128 KB
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        _check_once(reader.fieldnames or ())
         for values in reader:
             if None in values or None in values.values():
                 columns = f"columns: {listing(reader.fieldnames or ())}"
@@ -130,6 +134,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
 
     with parquet.ParquetFile(path) as file:
+        _check_once(file.schema_arrow.names)
         number = 0
         for batch in file.iter_batches(batch_size=1000):
             yield from enumerate(batch.to_pylist(), number + 1)
@@ -145,6 +150,7 @@ def _arrow_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with memory_map(str(path)) as source:
         number = 0
         reader = ipc.open_stream(source) if is_stream else ipc.open_file(source)
+        _check_once(reader.schema.names)
         batches = reader if is_stream else (reader.get_batch(index) for index in range(reader.num_record_batches))
         for batch in batches:
             yield from enumerate(batch.to_pylist(), number + 1)

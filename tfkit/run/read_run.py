@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tfkit.component import Config, ContentMarker, marker
-from tfkit.errors import Diagnostic, Source, Span, SpecError, quoted, similar
+from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, quoted, similar
 from tfkit.plugin.known_specs import KnownSpecs, own_specs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
@@ -35,7 +35,7 @@ from tfkit.spec.extending import (
 from tfkit.spec.folder import RUN
 from tfkit.spec.load import Spec, models, resolve_spec
 from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
-from tfkit.spec.messages import fault_in
+from tfkit.spec.messages import fault_in, refused
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.resolve import Resolver, Scoped
@@ -276,7 +276,9 @@ def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | No
     config, data = _data(config, provenance, {} if loaded is None else loaded)
     with of_model():
         spec = resolve_spec(model_of(text, data), plugins, file=text.file)
-    return RunFile(config, spec, data, provenance, text.file, spec.notes)
+    warnings: Iterable[Invalid] = getattr(data, "warnings", ())
+    notes = tuple(refused(warning, ("data",), provenance) for warning in warnings)
+    return RunFile(config, spec, data, provenance, text.file, (*spec.notes, *notes))
 
 
 def model_of(text: RunText, data: Data) -> Mapping:

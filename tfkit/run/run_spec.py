@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -211,7 +213,8 @@ class RunSpec(Document):
     steps: PositiveCount | None = None
     """The length of the run in steps. Set this, `tokens`, `passes` or `flops`."""
     tokens: PositiveCount | None = None
-    """The length of the run in positions, rounded up to full steps."""
+    """The length of the run in positions without padding, rounded up to full steps. A step counts as the mean number of
+    positions of `batch.sequences` training examples."""
     passes: PositiveFloat | None = None
     """The length of the run in epochs of the training split, rounded up to full steps."""
     flops: PositiveFloat | None = None
@@ -284,12 +287,16 @@ class RunSpec(Document):
         size = self.machine.micro_batch
         return size if isinstance(size, int) else self.batch.sequences
 
-    def count_steps(self, *, tokens_of_step: int, examples: int) -> int:
-        """Return the number of steps, for a number of training examples. The length must not be in FLOPs."""
+    def count_steps(self, *, mean_length: Fraction, examples: int) -> int:
+        """Return the number of steps, for a number of training examples. The length must not be in FLOPs.
+
+        `mean_length` is the mean number of positions of an example. The exact positions of the first steps depend on
+        the seed, and runs with different seeds must have the same number of steps to be comparable.
+        """
         if self.steps is not None:
             return self.steps
         if self.tokens is not None:
-            return -(-self.tokens // tokens_of_step)
+            return math.ceil(self.tokens / (self.batch.sequences * mean_length))
         assert self.passes is not None
         return max(1, -int(-self.passes * examples // self.batch.sequences))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from tfkit.run.kinds.mixture import _joined
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.train.plan import plan
 
 from .small import PLUGINS, refused
 
@@ -156,7 +159,7 @@ def test_errors_of_files(tmp_path: Path, golden: Callable[[str, str], None]) -> 
 
 def test_examples_that_are_too_long(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl")
-    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes%s}"
+    data = "{kind: labelled, files: rows.jsonl, divide: stored, text: source, tokenizer: bytes%s}"
     with pytest.raises(SpecError, match=r"`, line \d+ has \d+ positions, but `batch.length` is 6"):
         columns_run(tmp_path, "classes", data % "", "batch.length=6")
     for long, texts in (("skip", [text for text in SOURCES[:21] if len(text) <= 6]), ("cut", SOURCES[:21])):
@@ -185,7 +188,7 @@ def loss_alone(trainer: Trainer, row: Mapping[str, str], layout: str) -> tuple[t
 @pytest.mark.parametrize("layout", ["pair", "sequence"])
 def test_a_step_on_pairs_is_that_of_a_loop_over_the_rows(layout: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl")
-    data = f"{{kind: pairs, files: rows.jsonl, layout: {layout}, tokenizer: bytes, order: sequential}}"
+    data = f"{{kind: pairs, files: rows.jsonl, layout: {layout}, tokenizer: bytes, order: sequential, divide: stored}}"
     trainer = Trainer(columns_run(tmp_path, layout, data, "machine.micro_batch=2"), Memory())
     trainer.model.double()
     batch = trainer.batch(1)
@@ -206,11 +209,72 @@ def test_a_step_on_pairs_is_that_of_a_loop_over_the_rows(layout: str, tmp_path: 
 
 def test_classes_of_texts(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl")
-    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential}"
+    data = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, divide: stored}"
     batch = columns_run(tmp_path, "classes", data).data.examples("train", "sequential").batch(np.array([0, 3, 2]))
     assert batch.targets.tolist() == [1, 0, 1]
     for row, mask, number in zip(batch.inputs["tokens"], batch.masks["tokens"], (0, 3, 2), strict=True):
         assert bytes(row[mask].tolist()).decode() == SOURCES[number]
+
+
+def test_splits_of_a_sorted_file_have_every_class(tmp_path: Path) -> None:
+    rows = [{"text": f"{number:03}", "label": ("new", "old")[number >= 100]} for number in range(200)]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    data = "{kind: labelled, files: rows.jsonl, text: text, tokenizer: bytes, order: sequential%s}"
+
+    def split(data: str, name: str) -> tuple[list[str], set[int], Sequence[Any]]:
+        run = columns_run(tmp_path, "classes", data)
+        examples = run.data.examples(name, "sequential")
+        batch = examples.batch(np.arange(len(examples)))
+        texts = [bytes(row).decode() for row in batch.inputs["tokens"].tolist()]
+        return texts, set(batch.targets.tolist()), run.file.notes
+
+    (train, classes, notes), (val, classes_of_val, _) = split(data % "", "train"), split(data % "", "val")
+    assert (len(train), len(val), sorted({*train, *val})) == (180, 20, [row["text"] for row in rows])
+    assert (train, val) == (sorted(train), sorted(val))  # in stored order, for `order: sequential`
+    assert classes == classes_of_val == {0, 1}
+    assert not notes
+    val, classes_of_val, notes = split(data % ", divide: stored", "val")
+    assert (val, classes_of_val) == ([row["text"] for row in rows[180:]], {1})
+    (note,) = notes
+    assert note.message == "the split `val` has no row of 1 of the 2 classes that occur"
+    assert note.notes == ("classes of column `label`: new",)
+    assert note.span is not None
+    with pytest.raises(SpecError, match="`divide` has no effect: `files` names the files of each split"):
+        columns_run(tmp_path, "classes", data.replace("rows.jsonl", "{train: rows.jsonl}") % ", divide: stored")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2, "1"], "line 4: column `label` must be a class of the same type as in the rows before"),
+        ([3, 1, True], "line 3: column `label` must be a class of the same type as in the rows before; got `true`"),
+        ([0, 1, 2**31], "line 3: column `label` must be the name or the number of a class"),
+    ],
+)
+def test_classes_must_have_one_type(labels: list[Any], message: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [{"text": "ab", "label": label} for label in labels])
+    with pytest.raises(SpecError, match=message):
+        columns_run(tmp_path, "classes", "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes}")
+
+
+def test_numbers_of_classes_that_no_row_has_are_a_warning(tmp_path: Path) -> None:
+    labels = [0, 1, 2] * 5 + [1_000_000]
+    write_lines(tmp_path / "rows.jsonl", [{"text": "ab", "label": label} for label in labels])
+    data = "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes%s}"
+    (note,) = columns_run(tmp_path, "classes", data % "").file.notes
+    assert note.message == "999,997 of the 1,000,001 classes of column `label` are in no row"
+    assert re.fullmatch(r"the largest class is 1,000,000, in `.+`, line 16", note.notes[0])
+    names = [{"text": "ab", "label": label} for label in ("1", "01", "10")]  # `01` is not the class of `1`
+    write_lines(tmp_path / "rows.jsonl", names)
+    assert columns_run(tmp_path, "classes", data % "").data.n_classes == 3  # type: ignore[attr-defined]
+
+
+def test_a_column_that_a_row_has_twice_is_an_error(tmp_path: Path) -> None:
+    texts = {"jsonl": '{"source": "a", "target": "b", "source": "c"}\n', "csv": "source,target,source\na,b,c\n"}
+    for suffix, text in texts.items():
+        (tmp_path / f"rows.{suffix}").write_text(text, encoding="utf-8")
+        with pytest.raises(SpecError, match=r"`source`|'source'"):
+            columns_run(tmp_path, "pair", f"{{kind: pairs, files: {{train: rows.{suffix}}}}}")
 
 
 def test_data_without_classes(tmp_path: Path) -> None:
@@ -225,7 +289,7 @@ def test_data_without_classes(tmp_path: Path) -> None:
 def test_numbered_classes_of_features(tmp_path: Path) -> None:
     rows = [{"x": [[1, number]] * (1 + number % 3), "label": [number % 3] * (1 + number % 3)} for number in range(30)]
     write_lines(tmp_path / "rows.jsonl", rows)
-    run = columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}")
+    run = columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, divide: stored, features: x}")
     batch = run.data.examples("train", "sequential").batch(np.array([1, 2]))
     assert batch.inputs["features"].tolist() == [[[1, 1], [1, 1], [0, 0]], [[1, 2], [1, 2], [1, 2]]]
     assert batch.targets.tolist() == [[1, 1, IGNORED], [2, 2, 2]]
@@ -240,7 +304,9 @@ def test_numbered_classes_of_features(tmp_path: Path) -> None:
 
 # ---- several targets ----
 
-TASKS = "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, target: %s}"
+TASKS = (
+    "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, divide: stored, target: %s}"
+)
 BOTH = TASKS % "{row: label, letter: letters}"
 TASKS_LOSS = "loss={kind: cross_entropy, outputs: {letter: 1.0, row: 0.5}}"
 
@@ -309,7 +375,11 @@ def test_errors_of_several_targets(
         (BOTH, ("data.classes={rwo: [odd, even]}",), TASKS_LOSS),
         (BOTH, ("data.classes={row: [odd]}",), TASKS_LOSS),
         (TASKS % "label", ("data.classes={row: [odd, even]}",), TASKS_LOSS),
-        (f"{{kind: mixture, of: {{tasks: {{data: {BOTH.replace(', order: sequential', '')}}}}}}}", (), TASKS_LOSS),
+        (
+            f"{{kind: mixture, of: {{tasks: {{data: {BOTH.replace(', order: sequential', '')}}}}}}}",
+            (),
+            TASKS_LOSS,
+        ),
     ]
     errors = []
     for data, sets, loss in cases:
@@ -374,6 +444,48 @@ def test_a_folder_has_the_ids_of_its_tokenizer(tmp_path: Path) -> None:
     assert batch.targets[0].tolist() == theirs(ROWS[0]["target"]).input_ids[1:]
 
 
+# ---- lengths ----
+
+COUNTED = {
+    "pair": ("pair", "{kind: pairs, files: rows.jsonl}"),
+    "sequence": ("sequence", "{kind: pairs, files: rows.jsonl, layout: sequence}"),
+    "classes": ("classes", "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes}"),
+    "choices": ("sequence", "{kind: choices, files: quiz.jsonl, tokenizer: bytes}"),
+    "masked": ("sequence", "{kind: masked, choices: 3, of: {kind: pairs, files: rows.jsonl, layout: sequence}}"),
+    "packed": ("sequence", "{kind: packed, separator: ' ', of: {kind: pairs, files: rows.jsonl, layout: sequence}}"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_size_of_a_run_counts_positions_and_not_padding(name: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl")
+    write_lines(tmp_path / "quiz.jsonl", QUESTIONS)
+    model, data = COUNTED[name]
+    runs = [columns_run(tmp_path, model, data, "tokens=1700", f"batch.length={length}") for length in (24, 40)]
+    examples = runs[0].data.examples("train", "sequential")
+    batches = [examples.batch(np.array([index])) for index in range(len(examples))]  # alone, so without padding
+    lengths = [max(ids.shape[1] for ids in batch.inputs.values()) for batch in batches]
+    positions = sum(lengths)
+    assert positions < len(examples) * max(lengths)
+    padded = examples.batch(np.arange(len(examples)))
+    assert sum(np.max([mask.sum(1) for mask in padded.masks.values()], axis=0)) == positions
+    assert {run.tokens_of_step for run in runs} == {5 * positions / len(examples)}
+    assert {run.steps for run in runs} == {-(-1700 * len(examples) // (5 * positions))}
+
+
+def test_padding_is_counted_next_to_the_positions(tmp_path: Path) -> None:
+    texts = ["a" * size for size in (3, 5, 11, 7, 2, 9)]
+    write_lines(tmp_path / "rows.jsonl", [{"text": text, "label": len(text) % 2} for text in texts])
+    data = "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes, order: sequential}"
+    run = columns_run(tmp_path, "classes", data, "batch.sequences=3", "passes=1")
+    size = plan(run)
+    assert (size.steps, size.tokens, size.padding) == (2, 37, 3 * 11 + 3 * 9 - 37)
+    exact = sum(flops_of_step(run.graph, 1, len(text)) for text in texts)
+    assert 0.98 * exact < size.flops <= exact
+    longer = columns_run(tmp_path, "classes", data, "batch.sequences=3", "passes=1", "batch.length=200")
+    assert plan(longer) == replace(size, digest=longer.digest, memory=plan(longer).memory)
+
+
 # ---- mixtures ----
 
 PARTS = {
@@ -394,6 +506,9 @@ def test_a_mixture_has_its_weights_and_every_example(tmp_path: Path) -> None:
     batch = examples.batch(np.arange(len(examples)))
     windows = batch.targets[:, 0] != IGNORED  # a prompt does not count
     assert windows.sum() == 3 * (~windows).sum()
+    assert run.tokens_of_step == pytest.approx(5 * batch.masks["tokens"].sum() / len(examples), rel=0.01)
+    packed = mixture(lines=PARTS["lines"].replace("data: {", "data: {kind: packed, separator: 256, of: {") + "}")
+    assert columns_run(tmp_path, "sequence", packed, "batch.length=20").tokens_of_step == run.tokens_of_step
     alone = columns_run(tmp_path, "sequence", PARTS["pairs"][7:-1], "batch.length=20").data
     parts = alone.examples("train", "shuffled").batch(np.arange(21))
     rows = {tuple(row[mask].tolist()) for row, mask in zip(parts.inputs["tokens"], parts.masks["tokens"], strict=True)}

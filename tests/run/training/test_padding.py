@@ -51,6 +51,7 @@ class Padded:
 
     def __init__(self, change: Callable[[Batch], Batch] = lambda batch: batch, *, pairs: bool) -> None:
         self.change, self.pairs = change, pairs
+        self.positions: int | None = int((LENGTHS.max(axis=1) if pairs else LENGTHS[:, 0]).sum())
 
     def examples(self, split: str, order: str) -> Padded:
         return self
@@ -137,3 +138,13 @@ def test_a_mask_that_fits_no_input_is_an_error(change: Callable[[Any], Any], err
     with pytest.raises((TypeError, ValueError)) as raised:
         padded_run(tmp_path, lambda batch: replace(batch, masks=change(batch.masks["tokens"])), pairs=False)
     assert error in str(raised.value)
+
+
+def test_padded_examples_must_have_their_number_of_positions(tmp_path: Path) -> None:
+    run = padded_run(tmp_path, pairs=True)
+    assert run.tokens_of_step == sum([5, 7, 6, 4])
+    padded = Padded(pairs=True)
+    for positions, error in ((None, "must have `positions`, their number"), (3, "at least the number of examples, 4")):
+        padded.positions = positions
+        with pytest.raises(ValueError, match=error):
+            GuardedData(padded, run.data._fault).examples("train", "shuffled").batch(np.arange(4))  # type: ignore[attr-defined]

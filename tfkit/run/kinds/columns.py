@@ -33,6 +33,9 @@ class ColumnsConfig(DataConfig):
     files: Immaterial[Names | dict[str, Names]]
     """A path, a pattern such as `data/*.jsonl`, or a list of both, whose rows are divided by `split`; or a mapping from
     each split to its files. Relative paths start at the folder of the run's file."""
+    divide: Literal["random", "stored"] = "random"
+    """The rows of each split: random rows, the same for every seed; or with `stored`, consecutive rows in the order of
+    the files, for data such as time series."""
 
     def check(self) -> None:
         """Raise `Invalid` if the split `train` is missing, or if two fields define the splits."""
@@ -43,6 +46,8 @@ class ColumnsConfig(DataConfig):
             raise Invalid("files", "`files` must have a split `train`", help="write `files: {train: ..., val: ...}`")
         if "split" in self.model_fields_set:
             raise Invalid("split", "`split` has no effect: `files` names the files of each split", help="remove it")
+        if "divide" in self.model_fields_set:
+            raise Invalid("divide", "`divide` has no effect: `files` names the files of each split", help="remove it")
 
     @property
     def split_names(self) -> tuple[str, ...]:
@@ -71,7 +76,10 @@ class ColumnsConfig(DataConfig):
                 raise Invalid("files", f"the files of the split `{empty}` must have at least one row")
             return parts
         rows = list(_rows(self.files))
-        return {name: rows[start:end] for name, (start, end) in divided(self, len(rows)).items()}
+        ranges = divided(self, len(rows))
+        if self.divide == "stored":
+            return {name: rows[start:end] for name, (start, end) in ranges.items()}
+        return {name: [rows[index] for index in indices] for name, indices in self.drawn(len(rows)).items()}
 
 
 def _rows(names: Names) -> Iterator[Row]:

@@ -41,6 +41,12 @@ def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
     return ends
 
 
+def positions_of(examples: Examples, length: int) -> int:
+    """Return the number of positions of all examples, which have `length` positions unless they have padding."""
+    positions: int | None = getattr(examples, "positions", None)
+    return length * len(examples) if positions is None else positions
+
+
 def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
     """Build a batch from rows of tokens [b, t + 1], in which the target of each token is the next token.
 

@@ -87,12 +87,13 @@ class LabelledConfig(ColumnsConfig):
             inputs = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in kept])
             ragged = {output: Ragged([of_rows[i][:length] for i in kept]) for output, of_rows in labels.items()}
             examples[name] = LabelledExamples(inputs, ragged, {name: target.each for name, target in targets.items()})
+        warnings = tuple(warning for target in targets.values() for warning in target.warnings(parts))
         content = fingerprint(
             [*texts, *(str(name) for target in targets.values() for name in target.numbers)], examples
         )
         vocab_size = 1 if tokenizer is None else tokenizer.vocab_size
         n_classes = {output: target.n_classes for output, target in targets.items()}
-        return LabelledData(examples, length, vocab_size, tokenizer, content, n_classes.get("", n_classes))
+        return LabelledData(examples, length, vocab_size, tokenizer, content, n_classes.get("", n_classes), warnings)
 
     def _value(self, row: Row, tokenizer: Tokenizer | None, width: int | None) -> Any:
         """Return the ids or the features of a row."""
@@ -130,14 +131,43 @@ class _Target:
     def of(cls, rows: Sequence[Row], column: str, names: Sequence[str] | None) -> _Target:
         """Return the target in a column of the rows. `names` are the classes; by default, the rows determine them."""
         numbers: dict[str | int, int]
-        values = {value for row in rows for value in _classes(row, column)}
+        types: set[type] = set()
+        values: set[str | int] = set()
+        for row in rows:
+            for value in _classes(row, column):
+                types.add(type(value))
+                values.add(value)
+                if len(types) > 1:
+                    message = "a class of the same type as in the rows before"
+                    raise row.error(column, message, help="write all classes as numbers, or all as texts")
         if names is not None:
             numbers = {name: number for number, name in enumerate(names)}
-        elif all(isinstance(value, int) or value.isdecimal() for value in values):
+        elif all(isinstance(value, int) or _is_number(value) for value in values):
             numbers = {value: int(value) for value in sorted(values, key=int)}
         else:
             numbers = {name: number for number, name in enumerate(sorted(map(str, values)))}
         return cls(column, numbers, isinstance(rows[0][column], list))
+
+    def warnings(self, parts: Mapping[str, Sequence[Row]]) -> Iterator[Invalid]:
+        """Yield a warning for numbers of classes that no row has, and for each split that lacks a class."""
+        rows: dict[int, Row] = {}
+        splits: dict[str, set[int]] = {name: set() for name in parts}
+        for name, part in parts.items():
+            for row in part:
+                classes = {self.numbers[label] for label in _classes(row, self.column)}
+                splits[name] |= classes
+                rows |= dict.fromkeys(classes - rows.keys(), row)
+        if absent := self.n_classes - len(rows):
+            largest = f"the largest class is {max(rows):,}, in {rows[max(rows)].place}"
+            message = f"{absent:,} of the {self.n_classes:,} classes of column `{self.column}` are in no row"
+            yield Invalid("files", message, notes=(largest,), help="correct the class, or list `classes`")
+        names = {number: str(name) for name, number in self.numbers.items()}
+        for name, classes in splits.items():
+            if lacking := [names[number] for number in sorted(rows.keys() - classes)]:
+                message = f"the split `{name}` has no row of {len(lacking):,} of the {len(rows):,} classes that occur"
+                note = f"classes of column `{self.column}`: {listing(lacking)}"
+                help = "use larger splits, or name the files of each split"
+                yield Invalid("files", message, notes=(note,), help=help)
 
     @property
     def n_classes(self) -> int:
@@ -158,9 +188,14 @@ class _Target:
 def _classes(row: Row, column: str) -> Iterator[str | int]:
     value = row[column]
     for label in value if isinstance(value, list) else [value]:
-        if not isinstance(label, str) and not (isinstance(label, int) and label >= 0):
+        if not isinstance(label, str) and not (isinstance(label, int) and 0 <= label < 2**31):
             raise row.error(column, "the name or the number of a class, or a list of them")
         yield label
+
+
+def _is_number(name: str) -> bool:
+    """Return True for a number as Python writes it. `01` is a name, because it would be the class of `1`."""
+    return name.isascii() and name.isdecimal() and len(name) < 10 and str(int(name)) == name
 
 
 def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float32]:
@@ -185,6 +220,11 @@ class LabelledExamples:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def positions(self) -> int:
+        """The number of positions of all examples, without padding."""
+        return int(self.inputs.sizes.sum())
+
     def digest(self) -> bytes:
         return self.inputs.digest() + b"".join(labels.digest() for labels in self.labels.values())
 
@@ -207,3 +247,4 @@ class LabelledData(RowsData):
     """Examples with classes."""
 
     n_classes: int | Mapping[str, int] = 0
+    warnings: tuple[Invalid, ...] = ()

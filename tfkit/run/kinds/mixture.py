@@ -13,6 +13,7 @@ from tfkit.component import Config
 from tfkit.errors import Invalid
 from tfkit.run.contract import IGNORED, Batch, Data, DataConfig, Examples, Ids, NonNegative, Order, Tokenizer
 from tfkit.run.kinds.columns import masks_of
+from tfkit.run.kinds.examples import positions_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -131,19 +132,29 @@ class Mixture:
             return self._parts[name].examples(split, order)
         names = [name for name, weight in self._weights.items() if weight]
         weights = [self._weights[name] for name in names]
-        return Mixed([self._parts[name].examples("train", order) for name in names], weights)
+        lengths = [self._parts[name].length for name in names]
+        return Mixed([self._parts[name].examples("train", order) for name in names], weights, lengths)
 
 
 class Mixed:
-    """Examples of several parts. The first indices are examples of the first part, and so on."""
+    """Examples of several parts. The first indices are examples of the first part, and so on.
 
-    def __init__(self, parts: Sequence[Examples], weights: Sequence[float]) -> None:
+    `lengths` are the lengths of parts without padding.
+    """
+
+    def __init__(self, parts: Sequence[Examples], weights: Sequence[float], lengths: Sequence[int]) -> None:
         self._parts = parts
         passes = max(len(part) / weight for part, weight in zip(parts, weights, strict=True))
         counts = [max(round(passes * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
         if sum(counts) > MAX_EXAMPLES:
             raise Invalid("of", "the weights differ too much: an epoch would have more than 2^40 examples")
         self._ends = np.cumsum(counts)
+        # Parts occur more than once, and not always completely: their means are exact only over complete epochs.
+        positions = [
+            count * positions_of(part, length) // len(part)
+            for count, part, length in zip(counts, parts, lengths, strict=True)
+        ]
+        self.positions = sum(positions)
 
     def __len__(self) -> int:
         return int(self._ends[-1])

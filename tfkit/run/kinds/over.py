@@ -143,6 +143,8 @@ class Hidden:
 
     def __init__(self, of: Examples, share: float, choices: int, *, mask: int) -> None:
         self._of, self._share, self._choices, self._mask = of, share, choices, mask
+        positions: int | None = getattr(of, "positions", None)
+        self.positions = None if positions is None else positions * choices
 
     def __len__(self) -> int:
         return len(self._of) * self._choices
@@ -152,6 +154,7 @@ class Hidden:
         ((name, tokens),) = seen.inputs.items()
         asked = np.zeros(tokens.shape, dtype=bool)
         asked[:, 1:] = seen.targets[:, :-1] != IGNORED
+        asked &= seen.masks.get(name, True)  # the last target of a padded example may not be an input
         drawn = np.stack([generator(number).random((3, tokens.shape[1])) for number in indices.tolist()], axis=1)
         chosen = asked & (drawn[0] < self._share)
         hidden, random = chosen & (drawn[1] < HIDDEN), chosen & (drawn[1] >= 1 - RANDOM)
@@ -193,6 +196,7 @@ class Packed:
 
     def __init__(self, of: Examples, separator: int) -> None:
         self._of, self._separator = of, separator
+        self.positions: int | None = getattr(of, "positions", None)
 
     def __len__(self) -> int:
         return len(self._of)

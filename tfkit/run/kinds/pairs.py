@@ -170,6 +170,13 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.counts)
 
+    @property
+    def positions(self) -> int:
+        """The number of positions of all examples with their correct continuations, without padding."""
+        first = self.counts.cumsum() - self.counts
+        sizes = self.targets.sizes[first + self.answers] - 1
+        return int((np.maximum(sizes, self.sources.sizes[first]) if self.layout == "pair" else sizes).sum())
+
     def digest(self) -> bytes:
         return self.sources.digest() + self.targets.digest() + self.counts.tobytes() + self.answers.tobytes()
 

@@ -74,7 +74,7 @@ class Facts:
         return sum(session["seconds"] for session in self.sessions) / step if step else None
 
 
-def rates_of(tokens: int, seconds: float | None) -> dict[str, float]:
+def rates_of(tokens: float, seconds: float | None) -> dict[str, float]:
     """Return the units of a step that curves can be drawn over, in addition to steps."""
     return {"tokens": tokens, **({"seconds": seconds} if seconds else {})}
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
-from tfkit.run.checked_run import Run, check_run
+from tfkit.run.checked_run import Run, check_run, mean_length
 from tfkit.run.contract import Data
 from tfkit.run.read_run import RunFile, RunText, model_of, of_model, resolve_run
 from tfkit.run.read_sweep import Setting, SweepFile
@@ -292,5 +292,5 @@ def _size(name: str, run: RunFile) -> Number:
         graph = expand(run.model)
     if name == "params":
         return parameters_of(graph)[0]
-    length = run.data.length
+    length = math.ceil(mean_length(run.data))
     return flops_of_step(graph, 1, length) / length

@@ -96,8 +96,8 @@ def _help(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: P
     write_file(place, render(run.graph.spec.model), inside=folder)
     options = f"--params {target}"
     if name == "flops":
-        tokens = run.steps * run.tokens_of_step
-        options = f"--flops {target} --tokens {tokens} --length {run.data.length}"
+        tokens = round(run.steps * run.tokens_of_step)
+        options = f"--flops {target} --tokens {tokens} --length {run.length}"
     return f"a model of that size: tfkit solve {shlex.quote(str(place))} {options}"
 
 

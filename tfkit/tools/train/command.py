@@ -223,13 +223,14 @@ def _show(trained: Trained, run: Run, *, json: bool) -> None:
     """Print the result as a table, or as JSON."""
     from tfkit.console.output import print_json, show, table
     from tfkit.tools.train.components import without_components
-    from tfkit.tools.train.plan import known_device, utilisation
+    from tfkit.tools.train.plan import known_device, padding_of, utilisation
 
     numbers, speed = trained.history.latest, trained.tokens_per_second
     mfu = utilisation(run, speed, known_device(run)) if speed else None
     if json:
         result = {"folder": str(trained.folder), "step": trained.step, "ended": trained.ended}
-        print_json({**result, "numbers": numbers, "tokens_per_second": speed, "mfu": mfu})
+        speeds = {"tokens_per_second": speed, "padding_per_second": speed and speed * padding_of(run)}
+        print_json({**result, "numbers": numbers, **speeds, "mfu": mfu})
         return
     if not trained.steps_made and trained.ended != "interrupted":
         click.echo(f"the run in {trained.folder} is complete: {trained.ended} after step {trained.step:,}")
@@ -237,6 +238,7 @@ def _show(trained: Trained, run: Run, *, json: bool) -> None:
     rows = [("step", f"{trained.step:,}"), ("ended", trained.ended)]
     rows += [(name, f"{numbers[name]:.4g}") for name in without_components(numbers)]
     rows += [("tokens/s", f"{speed:,.0f}")] if speed else []
+    rows += [("padding/s, in addition", f"{speed * padding:,.0f}")] if speed and (padding := padding_of(run)) else []
     rows += [("MFU, causal", f"{mfu.causal:.1%}"), ("MFU, full", f"{mfu.full:.1%}")] if mfu else []
     show(table([str(trained.folder), ""], rows, right=[""]))
     _show_components(trained.history)
@@ -262,6 +264,7 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
         ("parameters", f"{plan.parameters:,}"),
         ("steps", f"{plan.steps:,}"),
         ("tokens", f"{plan.tokens:,}"),
+        *([("padding, in addition", f"{plan.padding:,}")] if plan.padding else []),
         ("passes over the data", f"{plan.passes:,.2f}"),
         ("FLOPs", flops_text(plan.flops)),
         *([("FLOPs of evaluations", flops_text(plan.flops_of_evaluations))] if plan.flops_of_evaluations else []),

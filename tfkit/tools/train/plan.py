@@ -15,9 +15,10 @@ import torch
 
 import tfkit
 from tfkit.plugin.manager import Plugins
-from tfkit.run.checked_run import Run
+from tfkit.run.checked_run import Run, mean_length
 from tfkit.run.contract import IGNORED, Batch, MetricConfig
 from tfkit.run.training.layers import matrices_in_float8
+from tfkit.run.training.order import indices_of
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import Cost, cost
 from tfkit.tools.cost.devices import Device, device_of_driver
@@ -34,13 +35,15 @@ class Plan:
         digest: the digest of the run.
         parameters: the number of parameters of the model.
         steps: the number of steps.
-        tokens: the total number of positions that the steps train on.
+        tokens: the total number of positions that the steps train on, without padding.
+        padding: the number of positions of padding in addition to `tokens`, predicted from the batches of five steps.
         passes: the number of epochs of the training split, each position once.
-        flops: FLOPs of all steps, forward and backward.
+        flops: FLOPs of all steps, forward and backward, without padding.
         flops_of_evaluations: FLOPs of all evaluations, which are a forward pass for every example.
         memory: the predicted peak memory of a step, in bytes. An evaluation needs no more. If a step has several
-            micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory.
-        seconds: the minimum time of all steps on the device; None if its limits are not known.
+            micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory. Examples
+            of unequal lengths count as examples of the maximum length.
+        seconds: the minimum time of all steps on the device, without padding; None if its limits are not known.
         float8: the matrices that steps multiply in float8; None without `machine.float8`.
         rates: the learning rate at five steps.
     """
@@ -50,6 +53,7 @@ class Plan:
     parameters: int
     steps: int
     tokens: int
+    padding: int
     passes: float
     flops: int
     flops_of_evaluations: int
@@ -66,20 +70,23 @@ def plan(run: Run, device: Device | None = None) -> Plan:
     """
     config = run.config
     micro = config.micro_batch
-    parts = config.batch.sequences / micro
-    costs = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=states_of(run))
-    total = costs.total
+    longest = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=states_of(run))
+    costs = longest
+    if run.length != run.data.length:
+        costs = cost(run.graph, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
+    total, parts = costs.total, config.batch.sequences / micro * run.fill
     windows = run.data.examples("train", "sequential")
     return Plan(
         name=config.name,
         digest=run.digest,
         parameters=total.parameters,
         steps=run.steps,
-        tokens=run.steps * run.tokens_of_step,
+        tokens=round(run.steps * run.tokens_of_step),
+        padding=round(run.steps * run.tokens_of_step * padding_of(run)),
         passes=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
         flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
-        memory=costs.peak + (costs.memory.gradients if parts > 1 else 0),
+        memory=longest.peak + (longest.memory.gradients if config.batch.sequences > micro else 0),
         seconds=_seconds(run, parts, costs, device or known_device(run)),
         float8=config.machine.float8 and matrices_in_float8(tfkit.build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _points(run)),
@@ -91,15 +98,34 @@ def _points(run: Run) -> list[int]:
     return sorted({1 + (run.steps - 1) * point // (POINTS - 1) for point in range(POINTS)})
 
 
-def _evaluated(run: Run) -> int:
-    """Return the total number of examples in all evaluations of a run."""
+def padding_of(run: Run) -> float:
+    """Return the number of positions of padding for each position without, in the batches of five steps."""
+    config, examples = run.config, run.data.examples("train", run.config.data.order)
+    n_tokens = n_positions = 0
+    for step in _points(run):
+        indices = indices_of(
+            config.data.order, config.seed, step, sequences=config.batch.sequences, examples=len(examples)
+        )
+        batch = examples.batch(indices)
+        if not batch.masks:
+            continue
+        shapes = {name: values.shape[:2] for name, values in batch.inputs.items()}
+        sizes = [batch.masks.get(name, np.ones(shape)).sum(1) for name, shape in shapes.items()]
+        n_tokens += int(np.max(sizes, axis=0).sum())
+        n_positions += len(indices) * max(length for _, length in shapes.values())
+    return n_positions / n_tokens - 1 if n_tokens else 0.0
+
+
+def _evaluated(run: Run) -> float:
+    """Return the number of examples in all evaluations of a run, in units of `Run.length` positions."""
     config = run.config.eval
     if config is None:
         return 0
     times = 1 + -(-run.steps // config.every)
     batch = run.config.batch.sequences
     examples = (
-        len(run.data.examples(split, "sequential")) if part.batches == "all" else part.batches * batch
+        (len(run.data.examples(split, "sequential")) if part.batches == "all" else part.batches * batch)
+        * float(mean_length(run.data, split) / run.length)
         for split, part in config.splits.items()
     )
     return times * sum(examples)
@@ -119,7 +145,7 @@ def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> floa
         return None
     precision, micro = run.config.precision, run.config.micro_batch
     if precision != "float32":
-        costs = cost(run.graph, batch=micro, length=run.data.length, dtype=precision, optimizer=states_of(run))
+        costs = cost(run.graph, batch=micro, length=run.length, dtype=precision, optimizer=states_of(run))
     return run.steps * parts * replace(costs, dtype=run.config.fastest).floor(device).seconds
 
 
@@ -150,8 +176,8 @@ def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Ut
     if device is None:
         return None
     precision = run.config.precision
-    total = cost(run.graph, batch=1, length=run.data.length, dtype=precision).total
-    examples = tokens_per_second / run.data.length
+    total = cost(run.graph, batch=1, length=run.length, dtype=precision).total
+    examples = tokens_per_second / run.length
     share = examples / device.flops(precision)
     full = total.flops_forward + total.flops_backward
     return Utilisation(causal=(total.visible_forward + total.visible_backward) * share, full=full * share)

@@ -22,7 +22,7 @@ Ids = NDArray[np.int64]
 
 
 class PixelsConfig(tfkit.DataConfig):
-    """Fields of data with images. The examples are in a fixed random order, which is cut into the splits."""
+    """Fields of data with images. Each split has random images, the same for every run."""
 
     images: str
     """A file `.npy` with images [n, height, width] or [n, channels, height, width]."""
@@ -58,11 +58,10 @@ class PixelsConfig(tfkit.DataConfig):
 
     def data(self, pixels: Array, arrays: Mapping[str, Array], vocab_size: int) -> ImageData:
         """Divide images, and arrays of equal length, into the splits."""
-        order = np.random.default_rng(0).permutation(len(pixels))
-        ends = self.ends(len(pixels))
-        if empty := next((name for name, (start, end) in ends.items() if start == end), None):
+        drawn = self.drawn(len(pixels))
+        if empty := next((name for name, indices in drawn.items() if not len(indices)), None):
             raise Invalid("split", f"split `{empty}` must have an image; there are {len(pixels)} images")
-        parts = {name: ImageExamples(self, pixels, arrays, order[start:end]) for name, (start, end) in ends.items()}
+        parts = {name: ImageExamples(self, pixels, arrays, indices) for name, indices in drawn.items()}
         digest = hashlib.sha256()
         for array in (pixels, *arrays.values()):
             digest.update(f"{array.dtype} {array.shape}".encode())
