@@ -37,6 +37,7 @@ from tfkit.spec.folder import LATEST, RUN, SPEC, WEIGHTS, checkpoints_in, latest
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.atomic_files import NEW, held, sweep, workshop, write_file, writing, written_folder
+from tfkit.tools.common.companions import run_companions
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
 from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
@@ -65,6 +66,8 @@ class RunFolder:
         """Checkpoints later than the restored checkpoint. They stay until this process writes its first checkpoint."""
         self._digest = hashlib.sha256()
         """Digest of the lines of `metrics.jsonl`."""
+        # Read now, because the folders that the run starts from may be removed while it trains.
+        self.companions = run_companions(run, latest_checkpoint(folder))
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """Read the contents of `run.json`, or create them; raise SpecError for a different run."""
@@ -169,7 +172,9 @@ class RunFolder:
     def _save(self, position: int, digest: str, checkpoint: Checkpoint) -> None:
         place = self.folder / f"step-{checkpoint.step}"
         with written_folder(place, SafetensorError) as target:
-            write_checkpoint(target, checkpoint, self._run, position=position, metrics=digest)
+            write_checkpoint(
+                target, checkpoint, self._run, companions=self.companions, position=position, metrics=digest
+            )
         write_file(self.folder / LATEST, f"{place.name}\n")
         for path in self._later:
             if path != place:  # `place` was replaced
@@ -188,10 +193,8 @@ class RunFolder:
         if os.path.lexists(folder) and not os.path.isfile(folder / SPEC):
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
         with written_folder(folder, SafetensorError) as target:
-            write_model(model, target)
+            write_model(model, target, companions=self.companions)
             content_of(target / WEIGHTS)  # read back from the disk, before an older folder is removed
-            if self._run.data.tokenizer is not None:
-                self._run.data.tokenizer.save(target / self._run.data.tokenizer.file)
 
     def close(self) -> None:
         if self._metrics is not None:
