@@ -187,7 +187,7 @@ def build_filled(
         if len(list(model.buffers())):  # buffers are not in the file
             initialize(model, graph)
         weights.load(checkpoint, model.state_dict())
-        model.meta["left_out"] = weights.left_out(checkpoint.names)
+        model.meta |= {"left_out": weights.left_out(checkpoint.names), "filled_from": path.absolute()}
     warn_of(model.meta["left_out"], shown(path))
     _check_guarantees(model, graph, options.get("attention_backend", "sdpa"))
     return model

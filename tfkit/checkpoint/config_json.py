@@ -7,7 +7,7 @@ from collections.abc import Mapping as MappingABC
 from itertools import groupby
 from typing import Any
 
-from tfkit.component import ABSENT, BlockConfig, Component, Config, SharedMarker, case_of, marker
+from tfkit.component import ABSENT, BlockConfig, Component, Config, FieldConfig, SharedMarker, case_of, marker
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, quoted
 from tfkit.spec.arithmetic import Expression, ExpressionError, Number, evaluate
 from tfkit.spec.families import FamilyConfig
@@ -31,8 +31,11 @@ SILENT = frozenset(
     """.split()  # noqa: SIM905
 )
 """Fields without effect on the model, in every family."""
+WRITTEN = frozenset({"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "_commit_hash"})
+"""Fields without effect on the model that describe a certain file, and are written anew or omitted."""
 USUAL = {"position_embedding_type": "absolute", "is_decoder": False, "tie_encoder_decoder": False, "pruned_heads": {}}
 """Values with which these fields, which many families have, are without effect on the model."""
+LABELS = ("id2label", "label2id")
 MAX_LAYERS = 4096
 """Maximum number of layers of a stack, see `Count`."""
 
@@ -256,6 +259,50 @@ class FieldReading:
     def _error(self, message: str, name: str, *notes: str, help: str | None = None) -> None:
         span = self._values[name].span if name in self._values else self._span
         self.errors.append(Diagnostic(message, span, name, notes, help))
+
+
+def further_fields(config: MappingABC[str, Any], family: FamilyConfig | None) -> dict[str, Any]:
+    """Return the fields of a config.json that no spec contains, such as the ids of special tokens.
+
+    If the file belongs to the family, they include the fields that have no effect in this family.
+    """
+    rules = family.fields if family is not None and config.get("model_type") == family.model_type else {}
+    return _further(config, rules, "")
+
+
+def _further(config: MappingABC[str, Any], rules: MappingABC[str, FieldConfig], start: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{start}{key}"
+        if isinstance(value, dict) and any(rule.startswith(f"{name}.") for rule in rules):
+            fields |= {key: inner} if (inner := _further(value, rules, f"{name}.")) else {}
+        elif key in LABELS or (key not in WRITTEN and _is_free(key, value, rules.get(name))):
+            fields[key] = value
+    return fields
+
+
+def _is_free(key: str, value: Any, rule: FieldConfig | None) -> bool:
+    """Return True for a field that does not determine the model."""
+    if rule is not None:
+        return not rule.determines
+    return key in SILENT or (key in USUAL and value == USUAL[key])
+
+
+def with_further_fields(config: MappingABC[str, Any], further: MappingABC[str, Any]) -> dict[str, Any]:
+    """Return a config.json with the fields that no spec contains; the names of classes only if their number fits."""
+    merged, names = dict(config), config.get(LABELS[0])
+    if names is not None and (len(names) != len(further.get(LABELS[0], ())) or not _numbered(names)):
+        further = {key: value for key, value in further.items() if key not in LABELS}
+    for key, value in further.items():
+        inner = merged.get(key)
+        nested = isinstance(value, dict) and isinstance(inner, dict) and key not in LABELS
+        merged[key] = with_further_fields(inner, value) if nested else value
+    return merged
+
+
+def _numbered(names: MappingABC[Any, str]) -> bool:
+    """Return True for the names that transformers gives to classes without names."""
+    return all(name == f"LABEL_{key}" for key, name in names.items())
 
 
 def _rounded(value: Number) -> Number:

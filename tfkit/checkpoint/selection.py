@@ -52,6 +52,7 @@ class Selection:
             self.fill(model, path)
         except Invalid as error:
             raise SpecError(Diagnostic(error.message, notes=tuple(error.notes), help=error.help)) from error
+        model.meta["filled_from"] = path.absolute()
         return model
 
 

@@ -107,6 +107,8 @@ class FieldConfig(Component, ABC):
     """A rule: the conversion of a field of config.json to values of a spec, and back."""
 
     slot: ClassVar[str] = "field"
+    determines: ClassVar[bool] = True
+    """False if no value of the field has an effect on the model."""
 
     @property
     def expressions(self) -> tuple[str, ...]:

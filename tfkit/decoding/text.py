@@ -128,11 +128,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 class FileTokenizer:
-    """The tokenizer of a `tokenizer.json`, in the format of Hugging Face's `tokenizers`."""
+    """The tokenizer of a `tokenizer.json`, in the format of Hugging Face's `tokenizers`.
+
+    `folder` has the further files of the tokenizer, such as its settings and its chat template.
+    """
 
     file = "tokenizer.json"
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, folder: Path | None = None) -> None:
+        self.folder = folder
         tokenizer.no_truncation()  # a prompt must not be truncated, even if texts were in training
         tokenizer.no_padding()
         self._tokenizer = tokenizer

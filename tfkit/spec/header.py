@@ -136,7 +136,7 @@ def open_regular(path: Path) -> BinaryIO:
 def read_object(
     path: Path, *, max_bytes: int = MAX_HEADER, max_values: int | None = MAX_PARTS, help: str | None = None
 ) -> dict[str, Any]:
-    """Read a file that contains a JSON object. `parse_object` explains `max_values`; errors in the contents have `help`.
+    """Read a file that contains a JSON object. `parse_object` explains `max_values`; errors in contents have `help`.
 
     Raises:
         SpecError: the file cannot be read, is not a regular file, has more than `max_bytes` bytes, or contains

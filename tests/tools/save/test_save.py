@@ -27,9 +27,9 @@ def test_what_is_saved_is_the_model(small: tfkit.Graph, tmp_path: Path) -> None:
 def test_the_tokenizer_of_the_weights_comes_along(small: tfkit.Graph, tmp_path: Path) -> None:
     published, out = tmp_path / "published", tmp_path / "out"
     published.mkdir()
-    for name in ("tokenizer.json", "merges.txt", "README.md"):
+    for name in ("tokenizer.json", "merges.txt", "README.md", "model.safetensors"):
         (published / name).write_text(name)
-    files = save(tfkit.build(small), out, tokenizer_from=published / "model.safetensors")
+    files = save(tfkit.build(small), out, files_from=published / "model.safetensors")
     assert {path.name for path in files} == {"spec.yaml", "model.safetensors", "tokenizer.json", "merges.txt"}
     assert [(out / name).read_text() for name in ("tokenizer.json", "merges.txt")] == ["tokenizer.json", "merges.txt"]
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.spec.render import render
 from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.common.companions import Companions
 from tfkit.tools.save.remote_code.folder import write_folder
 from tfkit.tools.save.remote_code.proof import Folders
 
@@ -53,7 +54,7 @@ def test_tools_of_transformers(name: str, tmp_path: Path) -> None:
     characters.write_text(json.dumps({"characters": "".join(map(chr, range(48, 108)))}), encoding="utf-8")
     with Folders() as process:
         spec = render(model.meta["graph"].spec.model)
-        write_folder(model, tmp_path / "model", spec, process, tokenizer=[characters])
+        write_folder(model, tmp_path / "model", spec, process, companions=Companions.read(tmp_path, None))
     rows = torch.randint(0, 60, (4, 8), generator=torch.Generator().manual_seed(0))
     (tmp_path / "rows.json").write_text(json.dumps(rows.tolist()))
     environment = {"HF_MODULES_CACHE": str(tmp_path / "code"), "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -26,6 +26,7 @@ from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import holds_code
 from tfkit.spec.render import render
 from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.common.companions import Companions
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.save.remote_code import folder as folder_of_code
 from tfkit.tools.save.remote_code.card import model_card
@@ -197,18 +198,27 @@ def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pyt
     assert '"num_hidden_layers": "n_layers"' in (tmp_path / "configuration_small.py").read_text()
 
 
-def test_the_token_that_begins_a_text_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ids_of_the_published_folder_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)
+    ids = {"decoder_start_token_id": 7, "eos_token_id": [51, 53], "pad_token_id": 52}
+    (tmp_path / "config.json").write_text(json.dumps({**ids, "output_attentions": True, "num_beams": 3}))
+    (tmp_path / "out").mkdir()
+    config, generation = _written(tmp_path)
+    assert config.items() >= ids.items()
+    assert "output_attentions" not in config
+    assert generation == {**ids, "num_beams": 3}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 54, "cache_implementation": "static"}')
+    assert _written(tmp_path) == (config, {"eos_token_id": 54})
+
+
+def _written(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return config.json and generation_config.json of a folder with code whose weights come from `folder`."""
     model = small_model("t5_small")
     process: Any = None
-    (tmp_path / "out").mkdir()
-    (tmp_path / "config.json").write_text('{"decoder_start_token_id": 7')
-    with pytest.raises(tfkit.SpecError, match=r"cannot read `.*config.json`: its JSON is broken at column 29"):
-        write_folder(model, tmp_path / "out", "", process, weights_from=tmp_path)
-    (tmp_path / "config.json").write_text('{"decoder_start_token_id": 7}')
-    write_folder(model, tmp_path / "out", render(model.meta["graph"].spec.model), process, weights_from=tmp_path)
-    for file in ("config.json", "generation_config.json"):
-        assert json.loads((tmp_path / "out" / file).read_text())["decoder_start_token_id"] == 7
+    companions = Companions.read(folder, None)
+    write_folder(model, folder / "out", render(model.meta["graph"].spec.model), process, companions=companions)
+    config, generation = (folder / "out" / name for name in ("config.json", "generation_config.json"))
+    return json.loads(config.read_text()), json.loads(generation.read_text())
 
 
 def test_code_of_another_tool(tmp_path: Path) -> None:

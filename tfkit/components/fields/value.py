@@ -125,6 +125,7 @@ class OnlyConfig(FieldConfig):
 class UnusedConfig(FieldConfig):
     """A field without a meaning: `unused`; or `{unused: 0}`, where it is written with that value."""
 
+    determines = False
     kind: Literal["unused"] = "unused"
     unused: Any = None
     """The value to write, where the default of its class in transformers does not fit every model; may be null."""

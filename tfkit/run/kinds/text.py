@@ -174,10 +174,13 @@ class PretrainedConfig(TokenizerConfig):
         try:
             from transformers import AutoTokenizer
         except ImportError:
-            return FileConfig(path=os.path.join(self.path, "tokenizer.json")).build(text)
+            tokenizer = FileConfig(path=os.path.join(self.path, "tokenizer.json")).build(text)
+            assert isinstance(tokenizer, tfkit.FileTokenizer)
+            tokenizer.folder = Path(self.path)
+            return tokenizer
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
-            return tfkit.FileTokenizer(tokenizer.backend_tokenizer)
+            return tfkit.FileTokenizer(tokenizer.backend_tokenizer, Path(self.path))
         except Exception as error:  # the library raises nothing narrower
             cause = " ".join(str(error).split())
             message = f"{quoted(shown(self.path))} must be a tokenizer that transformers can read"

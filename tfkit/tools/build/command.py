@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     notes="""
     The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len` if
     that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights as
-    model.safetensors and the tokenizer next to --weights, all or nothing. Every
-    command takes such a folder as SPEC, and reads its weights.
+    model.safetensors and the files next to --weights, such as the tokenizer, all or
+    nothing. Every command takes such a folder as SPEC, and reads its weights.
     """,
     examples="""
     tfkit build gpt2
@@ -70,10 +70,11 @@ def build(
     import torch
 
     from tfkit.tools.build.first_run import first_run
+    from tfkit.tools.common.companions import Companions
     from tfkit.tools.save.save import check_folder, save
 
     if output is not None:
-        check_folder(output, force=force, tokenizer_from=weights)
+        check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
     with said(FirstLossWarning), stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         build_options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
@@ -81,7 +82,7 @@ def build(
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
-            files = [str(path) for path in save(model, output, force=force, tokenizer_from=weights)]
+            files = [str(path) for path in save(model, output, force=force, files_from=weights)]
     if json:
         print_json({**vars(run), "files": files})
     else:

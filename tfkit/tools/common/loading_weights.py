@@ -1,8 +1,7 @@
-"""Weights from a file, by the names of the model or of its published checkpoint; and the tokenizer next to them."""
+"""Weights from a file, by the names of the model or of its published checkpoint."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.spec.folder import TOKENIZERS
 from tfkit.spec.header import shown
 from tfkit.spec.weight_files import changed_weights
 from tfkit.tools.common.memory_needs import check_memory
@@ -93,49 +91,5 @@ def load_weights(
         state = model.state_dict()
         weights.check_values(checkpoint, state)
         weights.load(checkpoint, state, checked=True)
-        model.meta["left_out"] = weights.left_out(checkpoint.names)
+        model.meta |= {"left_out": weights.left_out(checkpoint.names), "filled_from": path.absolute()}
     warn_of(model.meta["left_out"], shown(path))
-
-
-# ---- the tokenizer that weights were trained with ----
-
-
-NAMES = frozenset(
-    {
-        *TOKENIZERS,
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-        "vocab.json",
-        "merges.txt",
-        "vocab.txt",
-        "vocab-src.json",
-        "vocab-tgt.json",
-        "target_vocab.json",
-        "entity_vocab.json",
-        "emoji.json",
-        "normalizer.json",
-        "bpe.codes",
-        "dict.txt",
-        "prophetnet.tokenizer",
-        "sentencepiece.model",
-        "spm.model",
-        "tokenizer.model",
-        "tekken.json",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "source.spm",
-        "target.spm",
-    }
-)
-"""The names in transformers: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
-`vocab_files_names` of its tokenizers."""
-
-
-def tokenizer_files(weights: Path | None) -> list[Path]:
-    """Return the tokenizer files next to weights, which are a file or a folder; empty without weights."""
-    if weights is None:
-        return []
-    folder = weights if os.path.isdir(weights) else weights.parent
-    return sorted(folder / name for name in NAMES if os.path.isfile(folder / name))

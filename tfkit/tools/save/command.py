@@ -22,8 +22,10 @@ from tfkit.errors import printable
     layout `transformers` is also for specs without a `checkpoint`: DIR has the
     model's code, plugins included, and opens with trust_remote_code=True. It is
     opened and compared before it is kept. The layout `tfkit` has the tensors
-    under the model's names. All have the resolved spec, and the files of the
-    tokenizer next to the weights.
+    under the model's names. All have the resolved spec, and the files next to the
+    weights unchanged: tokenizer, chat template, generation config, processors.
+    The fields of config.json that no spec contains, such as eos_token_id, are
+    kept as well. A warning names the files that are not copied.
     """,
     examples="""
     tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
@@ -67,12 +69,13 @@ def save(
         raise click.UsageError(f"--allow-drop has no effect in the layout {layout}")
     import torch
 
+    from tfkit.tools.common.companions import Companions
     from tfkit.tools.common.loading_weights import build_with_weights, check_weights
     from tfkit.tools.common.run_code import warnings_about
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
-    check_folder(output, force=force, tokenizer_from=weights)
+    check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
     if not allow_change:
         check_weights(weights)
     warn(warnings_about(weights, graph.spec.model))
@@ -87,7 +90,7 @@ def save(
             output,
             layout=chosen,
             force=force,
-            tokenizer_from=weights,
+            files_from=weights,
             allow_drop=allow_drop,
             plugins=reader.plugins,
         )

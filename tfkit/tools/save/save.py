@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from tfkit.arguments import AnyPath, checked, name_of
 from tfkit.building.builder import graph_of
 from tfkit.building.edits import check_unedited
 from tfkit.building.model import BuiltModel, whole
+from tfkit.checkpoint.config_json import with_further_fields
 from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.checkpoint.fitting import left_out_lines, safetensors_metadata
 from tfkit.checkpoint.links import published
@@ -25,29 +26,29 @@ from tfkit.checkpoint.weight_map import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.plugin.manager import AnyPlugins, Plugins
 from tfkit.plugin.required import with_versions
-from tfkit.spec.folder import CONFIG, INDEX, SPEC, WEIGHTS
+from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, INDEX, SPEC, WEIGHTS
 from tfkit.spec.load import Spec
 from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import fresh_folder, names_in
-from tfkit.tools.common.loading_weights import tokenizer_files
+from tfkit.tools.common.companions import NO_COMPANIONS, Companions, companions_of, is_companion
 from tfkit.tools.import_.importing import export_config
 
 UNREAD = "it was written unchanged, but tfkit does not load it; `safetensors.torch.load_file` reads its weights"
-WITH_CODE = ("generation_config.json", "README.md", "model.svg")
+WITH_CODE = ("README.md", "model.svg")
 """Additional files of the layout transformers."""
 FORMS = (SHARD, re.compile(r"(modeling|configuration)_\w+\.py"))
 """Patterns of the names of shards, and of files with code."""
 Layout = Literal["tfkit", "huggingface", "transformers"]
 
 
-def check_folder(folder: Path, *, force: bool, tokenizer_from: Path | None = None) -> None:
+def check_folder(folder: Path, *, force: bool, companions: Companions = NO_COMPANIONS) -> None:
     """Raise SpecError if `folder` exists and `force` is false, or if it contains files that do not belong to a model.
 
-    A tokenizer counts as an additional file, unless `tokenizer_from`, see `save`, provides another.
+    A tokenizer, or a file next to it, counts as an additional file, unless the new model has `companions` as well.
     """
     names = names_in(folder) or []
-    replaced = {path.name for path in tokenizer_files(folder)} if tokenizer_files(tokenizer_from) else set()
-    replaceable = {SPEC, WEIGHTS, INDEX, CONFIG, *WITH_CODE, *replaced}
+    replaced = {name for name in names if is_companion(name)} if companions.files else set()
+    replaceable = {SPEC, WEIGHTS, INDEX, CONFIG, EXPORT_CONFIG, GENERATION, *WITH_CODE, *replaced}
     extras = [name for name in names if name not in replaceable and not any(form.fullmatch(name) for form in FORMS)]
     if extras:
         message = f"{quoted(str(folder))} must hold only the files of a model; got {listing(extras, 4)}"
@@ -63,7 +64,7 @@ def save(
     *,
     layout: Layout = "tfkit",
     force: bool = False,
-    tokenizer_from: AnyPath | None = None,
+    files_from: AnyPath | None = None,
     allow_drop: bool = False,
     allow_change: bool = False,
     plugins: AnyPlugins | None = None,
@@ -82,7 +83,9 @@ def save(
             reads them; `transformers` the code of the model, which `from_pretrained` opens with
             `trust_remote_code=True`, and which is proved to compute the same before the folder is moved to its place.
         force: replace an existing model.
-        tokenizer_from: the source of the weights, a file or a folder: the files of a tokenizer there are copied.
+        files_from: the folder of a published model, or a file in it, by default the source of the model's weights. Its
+            tokenizer, chat template, generation config and processors are copied unchanged, and so are the fields of
+            its config.json that do not determine the model, such as the ids that end a text.
         allow_drop: write `huggingface` without the tensors of the published file that the family omits, such as
             the tensors of another head.
         allow_change: write the spec of a model whose modules were changed after it was built, such as an activation or
@@ -95,16 +98,19 @@ def save(
             its spec, unless `allow_change`.
     """
     model, folder = whole(model), Path(folder)
-    tokenizer_from = None if tokenizer_from is None else Path(tokenizer_from)
+    graph = graph_of(model)
+    source = model.meta.get("filled_from") if files_from is None else Path(files_from)
     check_unedited(model, allow_change=allow_change)
     if layout == "huggingface" and not allow_drop:
         _check_nothing_left_out(model)
-    tokenizer = tokenizer_files(tokenizer_from)
+    companions = companions_of(source, graph.spec.family)
     if layout == "transformers":
-        write = _proved(model, tokenizer, tokenizer_from)
+        write = _proved(model, companions, source)
+    elif layout == "huggingface":
+        write = _published(model, companions, plugins)
     else:
-        write = partial(write_model, model) if layout == "tfkit" else _published(model, plugins)
-    check_folder(folder, force=force, tokenizer_from=tokenizer_from)
+        write = partial(write_model, model, companions=companions)
+    check_folder(folder, force=force, companions=companions)
     broken = not_finite(model.state_dict())
     if broken and names_in(folder):
         message = f"the model has {BROKEN}: it cannot replace the model in {quoted(str(folder))}"
@@ -112,8 +118,6 @@ def save(
     try:
         with fresh_folder(folder) as target:
             write(target)
-            for file in [] if layout == "transformers" else tokenizer:
-                shutil.copyfile(file, target / file.name)
     except SpecError:
         raise
     except Exception as error:
@@ -126,7 +130,7 @@ def save(
     return tuple(sorted(folder.iterdir(), reverse=True))
 
 
-def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path | None) -> Callable[[Path], None]:
+def _proved(model: fx.GraphModule, companions: Companions, weights_from: Path | None) -> Callable[[Path], None]:
     """Return the function that writes the code and weights of a model, and verifies them with transformers."""
     from tfkit.tools.save.remote_code.folder import write_folder
     from tfkit.tools.save.remote_code.parts import parts_of
@@ -138,7 +142,7 @@ def _proved(model: fx.GraphModule, tokenizer: Sequence[Path], weights_from: Path
 
     def write(target: Path) -> None:
         with Folders() as process:
-            write_folder(model, target, _text(graph.spec), process, tokenizer=tokenizer, weights_from=weights_from)
+            write_folder(model, target, _text(graph.spec), process, companions=companions, weights_from=weights_from)
 
     return write
 
@@ -152,9 +156,10 @@ def _check_nothing_left_out(model: fx.GraphModule) -> None:
         raise SpecError(Diagnostic(message, notes=left_out_lines(reasons), help=help))
 
 
-def write_model(model: fx.GraphModule, target: Path) -> None:
-    """Write the spec of a model and its weights to a folder that exists."""
+def write_model(model: fx.GraphModule, target: Path, *, companions: Companions = NO_COMPANIONS) -> None:
+    """Write the spec of a model, its weights and their companions to a folder that exists."""
     graph = graph_of(model)
+    companions.write(target)
     (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")
     save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
     shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors creates files that only their owner can read
@@ -166,14 +171,15 @@ def _text(spec: Spec) -> str:
     return render(spec.model.model_copy(update={"requires": required or None}))
 
 
-def _published(model: fx.GraphModule, plugins: Plugins | None) -> Callable[[Path], None]:
+def _published(model: fx.GraphModule, companions: Companions, plugins: Plugins | None) -> Callable[[Path], None]:
     graph = graph_of(model)
-    fields = export_config(graph, plugins)
+    fields = with_further_fields(export_config(graph, plugins), companions.fields)
     assert graph.spec.family is not None
     weights, state = published(model, graph.spec.family), model.state_dict()
     types = {name_of(tensor.dtype) for tensor in state.values()}
 
     def write(target: Path) -> None:
+        companions.write_files(target)
         text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)
         (target / CONFIG).write_text(f"{text}\n", encoding="utf-8")
         (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")

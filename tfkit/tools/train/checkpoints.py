@@ -29,6 +29,7 @@ from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored,
 from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, WEIGHTS, checkpoints_in
 from tfkit.spec.header import shown
 from tfkit.spec.weight_files import content_of
+from tfkit.tools.common.companions import Companions
 from tfkit.tools.common.run_facts import read_facts, read_json
 from tfkit.tools.save.save import write_model
 
@@ -75,9 +76,11 @@ class State(BaseModel):
 STATES = TypeAdapter(State)
 
 
-def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position: int, metrics: str) -> None:
+def write_checkpoint(
+    target: Path, checkpoint: Checkpoint, run: Run, *, companions: Companions, position: int, metrics: str
+) -> None:
     """Write a checkpoint to an empty folder; `metrics` is the digest of `metrics.jsonl` up to `position`."""
-    write_model(checkpoint.model, target)
+    write_model(checkpoint.model, target, companions=companions)
     save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
     shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
     if checkpoint.tensors:
@@ -99,9 +102,6 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, run: Run, *, position
     }
     text = json.dumps({**state, "digest": _digest_of(state)})
     (target / STATE).write_text(f"{text}\n", encoding="utf-8")
-    tokenizer = run.data.tokenizer
-    if tokenizer is not None:
-        tokenizer.save(target / tokenizer.file)
 
 
 def _digest_of(state: Mapping[str, Any]) -> str:

@@ -49,6 +49,7 @@ from tfkit.tools.common.atomic_files import (
     writing,
     written_folder,
 )
+from tfkit.tools.common.companions import run_companions
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.tools.save.save import write_model
@@ -79,6 +80,8 @@ class RunFolder:
         """Checkpoints later than the restored checkpoint. They stay until this process writes its first checkpoint."""
         self._digest = hashlib.sha256()
         """Digest of the lines of `metrics.jsonl`."""
+        # Read now, because the folders that the run starts from may be removed while it trains.
+        self.companions = run_companions(run, latest_checkpoint(folder))
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """Read the contents of `run.json`, or create them; raise SpecError for a different run."""
@@ -199,7 +202,9 @@ class RunFolder:
         place = self.folder / f"step-{checkpoint.step}"
         _check_replaceable(place)
         with written_folder(place, SafetensorError, inside=self.folder) as target:
-            write_checkpoint(target, checkpoint, self._run, position=position, metrics=digest)
+            write_checkpoint(
+                target, checkpoint, self._run, companions=self.companions, position=position, metrics=digest
+            )
         self._write(LATEST, f"{place.name}\n")
         for path in self._later:
             if path != place:  # `place` was replaced
@@ -218,12 +223,10 @@ class RunFolder:
         if os.path.lexists(folder) and not os.path.isfile(folder / SPEC):
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
         with written_folder(folder, SafetensorError, inside=self.folder) as target:
-            write_model(model, target)
+            write_model(model, target, companions=self.companions)
             # Read back from the disk, before an older folder is removed.
             digest = content_of(target / WEIGHTS)
             (target / STATE).write_text(f"{json.dumps({'model': digest})}\n", encoding="utf-8")
-            if self._run.data.tokenizer is not None:
-                self._run.data.tokenizer.save(target / self._run.data.tokenizer.file)
 
     def close(self) -> None:
         if self._metrics is not None:

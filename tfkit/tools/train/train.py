@@ -122,6 +122,8 @@ def train_run(
             check_code([(folder, record.facts, code)], help=CHANGED)
         if processes.agreed(record.facts.ended):
             return _ended(record, run)
+        for part in record.companions.omitted:
+            progress.warn(f"not copied to checkpoints: {part}")
         for note in record.notes:
             progress.warn(f"the last digits may differ from before: {note}")
         for note in record.changes:

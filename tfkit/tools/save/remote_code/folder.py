@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,32 @@ from torch import fx
 
 from tfkit.arguments import name_of
 from tfkit.building.builder import graph_of
+from tfkit.checkpoint.config_json import further_fields, with_further_fields
 from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.weight_map import write_shards
 from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
-from tfkit.spec.folder import CONFIG, MAX_CONFIG, SPEC, SPEC_KEY
-from tfkit.spec.header import read_object
+from tfkit.spec.folder import CONFIG, GENERATION, SPEC, SPEC_KEY
+from tfkit.tools.common.companions import NO_COMPANIONS, Companions
 from tfkit.tools.save.remote_code.card import CARD, PICTURE, model_card, picture_of
 from tfkit.tools.save.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.save.remote_code.parts import Parts, parts_of
 from tfkit.tools.save.remote_code.proof import Folders, prove
 from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
 
-GENERATION = "generation_config.json"
-START = "decoder_start_token_id"
+SETTINGS = frozenset(
+    """
+    attn_implementation _attn_implementation cache_implementation chunk_size_feed_forward cross_attention_hidden_size
+    gradient_checkpointing is_decoder is_encoder_decoder num_labels output_attentions output_hidden_states pruned_heads
+    return_dict tie_encoder_decoder torchscript use_bfloat16 use_cache
+    """.split()  # noqa: SIM905
+)
+"""Fields that control the code of a class in transformers, which is not the code of the folder."""
+GENERATION_FIELDS = re.compile(
+    r".*_token_id|bad_words_ids|max_length|min_length|num_beams|length_penalty|early_stopping|no_repeat_ngram_size|do_sample"
+)
+"""The fields of config.json that apply to generation, for a model without a generation config."""
 
 
 def write_folder(
@@ -35,7 +46,7 @@ def write_folder(
     spec: str,
     process: Folders,
     *,
-    tokenizer: Sequence[Path] = (),
+    companions: Companions = NO_COMPANIONS,
     weights_from: Path | None = None,
 ) -> None:
     """Write a model to an existing folder, and verify it with transformers.
@@ -45,24 +56,27 @@ def write_folder(
         target: the folder.
         spec: the text of its spec.
         process: the process that verifies the folder.
-        tokenizer: the files of the tokenizer.
+        companions: the files and fields of the published folder that the weights come from.
         weights_from: the source of the weights. If it is a checkpoint of a run, the model card describes the run.
     """
     graph = graph_of(model)
     parts, code = parts_of(graph), code_of(graph)
-    for file in tokenizer:
-        shutil.copyfile(file, target / file.name)
+    companions.write_files(target)
     (target / PICTURE).write_text(picture_of(graph), encoding="utf-8")
     (target / CARD).write_text(model_card(parts, weights_from), encoding="utf-8")
-    ids = complete_tokenizer(target, tokenizer, max_len(graph))
-    if parts.last.memory is not None and weights_from is not None:
-        ids |= _start(weights_from if weights_from.is_dir() else weights_from.parent)
+    ids = complete_tokenizer(target, companions.tokenizer_names, max_len(graph))
+    # Only the fields that every class of transformers has: further fields are fields of a single class.
+    further = further_fields(companions.fields, None)
+    further = ids | {name: value for name, value in further.items() if name not in SETTINGS}
     (target / SPEC).write_text(spec, encoding="utf-8")
     (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
     (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
-    _write_json(target / CONFIG, {**_config(model, code, parts), **ids, SPEC_KEY: spec})
-    if parts.decodes:
-        _write_json(target / GENERATION, ids)
+    config = with_further_fields(_config(model, code, parts), further)
+    _write_json(target / CONFIG, {**config, **code.fields, SPEC_KEY: spec})
+    if parts.decodes and GENERATION not in companions.files:
+        _write_json(target / GENERATION, {key: further[key] for key in further if GENERATION_FIELDS.fullmatch(key)})
+    elif not SETTINGS.isdisjoint(companions.generation):
+        _write_json(target / GENERATION, {k: v for k, v in companions.generation.items() if k not in SETTINGS})
     metadata = safetensors_metadata(graph)
     for file in write_shards(transformers_map(model, graph), model.state_dict(), target, metadata=metadata):
         shutil.copymode(target / CONFIG, file)
@@ -86,14 +100,6 @@ def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str,
         **(_labels(parts.head[-1]) if parts.head and parts.head[-1].config.head() is None else {}),
         **code.fields,
     }
-
-
-def _start(folder: Path) -> dict[str, int]:
-    """Return the start token of a decoder from the published files in a folder; empty if they have none."""
-    files = [folder / name for name in (GENERATION, CONFIG)]
-    configs = [read_object(file, max_bytes=MAX_CONFIG) for file in files if file.is_file()]
-    ids = [config[START] for config in configs if type(config.get(START)) is int]
-    return {START: ids[0]} if ids else {}
 
 
 def _labels(classifier: Node) -> dict[str, Any]:

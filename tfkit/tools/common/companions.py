@@ -1,0 +1,328 @@
+"""The companions of weights: the files and fields of a published folder that no spec contains.
+
+They are copied by value into each folder that is written from the weights: the tokenizer and its settings, the chat
+template, the generation config, the configs of processors, and the fields of config.json that do not determine the
+model, such as the ids that end a text. tfkit's layout has no config.json, and stores the fields in
+`export_config.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tfkit.checkpoint.config_json import LABELS, further_fields
+from tfkit.decoding.text import load_tokenizer
+from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
+from tfkit.run.checked_run import Run
+from tfkit.run.contract import Tokenizer
+from tfkit.spec.families import FamilyConfig
+from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, MAX_CONFIG, SPEC, TOKENIZERS, model_folder
+from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+
+TOKENIZER_FILES = frozenset(
+    {
+        *TOKENIZERS,
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/*.jinja",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+        "vocab-src.json",
+        "vocab-tgt.json",
+        "target_vocab.json",
+        "entity_vocab.json",
+        "emoji.json",
+        "normalizer.json",
+        "bpe.codes",
+        "dict.txt",
+        "prophetnet.tokenizer",
+        "sentencepiece.model",
+        "spm.model",
+        "tokenizer.model",
+        "*.tiktoken",
+        "tekken.json",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "source.spm",
+        "target.spm",
+    }
+)
+"""The names in transformers: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
+`vocab_files_names` of its tokenizers."""
+PROCESSOR_FILES = frozenset({"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"})
+FILES = TOKENIZER_FILES | PROCESSOR_FILES | {GENERATION}
+"""Names and patterns of all files that are copied."""
+NOT_COPIED = (
+    *("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx"),
+    *("*.md", "LICENSE*", "NOTICE*", "*.pdf", "*.png", "*.jpg", "*.svg", ".*", CONFIG),
+)
+"""Patterns of files that a published folder usually has and that are not copied: weights, and files for readers."""
+MAX_FILE = 2**28
+"""Maximum size of a file that is copied, in bytes."""
+START, END = "decoder_start_token_id", "eos_token_id"
+"""The fields with the token before a generated text, and with the tokens that end it."""
+CODE = "auto_map"
+"""The key of settings that names code of a folder, which tfkit neither runs nor copies."""
+TOKEN_FIELDS = frozenset(
+    """
+    bad_words_ids force_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids sequence_bias
+    tokenizer_class prefix
+    """.split()  # noqa: SIM905
+)
+"""Fields with tokens whose names do not end with `_token_id`."""
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The companions of weights.
+
+    Attributes:
+        files: the contents of the files by name.
+        fields: the fields of config.json.
+        model_type: the `model_type` of the config.json that the fields come from.
+        omitted: descriptions of the parts of the folder that are not copied.
+    """
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    model_type: str | None = None
+    omitted: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, weights: Path | None, family: FamilyConfig | None) -> Companions:
+        """Read the companions of weights, which are a file or a folder, for a model of a family; empty without weights.
+
+        Raise SpecError for a file that is not a regular file in the folder, is too large, or has invalid settings.
+        """
+        if weights is None:
+            return cls()
+        folder = model_folder(weights) if os.path.isdir(weights) else weights.parent
+        files, omitted = {}, []
+        for name in _names(folder):
+            files[name] = _contents(folder, name, MAX_FILE)
+            if CODE in (settings := _settings(folder / name, files[name])):
+                files[name] = _json({key: value for key, value in settings.items() if key != CODE})
+                omitted.append(f"`{CODE}` of {name}")
+        source = next((name for name in (EXPORT_CONFIG, CONFIG) if os.path.lexists(folder / name)), None)
+        if source is None:
+            return cls(files, omitted=tuple(omitted))
+        config = _parsed(folder / source, _contents(folder, source, MAX_CONFIG))
+        model_type = config.get("model_type")
+        if not os.path.lexists(folder / SPEC):  # a folder of tfkit has no further files
+            omitted += _further_names(folder)
+        fields = further_fields(config, family)
+        return cls(files, fields, model_type if isinstance(model_type, str) else None, tuple(omitted))
+
+    @property
+    def tokenizer_names(self) -> list[str]:
+        """The names of the files that belong to the tokenizer."""
+        return [name for name in self.files if _matches(name, TOKENIZER_FILES)]
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> Companions:
+        """Return the companions with the tokenizer of a run's data, which may be the tokenizer of the weights.
+
+        Fields with ids of tokens are omitted if the ids stand for different tokens.
+        """
+        content, folder = _saved(tokenizer), getattr(tokenizer, "folder", None)
+        before = self._of_tokenizer()
+        after = before if folder is None else Companions.read(folder, None)._of_tokenizer()
+        loaded = _loaded(before)
+        same = not before or (folder is not None and after == before)
+        same = same or (loaded is not None and _pieces(loaded) == _pieces(tokenizer) is not None)
+        after = after if same or folder is not None else {}
+        # A class of transformers may change the tokenizer of the file: the run has the changed tokenizer.
+        unchanged = (loaded := _loaded(after)) is not None and _saved(loaded) == content
+        after = after if unchanged else {**after, tokenizer.file: content}
+        files = {name: value for name, value in self.files.items() if name not in before} | after
+        companions = replace(self, files=files)
+        return companions if same else companions._without_ids()
+
+    def _of_tokenizer(self) -> dict[str, bytes]:
+        return {name: self.files[name] for name in self.tokenizer_names}
+
+    def _without_ids(self) -> Companions:
+        """Return the companions without ids of tokens, which would stand for different tokens."""
+        fields, generation = _without_token_fields(self.fields), _without_token_fields(self.generation)
+        names = [*(self.fields.keys() - fields.keys()), *(self.generation.keys() - generation.keys())]
+        omitted = tuple(f"`{name}`, an id of a different tokenizer" for name in sorted(set(names)))
+        files = {**self.files, **({GENERATION: _json(generation)} if GENERATION in self.files else {})}
+        return replace(self, files=files, fields=fields, omitted=(*self.omitted, *omitted))
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The generation config; empty without that file."""
+        return _parsed(Path(GENERATION), self.files[GENERATION]) if GENERATION in self.files else {}
+
+    def with_ids(self, start: int | None, end: int | None) -> Companions:
+        """Return the companions with the tokens that begin and end a text in the data of a run."""
+        ids = {name: token for name, token in ((START, start), (END, end)) if token is not None}
+        generation = self.generation
+        changed = {name: token for name, token in ids.items() if token not in _ids(generation.get(name))}
+        files = self.files if not (generation and changed) else {**self.files, GENERATION: _json(generation | changed)}
+        changed = {name: token for name, token in ids.items() if token not in _ids(self.fields.get(name))}
+        return replace(self, files=files, fields={**self.fields, **changed})
+
+    def with_classes(self, names: Sequence[str] | None) -> Companions:
+        """Return the companions with the names of classes, or without names for classes without names."""
+        fields = {name: value for name, value in self.fields.items() if name not in LABELS}
+        if names is not None:
+            fields["id2label"] = {str(number): name for number, name in enumerate(names)}
+            fields["label2id"] = {name: number for number, name in enumerate(names)}
+        return replace(self, fields=fields)
+
+    def ids(self, name: str) -> list[int]:
+        """Return the ids of a field, in the generation config or in config.json; empty without the field."""
+        return _ids(self.generation.get(name, self.fields.get(name)))
+
+    def write_files(self, target: Path) -> None:
+        """Write the files to a folder."""
+        for name, content in self.files.items():
+            (target / name).parent.mkdir(exist_ok=True)
+            (target / name).write_bytes(content)
+
+    def write(self, target: Path) -> None:
+        """Write the files and the fields to a folder of tfkit's layout."""
+        self.write_files(target)
+        if self.fields:
+            model_type = {} if self.model_type is None else {"model_type": self.model_type}
+            (target / EXPORT_CONFIG).write_bytes(_json({**model_type, **self.fields}))
+
+
+NO_COMPANIONS = Companions(MappingProxyType({}), MappingProxyType({}))
+
+
+def run_companions(run: Run, checkpoint: Path | None) -> Companions:
+    """Return the companions of a run's next checkpoint, from its latest checkpoint, or from its weights and its data.
+
+    The data determines the tokenizer, the token that ends a text, and the names of the classes.
+    """
+    family = run.graph.spec.family
+    if checkpoint is not None:
+        return Companions.read(checkpoint, family)
+    data, weights = run.data, run.config.weights
+    companions = Companions.read(run.branch if weights is None else Path(weights.path), family)
+    if data.tokenizer is not None:
+        companions = companions.with_tokenizer(data.tokenizer)
+    companions = companions.with_ids(getattr(data, "start", None), getattr(data, "end", None))
+    if getattr(data, "n_classes", None) is None:
+        return companions
+    return companions.with_classes(getattr(data, "classes", None))
+
+
+def _saved(tokenizer: Tokenizer) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / tokenizer.file
+        tokenizer.save(path)
+        return path.read_bytes()
+
+
+def _loaded(files: Mapping[str, bytes]) -> Tokenizer | None:
+    """Return the tokenizer in files; None if tfkit cannot read any of them."""
+    name = next((name for name in TOKENIZERS if name in files), None)
+    if name is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / name).write_bytes(files[name])
+        with suppress(SpecError):
+            return load_tokenizer(Path(folder) / name)  # type: ignore[return-value]  # both are of the contract
+    return None
+
+
+def _pieces(tokenizer: object) -> Sequence[bytes | None] | None:
+    pieces = getattr(tokenizer, "pieces", None)
+    return None if pieces is None else pieces()
+
+
+def is_companion(name: str) -> bool:
+    """Return True for the name of a file, or of a folder with files, that is copied."""
+    return name == EXPORT_CONFIG or _matches(name, FILES) or any(pattern.startswith(f"{name}/") for pattern in FILES)
+
+
+def _ids(value: object) -> list[int]:
+    """Return the ids of tokens in a field, which has a single id or a list."""
+    values = value if isinstance(value, list) else [value]
+    return [token for token in values if type(token) is int and token >= 0]
+
+
+def _without_token_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in values.items() if not name.endswith("_token_id") and name not in TOKEN_FIELDS
+    }
+
+
+def _matches(name: str, patterns: frozenset[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of the companion files in a folder, sorted."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    inner = [pattern.partition("/")[0] for pattern in FILES if "/" in pattern]
+    names += [f"{name}/{file}" for name in inner if os.path.isdir(folder / name) for file in os.listdir(folder / name)]
+    return sorted(name for name in names if _matches(name, FILES))
+
+
+def _further_names(folder: Path) -> Iterator[str]:
+    """Yield the names of files of a published folder that are neither copied nor expected to be omitted."""
+    for name in sorted(os.listdir(folder)):
+        if not is_companion(name) and not any(fnmatchcase(name, pattern) for pattern in NOT_COPIED):
+            yield f"{name}/" if os.path.isdir(folder / name) else name
+
+
+def _contents(folder: Path, name: str, limit: int) -> bytes:
+    """Return the contents of a regular file in a folder, or in the blobs of the folder in the cache of the Hub."""
+    path, base = folder / name, folder.resolve()
+    roots = [base, base.parents[1] / "blobs"] if base.parent.name == "snapshots" else [base]
+    if not any(path.resolve().is_relative_to(root) for root in roots):
+        message = f"{shown(path)} must be a file in its folder; got a link out of the folder"
+        raise SpecError(Diagnostic(message, help="copy the file into the folder"))
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise unreadable(path, error) from error
+    if len(content) > limit:
+        raise SpecError(Diagnostic(f"{shown(path)} must have at most {limit:,} bytes"))
+    return content
+
+
+def _settings(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the settings in a file that may name code; empty for any other file."""
+    return _parsed(path, content) if path.name.endswith("_config.json") and CODE.encode() in content else {}
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        return parse_object(content)
+    except Malformed as error:
+        raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(values, indent=2, ensure_ascii=False)}\n".encode()
+
+
+def companions_of(weights: Path | None, family: FamilyConfig | None) -> Companions:
+    """Read the companions of weights, and issue a warning about the parts of their folder that are not copied."""
+    if weights is not None and not os.path.exists(weights):
+        companions = Companions(omitted=("the tokenizer and all settings, because it no longer exists",))
+    else:
+        companions = Companions.read(weights, family)
+    if companions.omitted:
+        text = f"not copied from {shown(weights)}: {listing(companions.omitted, 12)}"
+        warnings.warn(text, LeftOutWarning, stacklevel=4)
+    return companions
