@@ -295,8 +295,9 @@ def with_further_fields(config: MappingABC[str, Any], further: MappingABC[str, A
         further = {key: value for key, value in further.items() if key not in LABELS}
     for key, value in further.items():
         inner = merged.get(key)
-        nested = isinstance(value, dict) and isinstance(inner, dict) and key not in LABELS
-        merged[key] = with_further_fields(inner, value) if nested else value
+        if isinstance(value, dict) and isinstance(inner, dict) and key not in LABELS:
+            value = with_further_fields(inner, value)
+        merged[key] = value
     return merged
 
 

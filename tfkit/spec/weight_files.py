@@ -89,12 +89,9 @@ def _problem_of(file: Path) -> Diagnostic | None:
     if file.name != WEIGHTS or not (in_run or os.path.lexists(state)):
         return None
     try:
-        with open_regular(state) as opened:
-            digest = parse_object(opened.read(), max_values=None).get("model")
+        digest = read_object(state, max_values=None).get("model")
     except SpecError as error:
         cause = error.diagnostics[0].message
-    except (OSError, Malformed) as error:
-        cause = f"cannot read {shown(state)}: {error}"
     else:
         if content_of(file) == digest:
             return None

@@ -179,8 +179,8 @@ class PretrainedConfig(TokenizerConfig):
             tokenizer.folder = Path(self.path)
             return tokenizer
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
-            return tfkit.FileTokenizer(tokenizer.backend_tokenizer, Path(self.path))
+            loaded = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
+            return tfkit.FileTokenizer(loaded.backend_tokenizer, Path(self.path))
         except Exception as error:  # the library raises nothing narrower
             cause = " ".join(str(error).split())
             message = f"{quoted(shown(self.path))} must be a tokenizer that transformers can read"

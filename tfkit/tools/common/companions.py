@@ -318,10 +318,12 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 def companions_of(weights: Path | None, family: FamilyConfig | None) -> Companions:
     """Read the companions of weights, and issue a warning about the parts of their folder that are not copied."""
-    if weights is not None and not os.path.exists(weights):
-        companions = Companions(omitted=("the tokenizer and all settings, because it no longer exists",))
-    else:
+    if weights is None:
+        return NO_COMPANIONS
+    if os.path.exists(weights):
         companions = Companions.read(weights, family)
+    else:
+        companions = Companions(omitted=("the tokenizer and all settings, because it no longer exists",))
     if companions.omitted:
         text = f"not copied from {shown(weights)}: {listing(companions.omitted, 12)}"
         warnings.warn(text, LeftOutWarning, stacklevel=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,24 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eo
 ROLES = ("bos_token", "eos_token", "pad_token")
 
 
-def complete_tokenizer(folder: Path, tokenizer_files: Sequence[Path], max_len: int | None) -> dict[str, int]:
+def complete_tokenizer(folder: Path, files: Collection[str], max_len: int | None) -> dict[str, int]:
     """Add the files that AutoTokenizer needs to a folder, and return the ids of special tokens for the config.
 
     Args:
-        folder: the folder, with copies of the files of a tokenizer.
-        tokenizer_files: the files themselves, which errors name. If tfkit cannot read any of them, nothing is added.
+        folder: the folder, with the files of a tokenizer.
+        files: their names. If tfkit cannot read any of them, nothing is added.
         max_len: the longest sequence of the model.
     """
-    files = {file.name: file for file in tokenizer_files}
     name = next((name for name in TOKENIZERS if name in files), None)
     if name is None:
         return {}
-    tokenizer = load_tokenizer(files[name])
+    tokenizer = load_tokenizer(folder / name)
     if isinstance(tokenizer, CharacterTokenizer):
         _write_characters(tokenizer, folder / FILE)
         tokenizer = load_tokenizer(folder / FILE)
     assert isinstance(tokenizer, FileTokenizer)
     if SETTINGS in files:
-        settings: dict[str, Any] = read_object(files[SETTINGS], max_bytes=MAX_CONFIG)
+        settings: dict[str, Any] = read_object(folder / SETTINGS, max_bytes=MAX_CONFIG)
     else:
         end = next((text for text in ENDS if tokenizer.special(text) is not None), None)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
