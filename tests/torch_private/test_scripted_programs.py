@@ -1,0 +1,27 @@
+"""What `tests/conftest.py` uses to let go of scripted programs after each test."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+from torch import nn
+from torch.jit import _recursive, _state
+
+from ..conftest import pytest_runtest_teardown
+
+
+def test_scripted_programs_are_let_go_and_those_in_use_still_run() -> None:
+    x = torch.randn(2, 3)
+    program = torch.jit.script(nn.Sequential(nn.Linear(3, 5), nn.ReLU()))
+    expected = program(x)
+    unit = weakref.ref(_recursive.concrete_type_store)
+    assert _recursive.concrete_type_store.type_store
+    pytest_runtest_teardown()
+    gc.collect()
+    assert unit() is None
+    assert not _recursive.concrete_type_store.type_store
+    assert _recursive._python_cu is _state._python_cu
+    assert torch.equal(program(x), expected)
+    assert torch.equal(torch.jit.script(nn.ReLU())(x), x.relu())
