@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 import tfkit
 from tfkit.building.transfer import Transfer
+from tfkit.checkpoint.selection import matches_any
 from tfkit.errors import Invalid, SpecError
 
 SETS = [
@@ -181,3 +182,17 @@ def test_a_map_in_python(old: fx.GraphModule, folder: Path) -> None:
     assert torch.equal(new.get_parameter(f"{FIRST}.weight"), old.get_parameter(f"{LAST}.weight"))
     with pytest.raises(SpecError, match="matches no weight that is read"):
         tfkit.load_weights(new, folder, map={"decoder.layer.{i}": "decoder.layers.{3 - i}"})
+
+
+def test_the_name_of_a_component_matches_all_of_it(tmp_path: Path) -> None:
+    """`decoder.attention` is the prefix that the error suggests for `decoder.attention.n_kv_heads`."""
+    groups = "decoder.attention={{kind: gqa, n_heads: 4, n_kv_heads: {}, position: rope}}"
+    old = model(groups.format(2))
+    tfkit.save(old, tmp_path / "groups")
+    fused = ["decoder.layers.*.attention"]
+    state = filled(
+        model(groups.format(1)), tmp_path / "groups", missing=fused, unused=fused, allow_change=["decoder.attention"]
+    )
+    before = old.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state.items() if ".attention." not in name)
+    assert not matches_any("decoder.attention_norm.weight", ["decoder.attention"])

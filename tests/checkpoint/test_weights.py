@@ -10,12 +10,13 @@ import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tfkit
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.weight_map import TensorPlace, WeightMap, write_shards
+from tfkit.checkpoint.weight_map import TensorPlace, WeightMap, sort_metadata, write_shards
 from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 
 SPEC: dict[str, Any] = {
@@ -212,6 +213,7 @@ def test_maps_that_cannot_be(changes: dict[str, Any], text: str, file: Path) -> 
 def test_a_file_has_at_most_five_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files: list[list[str]] = []
     monkeypatch.setattr("tfkit.checkpoint.weight_map.save_file", lambda tensors, file, **_: files.append([*tensors]))
+    monkeypatch.setattr("tfkit.checkpoint.weight_map.sort_metadata", lambda file: None)
     with torch.device("meta"):
         for more in (0, 1):
             state = {"weight": torch.empty(10**9), "bias": torch.empty(10**9 // 4 + more)}
@@ -223,3 +225,19 @@ def test_a_value_at_an_index_of_two_axes() -> None:
     state = {"w": torch.zeros(2, 5, 3)}
     TensorPlace("w").fill(state, torch.ones(3), (1, 4))
     assert state["w"].nonzero().tolist() == [[1, 4, channel] for channel in range(3)]
+
+
+def test_sorted_metadata_has_equal_bytes_and_length(tmp_path: Path) -> None:
+    texts = {f"{name} \u20ac": 'a"\\\n\t\x00\x1f\x7f\U0001f411/' + name for name in "gpdackzqx"}
+    contents = set()
+    for number in range(6):
+        file = tmp_path / f"{number}.safetensors"
+        save_file({"b": torch.ones(3), "a": torch.arange(5)}, file, metadata={**texts})
+        size = file.stat().st_size
+        sort_metadata(file)
+        assert file.stat().st_size == size
+        contents.add(file.read_bytes())
+    assert len(contents) == 1
+    with safe_open(file, framework="pt") as opened:
+        assert opened.metadata() == texts
+        assert torch.equal(opened.get_tensor("a"), torch.arange(5))

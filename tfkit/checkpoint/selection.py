@@ -135,17 +135,22 @@ def check_matches(
 ) -> None:
     """Raise `Invalid` for a pattern without a match in `names`. The help names a match in `other_side`, if any."""
     for number, pattern in enumerate(patterns):
-        if any(fnmatchcase(name, pattern) for name in names):
+        if any(matches(name, pattern) for name in names):
             continue
         error = no_match(f"{field}.{number}", f"{message} {quoted(pattern)}", pattern, list(names))
-        if any(fnmatchcase(name, pattern) for name in other_side):
+        if any(matches(name, pattern) for name in other_side):
             error.help = SIDES
         raise error
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Return True if a pattern matches a name, or the name of a component that contains it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Return True if a name matches one of the patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return any(matches(name, pattern) for pattern in patterns)
 
 
 def unfit(path: Path, problems: Mapping[str, Sequence[str]]) -> SpecError:

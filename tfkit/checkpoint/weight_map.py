@@ -276,12 +276,26 @@ def write_shards(
     for names, file in zip(shards, files, strict=True):
         contents = {name: next(tensors)[1].contiguous() for name in names}
         save_file(contents, file, metadata=dict(metadata))
+        sort_metadata(file)
     if len(files) > 1:
         places = {name: file.name for names, file in zip(shards, files, strict=True) for name in names}
         index = folder / INDEX
         index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}), encoding="utf-8")
         files.append(index)
     return files
+
+
+def sort_metadata(file: Path) -> None:
+    """Sort the metadata in the header of a safetensors file by name, so that equal contents are equal bytes.
+
+    safetensors writes the metadata in random order. The length of the header does not change.
+    """
+    with file.open("r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        opened.seek(8)
+        opened.write(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length))
 
 
 def _name(index: int, count: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +17,12 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache
 
 import tfkit
+from tfkit.checkpoint.remote_code import folder_names
 from tfkit.spec.render import render
 from tfkit.tools.save.remote_code import folder as folder_of_code
 from tfkit.tools.save.remote_code.folder import write_folder
-from tfkit.tools.save.remote_code.proof import Folders
+from tfkit.tools.save.remote_code.proof import Folders, initial_moments
+from tfkit.tools.save.remote_code.proof_runner import distribution_error
 
 BEGIN = "tfkit: 1\nname: small\nd_model: 16\n"
 LAYERS = "attention: {n_heads: 2}, ffn: {kind: gelu, d_ff: 32}"
@@ -171,3 +174,59 @@ def test_the_vector_of_features(tmp_path: Path) -> None:
     model, written = opened(FEATURES, tmp_path)
     features = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(3))
     close(written(features.transpose(1, 2)).pooler_output, model(features))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::tfkit.FirstLossWarning")
+@pytest.mark.parametrize(
+    ("init", "head"),
+    [
+        ("xavier", "tie: embedding"),
+        ("torch", "tie: embedding, bias: true"),
+        ("xavier", "bias: true"),
+    ],
+)
+def test_a_new_model_has_the_distributions_of_the_init(init: str, head: str, tmp_path: Path) -> None:
+    """The linear layers have biases. Transformers adds rows to the head, and fills the new head."""
+    spec = CAUSAL.replace("lm_head", f"lm_head, {head}").replace("n_layers: 2", "n_layers: 1")
+    model, written = opened(f"{spec}init: {init}\n", tmp_path)
+    torch.manual_seed(1)
+    new = type(written)(written.config)
+    names, initial = folder_names(model.meta["graph"]), initial_moments(model.meta["graph"], torch.float32)
+    assert distribution_error(new.state_dict(), {names(name): numbers for name, numbers in initial.items()}) is None
+    new.resize_token_embeddings(53, mean_resizing=False)
+    assert new.lm_head.weight.shape == (53, 16)
+    assert new.lm_head.weight.isfinite().all()
+
+
+SCALES = f"""{BEGIN}vocab_size: 50
+graph: {{embedding: {{block: embedding}}, norm: {{block: norm}}, logits: {{block: lm_head}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: state["norm.weight"].fill_(0.999),
+            "`norm.weight` has mean 0.999 and root mean square 0.999; tfkit",
+        ),
+        (lambda state: state["norm.weight"][3].fill_(1.01), "`norm.weight` has mean"),
+        (lambda state: state["embedding.tokens.weight"].mul_(1.3), "`embedding.tokens.weight` has mean"),
+        (lambda state: state["embedding.tokens.weight"].add_(0.01), "`embedding.tokens.weight` has mean"),
+        (lambda state: state["logits.output.weight"][3].fill_(torch.nan), "`logits.output.weight` has mean nan"),
+    ],
+)
+@torch.no_grad()
+def test_a_different_distribution_is_described(change: Callable[[dict[str, Tensor]], object], message: str) -> None:
+    graph = tfkit.loads(SCALES)
+    initial, state = initial_moments(graph, torch.float32), tfkit.build(graph, seed=7).state_dict()
+    assert distribution_error(state, initial) is None
+    change(state)
+    error = distribution_error(state, initial)
+    assert error is not None
+    assert message in error
+
+
+def test_a_random_number_has_no_distribution() -> None:
+    assert distribution_error({"x": torch.tensor([0.3])}, {"x": [0.7, torch.inf, 0.49, torch.inf]}) is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from tfkit.tools.common import atomic_files
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.save import save as module
 from tfkit.tools.save.save import check_folder, save
+
+from ...small_specs import reduced
 
 
 def test_what_is_saved_is_the_model(small: tfkit.Graph, tmp_path: Path) -> None:
@@ -115,3 +118,18 @@ def test_weights_that_are_not_finite_are_kept_and_replace_no_others(
         save(broken, out, force=True)
     save(sound, out, force=True)
     assert torch.equal(tfkit.build(out).get_parameter("embedding.tokens.weight"), sound.embedding.tokens.weight)
+
+
+@pytest.mark.parametrize("layout", ["tfkit", "huggingface", "export"])
+def test_equal_models_are_equal_bytes(layout: Any, tmp_path: Path) -> None:
+    """Each file has three or more texts of metadata, whose order would be random."""
+    model, files = tfkit.build(reduced("gpt2"), seed=2), []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        if layout == "export":
+            tfkit.export(model, folder.with_suffix(".safetensors"))
+            files.append(folder.with_suffix(".safetensors"))
+        else:
+            tfkit.save(model, folder, layout=layout)
+            files.append(folder / "model.safetensors")
+    assert len({file.read_bytes() for file in files}) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, TypeAlias
 
 import torch
@@ -12,7 +11,7 @@ from torch import fx, nn
 
 from tfkit.arguments import Limit, checked, unknown_argument
 from tfkit.building.builder import graph_of
-from tfkit.checkpoint.selection import no_match
+from tfkit.checkpoint.selection import matches, no_match
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import OptimizerConfig
 
@@ -91,7 +90,7 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
     """
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for number, rule in enumerate(config.groups):
-        if not any(fnmatchcase(name, rule.match) for name in names.values()):
+        if not any(matches(name, rule.match) for name in names.values()):
             message = f"no trained parameter matches `{rule.match}`"
             raise no_match(f"groups.{number}.match", message, rule.match, list(names.values()))
     matrices = {} if config.rest is None else matrices_of(model)
@@ -100,7 +99,7 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
     for parameter, name in names.items():
         lr, weight_decay = (of_matrices if parameter in matrices else of_rest)[parameter]
         for rule in config.groups:
-            if fnmatchcase(name, rule.match):
+            if matches(name, rule.match):
                 lr = rule.lr if rule.lr is not None else lr
                 weight_decay = rule.weight_decay if rule.weight_decay is not None else weight_decay
         groups.setdefault((parameter in matrices, lr, weight_decay), []).append(parameter)

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
-from tfkit.checkpoint.selection import matches_any
+from tfkit.checkpoint.selection import matches, matches_any
 from tfkit.component import Component
 from tfkit.errors import Invalid, SpecError
 from tfkit.graph.expand import Graph
@@ -255,7 +254,7 @@ def _matching(config: RunSpec, model: fx.GraphModule) -> dict[str, Any]:
     """Return the patterns of a run that match a parameter of a model."""
     names = [name for name, _ in model.named_parameters()]
     frozen = tuple(pattern for pattern in config.freeze if any(matches_any(name, [pattern]) for name in names))
-    rules = tuple(rule for rule in config.optimizer.groups if any(fnmatchcase(name, rule.match) for name in names))
+    rules = tuple(rule for rule in config.optimizer.groups if any(matches(name, rule.match) for name in names))
     return {"freeze": frozen, "optimizer": config.optimizer.model_copy(update={"groups": rules})}
 
 

@@ -149,10 +149,15 @@ class InitialWeights:
             lines += [f"{'elif' if lines else 'if'} {_test(paths, rest)}:", textwrap.indent(body, INDENT)]
         return "\n".join([*lines, "else:", textwrap.indent(default, INDENT)])
 
-    def _frequency(self, body: tuple[str, list[str]]) -> tuple[bool, int]:
-        """Return a sort key: the code of default rules, and of many modules, comes last."""
-        rules = [self.plan[path] for path in body[1]]
-        return not any(rule.residual or rule.method == "tied_table" for rule in rules), len(rules)
+    def _frequency(self, body: tuple[str, list[str]]) -> tuple[bool, bool, int]:
+        """Return a sort key: the code of default rules, and of many modules, comes last.
+
+        Code that splits a fused weight is no default, because transformers calls it for layers that it adds.
+        """
+        text, paths = body
+        rules = [self.plan[path] for path in paths]
+        is_default = not any(rule.residual or rule.method == "tied_table" for rule in rules)
+        return ".split(" not in text, is_default, len(rules)
 
 
 class _WithValues(ast.NodeTransformer):

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.checkpoint.fitting import safetensors_metadata
+from tfkit.checkpoint.weight_map import sort_metadata
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 from tfkit.plugin.discover import DISABLE, own_version
@@ -220,6 +221,7 @@ class Safetensors(Format):
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
         save_file(tensors, path, metadata={**safetensors_metadata(graph_of(model)), **metadata(model)})
+        sort_metadata(path)
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Built(build_with_weights(graph_of(model), path).eval())

@@ -22,7 +22,7 @@ from tfkit.checkpoint.config_json import with_further_fields
 from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.checkpoint.fitting import left_out_lines, safetensors_metadata
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.weight_map import SHARD, write_shards
+from tfkit.checkpoint.weight_map import SHARD, sort_metadata, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.plugin.manager import AnyPlugins, Plugins
 from tfkit.plugin.required import with_versions
@@ -162,6 +162,7 @@ def write_model(model: fx.GraphModule, target: Path, *, companions: Companions =
     companions.write(target)
     (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")
     save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
+    sort_metadata(target / WEIGHTS)
     shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors creates files that only their owner can read
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tfkit.building.builder import assemble
-from tfkit.building.initialize import rules
+from tfkit.building.initialize import Rule, rules
 from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER
 from tfkit.component import Cached, State
 from tfkit.graph.expand import Graph
@@ -113,6 +113,7 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
         parts = parts_of(named)
         name = type(model).__name__
         plan = {parts.name_in_class(path): rule for path, rule in rules(model, graph).items()}
+        plan |= {parts.tied_matrix: Rule("linear")} if parts.tied_matrix else {}
         root = separated(model, parts, name)
     lend_sizes(root)
     check_apart(root)
@@ -433,12 +434,17 @@ class _ModelingWriter:
         """Return the method that initializes a module whose weights are missing in a file."""
         text = self.weights.text(self.classes)
         names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        tied = self.parts.tied_matrix
+        is_biased = tied is not None and self.whole.model.get_submodule(tied).bias is not None
+        names |= {"name"} if is_biased else set()
         lines = [docs_text(type(self.graph.spec.model.init).__doc__ or "")]
         lines += ["config = self.config"] if "config" in names else []
         if "name" in names:
             lines.append('name = next((name for name, child in self.named_modules() if child is module), "")')
         reset = 'callable(reset := getattr(module, "reset_parameters", None)):\n    reset()'
         lines += [f"{text}\nelif {reset}" if text else f"if {reset}"]
+        # Unlike other biases, the bias of a tied matrix does not depend on the `init`.
+        lines += [f"if name == {tied!r}:\n    nn.init.zeros_(module.bias)"] if is_biased else []
         return f"@torch.no_grad()\n{_method('_init_weights', lines, 'self, module: nn.Module')}"
 
     def _steps(self, module: nn.Module, result: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER, MATRIX, folder_names, head_of
+from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER, MATRIX, folder_names, head_of, matrix_name
 from tfkit.component import Pieces
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
@@ -145,6 +145,11 @@ class Parts:
     def path_of(self, body: Body) -> str:
         """Return the name of the module of a body in the class of the model."""
         return ".".join([*[BODY] * bool(self.head), *[body.name] * bool(body.name)])
+
+    @property
+    def tied_matrix(self) -> str | None:
+        """The name of the head's output matrix if it is tied to a table."""
+        return matrix_name(self.head[-1]) if self.head and "tie" in self.head[-1].wires else None
 
     @property
     def ties(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,16 +11,18 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import evaluating
+from tfkit.building.builder import allocate, build, evaluating
+from tfkit.building.initialize import initialize
 from tfkit.checkpoint.remote_code import folder_names
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import as_tensors, random_inputs
 from tfkit.tools.save.remote_code import proof_runner
 from tfkit.tools.save.remote_code.parts import Parts
-from tfkit.tools.save.remote_code.proof_runner import ModelFacts
+from tfkit.tools.save.remote_code.proof_runner import ModelFacts, moments
 
 LARGEST = 2**30
 """Largest number of parameters for which the model is run. A larger model would take minutes."""
@@ -59,7 +62,7 @@ def prove(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -
     torch.save(facts, place)
     if error := process.answer([str(folder), str(place)]):
         message = f"the folder differs from the model: {error}"
-        help = "write the forward of each component so that it depends only on its code and its fields"
+        help = "write each component so that its forward and its initial weights depend only on its code and its fields"
         raise SpecError(Diagnostic(message, help=help))
     return bool(facts["outputs"])
 
@@ -78,7 +81,9 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
     outputs: dict[str, Tensor] = {}
     padded: dict[str, Tensor] = {}
     steps, pieces, tolerance = parts.last.input, [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
+    initial: dict[str, list[float]] = {}
     if runs:
+        initial = {names(name): numbers for name, numbers in initial_moments(graph, dtype).items()}
         with torch.no_grad(), evaluating(model):
             outputs = _results(model, parts, inputs)
             tolerance *= max(1.0, *(float(output.abs().max()) for output in outputs.values()))
@@ -96,6 +101,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
     features = {name: value.transpose(1, 2) for name, value in inputs.items() if arguments[name] == "input_features"}
     return ModelFacts(
         shapes=shapes,
+        initial=initial,
         auto=f"AutoModel{parts.task.auto}",
         inputs={arguments[name]: value for name, value in (inputs | features).items()},
         masks={arguments[name].replace("input_ids", "attention_mask"): mask for name, mask in masks.items()},
@@ -106,6 +112,23 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
         tolerance=tolerance,
         threads=torch.get_num_threads(),
     )
+
+
+def initial_moments(graph: Graph, dtype: torch.dtype) -> dict[str, list[float]]:
+    """Return the `moments` of the tensors of a new model, with variance 0 for tensors that are equal for all seeds."""
+    model = build(graph, device="meta", dtype=dtype)
+    allocate(model, "cpu")
+    seeds: list[dict[str, list[float]]] = []
+    for seed in range(2):
+        initialize(model, graph, seed)
+        seeds.append({name: moments(tensor) for name, tensor in model.state_dict().items()})
+    result: dict[str, list[float]] = {}
+    for name, (mean, mean_variance, square, square_variance) in seeds[0].items():
+        fixed = seeds[0][name] == seeds[1][name]
+        # A random tensor of a single value has no distribution that could be compared.
+        variances = [0.0 if fixed else variance or math.inf for variance in (mean_variance, square_variance)]
+        result[name] = [mean, variances[0], square, variances[1]]
+    return result
 
 
 def _masks(parts: Parts, length: int) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ model and the file of its `ModelFacts`; the answer is an error or null. tfkit ca
 """
 
 import json
+import math
 import os
 import sys
 import warnings
@@ -13,7 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
+
+
+DEVIATIONS = 6
+"""Largest difference of two means of random weights, in standard deviations. The seeds are constant."""
 
 
 class ModelFacts(TypedDict):
@@ -21,6 +28,8 @@ class ModelFacts(TypedDict):
 
     Attributes:
         shapes: of the model's tensors, by their names in the folder.
+        initial: the `moments` of the tensors of a new model, by the same names, with variance 0 for tensors that do not
+            depend on the seed; empty if the model is too large.
         auto: the class of transformers that opens the folder.
         inputs: the inputs by their names in transformers.
         masks: padding masks, with padding on the left and inside, by the same names.
@@ -33,6 +42,7 @@ class ModelFacts(TypedDict):
     """
 
     shapes: dict[str, list[int]]
+    initial: dict[str, list[float]]
     auto: str
     inputs: "dict[str, Tensor]"
     masks: "dict[str, Tensor]"
@@ -50,6 +60,8 @@ def compared(folder: Path, facts: ModelFacts) -> str | None:
     import transformers
 
     torch.set_num_threads(facts["threads"])
+    if facts["initial"] and (error := _initialized(folder, facts)):
+        return error
     loaded: Any = getattr(transformers, facts["auto"]).from_pretrained(
         folder, trust_remote_code=True, output_loading_info=True, dtype="auto"
     )
@@ -70,6 +82,43 @@ def compared(folder: Path, facts: ModelFacts) -> str | None:
             if facts["outputs"]
             else None
         )
+
+
+def moments(tensor: "Tensor") -> list[float]:
+    """Return the mean of the values and of their squares, each followed by the variance of this mean."""
+    values = tensor.detach().double().flatten()
+    return [
+        float(part) for power in (values, values**2) for part in (power.mean(), power.var(correction=0) / len(power))
+    ]
+
+
+def _initialized(folder: Path, facts: ModelFacts) -> str | None:
+    """Describe a weight of a new model that has a different distribution than tfkit's."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model = getattr(transformers, facts["auto"]).from_config(config, trust_remote_code=True)
+    return distribution_error(model.state_dict(), facts["initial"])
+
+
+def distribution_error(state: "Mapping[str, Tensor]", initial: dict[str, list[float]]) -> str | None:
+    """Describe the first tensor whose moments differ from `initial` by more than chance; None if there is none."""
+    for name, (mean, mean_variance, square, square_variance) in initial.items():
+        ours = moments(state[name])
+        pairs = (ours[:2], (mean, mean_variance)), (ours[2:], (square, square_variance))
+        if not all(_close(*pair) for pair in pairs):
+            texts = [f"mean {a:.3g} and root mean square {b**0.5:.3g}" for a, b in ((ours[0], ours[2]), (mean, square))]
+            return f"in a new model, `{name}` has {texts[0]}; tfkit's has {texts[1]}"
+    return None
+
+
+def _close(ours: list[float], theirs: tuple[float, float]) -> bool:
+    """Return True if two means with their variances may differ by chance; False for NaN."""
+    if theirs[1] == 0:
+        return math.isclose(ours[0], theirs[0], rel_tol=1e-9)
+    return abs(ours[0] - theirs[0]) <= DEVIATIONS * (ours[1] + theirs[1]) ** 0.5
 
 
 def _align(model: Any) -> None:

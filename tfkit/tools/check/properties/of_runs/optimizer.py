@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.building.builder import graph_of
 from tfkit.building.initialize import generator_of
+from tfkit.checkpoint.selection import matches
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import GroupConfig, OptimizerConfig
 from tfkit.run.training.optimizer import groups_of
@@ -157,7 +157,7 @@ def settings_of(model: fx.GraphModule, config: OptimizerConfig) -> dict[str, tup
         of = _kind(model, config, name)
         rate, weight_decay = of.lr, of.weight_decay if of.decay_all or _decays(model, name) else 0.0
         for rule in config.groups:
-            if fnmatchcase(name, rule.match):
+            if matches(name, rule.match):
                 rate = rate if rule.lr is None else rule.lr
                 weight_decay = weight_decay if rule.weight_decay is None else rule.weight_decay
         settings[name] = (rate, weight_decay)
