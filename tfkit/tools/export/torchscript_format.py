@@ -24,7 +24,7 @@ from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Cached, State
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
+from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
 from tfkit.nn.forward_text import run_text
 from tfkit.nn.program import written_forward
 from tfkit.plugin.registry import written_in
@@ -224,7 +224,7 @@ def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
         for layer, count in _runs(pieces.caches):
             yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, 'length', 1)}, like)"
         for layer, count in _runs(pieces.memory_caches):
-            length = f"{values[str(node.wires['memory'])]}.size(1)"
+            length = f"{values[str(node.wires[memory_field(node)])]}.size(1)"
             yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, length, 0)}, like)"
 
 
