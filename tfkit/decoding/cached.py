@@ -23,7 +23,7 @@ from tfkit.building.model import BuiltModel, called, is_sharded, name_layer, sha
 from tfkit.component import Cached, State
 from tfkit.decoding.modules import cache_sizes, made_once, reading_module, stepping_module
 from tfkit.errors import listing
-from tfkit.graph.decode_split import returning, split_for_decoding
+from tfkit.graph.decode_split import memory_field, returning, split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import beyond, fixed_lengths, max_len
 from tfkit.nn import Past, is_token, of_length
@@ -233,7 +233,9 @@ class CachedModel:
         if device.type != "meta" and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         memory = {name: value.size(1) for name, value in self._first.items() if value.dim() > 1}
-        sizes = cache_sizes(self._parts, batch, self.length, lambda node: memory[str(node.wires["memory"])], dtype)
+        sizes = cache_sizes(
+            self._parts, batch, self.length, lambda node: memory[str(node.wires[memory_field(node)])], dtype
+        )
         for name, layers in sizes.items():
             old = self._cache.get(name, [])
             fits = [[(shape, dtype, device) for shape, dtype in layer] for layer in layers]

@@ -109,6 +109,12 @@ def wire_of(node: Node, field: str) -> WireMarker:
     return wire
 
 
+def memory_field(node: Node) -> str:
+    """Return the name of the field that is a node's `MemoryWire`; empty if the node has no memory."""
+    wires = {field: wire_of(node, field) for field in node.wires}
+    return next((field for field, wire in wires.items() if wire.mask and wire.whole), "")
+
+
 def computes_alone(node: Node) -> bool:
     """Return True if a node computes every position independently."""
     try:

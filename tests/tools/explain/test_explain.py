@@ -197,6 +197,10 @@ def test_first_sentences() -> None:
     assert sentence("As in T5 v1.1. More of it.\n\nStill more.") == "As in T5 v1.1."
     assert sentence("Tables, https://a.b/c.\nMore.") == "Tables."
     assert sentence("Over\n    two lines.") == "Over two lines."
+    assert sentence("weight * tanh(alpha x) + bias. More.") == "weight * tanh(alpha x) + bias."
+    assert sentence("Queries times f(x). More `words`.") == "Queries times f(x)."
+    assert sentence("A shift of `2`. More.") == "A shift of `2`."
+    assert sentence("Chunks. (They differ.) More.") == "Chunks."
     assert doc_of(EmbeddingConfig).startswith("Token ids to vectors")
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.building.builder import graph_of
 from tfkit.spec.render import render
 from tfkit.tools.export.export import Exported, check_format, export
-from tfkit.tools.export.torchscript_format import TorchScript
+from tfkit.tools.export.torchscript_format import TorchScript, reason_of
 
 from ...small_specs import PROGRAMS, covering, reduced
 
@@ -151,6 +152,21 @@ def test_a_component_that_cannot_be_scripted_is_named_before_and_while_writing(t
         export(tfkit.build(graph), tmp_path / "model.ts")
     assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
     export(tfkit.build(small()), tmp_path / "model.ts")  # and the next model does not suffer
+
+
+class WrongArgument(nn.Module):
+    def scaled(self, x: Tensor, n: int) -> Tensor:
+        return x * n
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x, "two")  # type: ignore[arg-type]
+
+
+def test_a_refusal_contains_the_cause_and_not_only_a_signature() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.jit.script(WrongArgument())
+    expected = r"int n\) -> Tensor: Expected a value of type 'int' for argument 'n' .* type 'str'\. \(.*\.py:\d+\)\Z"
+    assert re.search(expected, reason_of(raised.value))
 
 
 def test_nothing_is_refused_that_can_be_written() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Signal
 from tfkit.decoding.modules import empty_caches, made_once, reading_module, stepping_module
-from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
+from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.input_shapes import input_shapes
 from tfkit.nn import Past
@@ -49,7 +49,7 @@ def make_inputs(graph: Graph, shape: StepShape, dtype: torch.dtype) -> Inputs:
 
 def memory_of(node: Node, shape: StepShape) -> int:
     """Return the number of positions that a node's cross-attention attends to."""
-    memory: Signal | None = node.signals.get("memory")
+    memory: Signal | None = node.signals.get(memory_field(node))
     return (memory.length if memory else None) or shape.memory_length or 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfkit.graph.decode_split import memory_field
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.tools.common.model_inputs import random_inputs
@@ -48,8 +49,7 @@ def with_shapes(text: str, graph: Graph) -> str:
 def _inputs(graph: Graph) -> dict[str, Tensor]:
     """Build inputs on the meta device. Lengths differ unless two inputs must have the same length."""
     few, fixed = random_inputs(graph, batch=2, length=2), fixed_lengths(graph)
-    memories = {source for node in graph.nodes for field, source in node.wires.items() if field == "memory"}
-    later = len(few) > 1 and bool(memories)
+    later = len(few) > 1 and any(memory_field(node) for node in graph.nodes)
     inputs = {}
     for index, (name, value) in enumerate(few.items()):
         length = fixed.get(name) or LENGTHS[min(index, len(LENGTHS) - 1) if later else 0]

@@ -301,7 +301,7 @@ def _placement(config: Config, layers: Sequence[Layer]) -> str:
 
 
 _LINK = re.compile(r"(?:([\w-]+(?:,?(?: |\n(?!\s))[\w-]+)*):\s+)?(https?://[^\s,;)]*[^\s,;:).])")
-_END = re.compile(r"(?<=\w[.)])\s|\n\s*\n")
+_END = re.compile(r"(?<=[\w)\]`]\.)\s|(?<=\w\.\))\s|\n\s*\n")
 
 
 def sentence(text: str) -> str:

@@ -24,7 +24,7 @@ from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Cached, State
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
+from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
 from tfkit.nn.forward_text import run_text
 from tfkit.nn.program import written_forward
 from tfkit.plugin.registry import written_in
@@ -132,16 +132,21 @@ def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
             config = components[path]
             message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
             where = f"the component is written in {written_in(type(config))}"
-            return Diagnostic(message, None, f"graph.{path}", (_reason(cause), where), HELP)
+            return Diagnostic(message, None, f"graph.{path}", (reason_of(cause), where), HELP)
     message = f"{quoted(graph_of(model).name)} cannot be scripted by TorchScript"
-    return Diagnostic(message, notes=(_reason(error),), help=HELP)
+    return Diagnostic(message, notes=(reason_of(error),), help=HELP)
 
 
-def _reason(error: Exception) -> str:
-    """Return the first line of TorchScript's error, and the first location in it."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    place = re.search(r'^ *File "(.*)", line (\d+)$', str(error), re.MULTILINE)
-    return f"{first} ({place[1]}:{place[2]})" if place else first
+def reason_of(error: Exception) -> str:
+    """Return the lines of TorchScript's error before the first location, and the location."""
+    text = str(error)
+    location = re.search(r'^ *File "(.*)", line (\d+)$', text, re.MULTILINE)
+    lines = [line.strip() for line in text[: location.start() if location else None].splitlines()]
+    lines = [line for line in lines if line not in ("", ":", "The original call is:")] or [type(error).__name__]
+    if location is None:
+        return lines[0]
+    # The first line may be only the signature of a function: the cause follows.
+    return f"{' '.join(lines).removesuffix(':')} ({location[1]}:{location[2]})"
 
 
 STATE = "dict[str, list[list[Tensor]]]"
@@ -224,7 +229,7 @@ def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
         for layer, count in _runs(pieces.caches):
             yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, 'length', 1)}, like)"
         for layer, count in _runs(pieces.memory_caches):
-            length = f"{values[str(node.wires['memory'])]}.size(1)"
+            length = f"{values[str(node.wires[memory_field(node)])]}.size(1)"
             yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, length, 0)}, like)"
 
 

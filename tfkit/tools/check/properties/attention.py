@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tfkit.checkpoint.weight_map import places
 from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
+from tfkit.graph.decode_split import memory_field
 from tfkit.nn import Context
 from tfkit.tools.check.measure import Deviation, compared, difference, property_of, require
 from tfkit.tools.check.model_under_test import Attends, ModelUnderTest
@@ -97,7 +98,8 @@ def _output(result: Any) -> Tensor:
 
 def _signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | None) -> Signal:
     """Return the signal from which an attention computes its keys."""
-    signal = subject.graph.node(attention.path.partition(".")[0]).signals["input" if memory is None else "memory"]
+    node = subject.graph.node(attention.path.partition(".")[0])
+    signal = node.signals["input" if memory is None else memory_field(node)]
     assert isinstance(signal, Signal)
     return signal
 

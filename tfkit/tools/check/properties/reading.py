@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import evaluating, graph_of, inputs_of
-from tfkit.component import Component, InputPositionConfig, MaskConfig
+from tfkit.component import Component, InputPositionConfig, MaskConfig, SublayerConfig
 from tfkit.errors import listing
-from tfkit.graph.decode_split import computes_alone, returning
+from tfkit.graph.decode_split import computes_alone, memory_field, returning
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_length
 from tfkit.graph.wiring import node_ignoring_pairs, pairwise_masks
@@ -51,15 +51,18 @@ def alone(subject: ModelUnderTest) -> Iterator[Deviation]:
 def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
     """Find activations, norms and FFNs that mix positions or rows, or depend on their number."""
     components: dict[str, Component] = model.meta["components"]
-    paths = [
-        path for path, component in components.items() if component.slot in ALONE and not component.takes_condition
-    ]
+    paths = [path for path, component in components.items() if component.slot in ALONE and not _takes_more(component)]
     with evaluating(model), torch.no_grad():
         for path, (x, *_) in arguments_of(model, paths, inputs).items():
             if x.dim() == 3:
                 component = components[path]
                 name = f"{kind_of(type(component))} `{component.kind_name()}`, `{path}`"
                 yield from _mixing(model.get_submodule(path), x, name, path)
+
+
+def _takes_more(component: Component) -> bool:
+    """Return True if the module also takes the context: it need not compute each position independently."""
+    return component.takes_condition or (isinstance(component, SublayerConfig) and component.takes_context)
 
 
 def _mixing(module: nn.Module, x: Tensor, name: str, path: str) -> Iterator[Deviation]:
@@ -258,7 +261,7 @@ def documents(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 def _input_of_documents(graph: Graph) -> str:
     """Return the input whose mask may be pairwise: the only input, or the only input next to a memory."""
-    memories = {node.wires["memory"] for node in graph.nodes if node.stack is not None and "memory" in node.wires}
+    memories = {node.wires[field] for node in graph.nodes if node.stack is not None and (field := memory_field(node))}
     if not memories:
         deaf = node_ignoring_pairs(graph)
         require(deaf is None, f"`{deaf}` takes no pairwise mask")

@@ -1,0 +1,108 @@
+"""Components that differ from the built-in components: a memory in a field of any name, an FFN with the context."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+import tfkit
+from tfkit import Pieces, Signal, Signals
+from tfkit.testing import check_cached, check_model, example_inputs
+
+
+class RecallConfig(tfkit.BlockConfig):
+    """Each position attends to all positions of a source."""
+
+    block: Literal["recall"] = "recall"
+    input: tfkit.MaskedWire | None = None
+    source: tfkit.MemoryWire
+    d_model: tfkit.Shared[tfkit.Dim]
+
+    def output(self, inputs: Signals) -> Signal:
+        tfkit.expect(inputs, "source", "sequence")
+        return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
+
+    def pieces(self, inputs: Signals) -> Pieces:
+        return Pieces(memory_caches=((tfkit.Cached(1, self.d_model),),))
+
+    def build(self, make: tfkit.Make, inputs: Signals) -> nn.Module:
+        return Recall(self.d_model, inputs["source"].width)
+
+
+class Recall(nn.Module):
+    def __init__(self, d_model: int, d_source: int) -> None:
+        super().__init__()
+        self.key = tfkit.Linear(d_source, d_model, bias=False)
+        self.softmax = tfkit.Softmax()
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        memory_caches: list[list[Tensor]] | None = None,
+    ) -> Tensor:
+        if source is not None:
+            keys = self.key(source)[:, None]
+            if memory_caches is not None:
+                memory_caches[0][0].copy_(keys)
+        else:
+            assert memory_caches is not None
+            keys = memory_caches[0][0]
+        visible = None if source_mask is None else source_mask[:, None, None].bool()
+        return x + (self.softmax(x[:, None] @ keys.mT, visible) @ keys)[:, 0]
+
+
+class ContextualConfig(tfkit.FFNConfig):
+    """A linear layer that may use the context of the layer."""
+
+    kind: Literal["contextual"] = "contextual"
+    takes_context = True
+
+    @property
+    def cached(self) -> tuple[tfkit.Cached, ...]:
+        return ()
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return Contextual(self.d_model)
+
+
+class Contextual(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.output = tfkit.Linear(d_model, d_model, bias=True, residual=True)
+
+    def forward(self, x: Tensor, context: tfkit.Context) -> Tensor:
+        return self.output(x)
+
+
+PLUGINS = tfkit.load_plugins(entry_points=False)
+for _config in (RecallConfig, ContextualConfig):
+    PLUGINS.registry.add(_config, "under test")
+
+
+def graph(**sizes: int) -> tfkit.Graph:
+    nodes: dict[str, Any] = {
+        "embedding": {"block": "embedding", "input": "tokens"},
+        "recall": {"block": "recall", "source": "pages"},
+        "decoder": {"block": "decoder", "n_layers": 2, "attention": {"n_heads": 2}, "ffn": {"kind": "contextual"}},
+        "logits": {"block": "lm_head"},
+    }
+    inputs = {"tokens": "tokens", "pages": {"type": "features", "width": 12, **sizes}}
+    head = {"tfkit": 1, "name": "recalling", "d_model": 16, "vocab_size": 23, "max_len": 20}
+    return tfkit.load({**head, "inputs": inputs, "graph": nodes}, plugins=PLUGINS)
+
+
+def test_a_memory_of_any_name_is_cached() -> None:
+    check_cached(tfkit.build(graph(), seed=1).eval(), example_inputs(graph(), length=13))
+
+
+def test_cost_counts_a_memory_of_any_name() -> None:
+    plain, fixed = (tfkit.cost(graph(**sizes), length=5, mode="decode").memory.cache for sizes in ({}, {"length": 9}))
+    assert fixed - plain == (9 - 5) * 16 * 2
+
+
+def test_an_ffn_with_a_context_is_not_called_without_it() -> None:
+    check_model(graph(), plugins=PLUGINS, only=["alone"])
