@@ -391,7 +391,7 @@ def _tensors_in(loss: nn.Module, seen: set[int]) -> Iterator[tuple[str, Tensor]]
             inside = dict(enumerate(value))
         else:
             inside = getattr(value, "__dict__", {})
-        values += [(f"{path}.{name}".lstrip("."), entry) for name, entry in reversed(inside.items())]
+        values += [(f"{path}.{name}".lstrip("."), entry) for name, entry in [*inside.items()][::-1]]
 
 
 class Half(Processes):
