@@ -519,9 +519,8 @@ def test_an_inner_value_that_is_wrong_is_an_error_of_its_kind(
     model = built()
     kind = type(model.meta["components"]["decoder.layers.0.ffn"])
     monkeypatch.setattr(kind, "inner_values", property(lambda _: declared()))
-    with pytest.raises(tfkit.SpecError) as caught:
-        with tfkit.trace(model, read="*.gate"):
-            model(TOKENS)
+    with pytest.raises(tfkit.SpecError) as caught, tfkit.trace(model, read="*.gate"):
+        model(TOKENS)
     (error,) = caught.value.diagnostics
     assert error.message == "ffn kind `relu` failed in `inner_values`"
     assert error.notes[0].startswith(cause)
