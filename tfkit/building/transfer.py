@@ -67,6 +67,10 @@ class Transfer(Selection):
     def fill(self, model: fx.GraphModule, path: Path) -> str:
         return _mapped(model, model_folder(path), self) if self.map or self.tokens else super().fill(model, path)
 
+    def check(self, model: fx.GraphModule, path: Path) -> None:
+        if not self.map and not self.tokens:  # they need the values of the old model
+            super().check(model, path)
+
 
 @dataclass(frozen=True)
 class TransferRule:

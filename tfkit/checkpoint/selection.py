@@ -46,6 +46,10 @@ class Selection:
         """
         return _in_part(model, model_folder(path), self)
 
+    def check(self, model: fx.GraphModule, path: Path) -> None:
+        """Raise the errors of `fill` that need no values. The model may be on the meta device, and does not change."""
+        _in_part(model, model_folder(path), self, values=False)
+
     def filled(self, model: fx.GraphModule, path: Path) -> fx.GraphModule:
         """Fill a model and return it. Raise SpecError also for invalid patterns and maps."""
         try:
@@ -56,7 +60,7 @@ class Selection:
         return model
 
 
-def _in_part(model: fx.GraphModule, path: Path, selection: Selection) -> str:
+def _in_part(model: fx.GraphModule, path: Path, selection: Selection, *, values: bool = True) -> str:
     graph = model.meta["graph"]
     with TensorFiles.open(path) as checkpoint:
         weights = nearest_map(model, graph, checkpoint)
@@ -66,9 +70,10 @@ def _in_part(model: fx.GraphModule, path: Path, selection: Selection) -> str:
         except SpecError as error:
             raise unfit(path, {part.message: part.notes for part in error.diagnostics}) from error
         reject_changes(not_allowed(stated_changes(checkpoint, graph), selection), path, help=CHANGE)
-        state = model.state_dict()
-        read.check_values(checkpoint, state)
-        read.load(checkpoint, state, checked=True)
+        if values:
+            state = model.state_dict()
+            read.check_values(checkpoint, state)
+            read.load(checkpoint, state, checked=True)
     left = sorted(weights.left_out(name for name in checkpoint.names if name not in unused))
     count = f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"
     return description(count, omitted=left, missing=missing, unused=unused)

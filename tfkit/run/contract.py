@@ -40,6 +40,16 @@ Steps = Annotated[int, Field(ge=0, le=2**40)] | Annotated[float, Field(gt=0, lt=
 """A number of steps; or, below 1, a fraction of the run's steps."""
 
 
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
+"""A name that tells several metrics or callbacks of a kind apart."""
+
+
+def label_of(config: Component) -> str:
+    """Return the name of a metric or a callback: its kind, and the value of its field `name`, if it has one."""
+    name = getattr(config, "name", None)
+    return config.kind_name() if name is None else f"{config.kind_name()}_{name}"
+
+
 # ---- data ----
 
 
@@ -477,9 +487,12 @@ class MetricConfig(Component):
     """True if the metric is the cross-entropy of the data's targets, for losses that `predicts_targets`."""
 
     def names(self, split: str, terms: Iterable[str]) -> dict[str, str | None]:
-        """Return the names that the metric has in reports, each with its output; None for the main output."""
-        kind, further = self.kind_name(), [*terms][1:] if self.each_output else []
-        return {f"{split}.{kind}": None, **{f"{split}.{output}.{kind}": output for output in further}}
+        """Return the names that the metric has in reports, each with its output; None for the main output.
+
+        A kind with a field `name` can be listed several times: the name follows the kind, as in `val.accuracy_NAME`.
+        """
+        label, further = label_of(self), [*terms][1:] if self.each_output else []
+        return {f"{split}.{label}": None, **{f"{split}.{output}.{label}": output for output in further}}
 
     @abstractmethod
     def build(self, data: Data) -> Metric:
@@ -572,6 +585,9 @@ class CallbackConfig(Component):
     """Slot `callback`: an observer of a run."""
 
     slot = "callback"
+    named: ClassVar[bool] = False
+    """True if the numbers or folders that it writes have its name. Several callbacks of the kind in a run then need
+    a field `name`, and different values."""
 
     @abstractmethod
     def build(self) -> Callback:

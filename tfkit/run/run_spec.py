@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
-from tfkit.component import AttentionBackend, Config, Count, Extent, Immaterial, PositiveFloat, slot
+from tfkit.component import AttentionBackend, Component, Config, Count, Extent, Immaterial, PositiveFloat, slot
 from tfkit.errors import Invalid
 from tfkit.run.contract import (
     CallbackConfig,
@@ -22,6 +22,7 @@ from tfkit.run.contract import (
     PositiveCount,
     ScheduleConfig,
     TrackerConfig,
+    label_of,
 )
 from tfkit.spec.document import NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
@@ -77,12 +78,20 @@ class EvalConfig(Config):
         super().check()
         if not self.splits or not self.metrics:
             raise Invalid("splits" if not self.splits else "metrics", "there is nothing to evaluate")
-        kinds = [metric.kind_name() for metric in self.metrics]
-        twice = next((number for number, kind in enumerate(kinds) if kind in kinds[:number]), None)
-        if twice is not None:
-            raise Invalid(
-                f"metrics.{twice}", f"`{kinds[twice]}` must be listed once: both metrics would have the same name"
-            )
+        check_labels("metrics", dict(enumerate(self.metrics)))
+
+
+def check_labels(field: str, configs: Mapping[int, Component]) -> None:
+    """Raise `Invalid` if two metrics or callbacks, by their index in `field`, have the same name."""
+    labels: dict[str, int] = {}
+    for number, config in configs.items():
+        label = label_of(config)
+        if label in labels:
+            named = "name" in type(config).model_fields
+            help = "add a `name` to one of them, or a different name" if named else None
+            message = f"`{label}` must be listed once: both {field} would have the same name"
+            raise Invalid(f"{field}.{number}", message, help=help)
+        labels[label] = number
 
 
 class SavingConfig(Config):
@@ -257,6 +266,7 @@ class RunSpec(Document):
         if len(ends) > 1:
             words = " and ".join(f"`{name}`" for name in ends)
             raise Invalid(ends[1], f"the run must have a single end; got {words}", help="remove all ends but one")
+        check_labels("callbacks", {number: config for number, config in enumerate(self.callbacks) if config.named})
         if self.branch is not None and self.weights is not None:
             raise Invalid("weights", "`weights` has no effect: a branch has the weights of its run", help="remove it")
         if self.data.takes_length and self.batch.length is None:

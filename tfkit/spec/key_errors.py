@@ -150,4 +150,5 @@ def owner(cls: type[Config], path: Path) -> str:
 
 
 def _one_line(text: str | None) -> str | None:
-    return None if text is None else f"{text[0].lower()}{' '.join(text.split())[1:].rstrip('.')}"
+    words = " ".join((text or "").split()).rstrip(".")
+    return f"{words[0].lower()}{words[1:]}" if words else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tfkit
+from tfkit.errors import SpecError
 from tfkit.run.contract import Training
 from tfkit.run.kinds.callbacks import PatienceConfig, SpikesConfig
 from tfkit.run.training.loop import Trainer
@@ -125,3 +127,62 @@ def test_patience_ends_a_run_that_no_longer_improves(
 
 def test_spikes_without_skip_only_note() -> None:
     assert SpikesConfig(window=2).build().reject(cast(Training, None), {"loss": 9.0}) is None
+
+
+# ---- several of a kind ----
+
+TWO = "callbacks=[{kind: ema, decay: 0.6}, {kind: ema, decay: 0.2, name: fast}]"
+
+
+def test_two_averages_have_two_names(tmp_path: Path) -> None:
+    memory, _ = trained(small_run(tmp_path, TWO, EMA[1]))
+    for name, decay in (("ema", 0.6), ("ema_fast", 0.2)):
+        single, _ = trained(small_run(tmp_path, f"callbacks={{kind: ema, decay: {decay}}}", EMA[1]))
+        assert same(memory.models[name], single.models["ema"])
+        expected = [line["ema.val.loss"] for line in single.lines if "val.loss" in line]
+        assert [line[f"{name}.val.loss"] for line in memory.lines if "val.loss" in line] == expected
+    assert not same(memory.models["ema"], memory.models["ema_fast"])
+
+
+def test_an_average_keeps_its_state_if_another_is_removed(tmp_path: Path) -> None:
+    path, fast = write_run(tmp_path), "callbacks={kind: ema, decay: 0.2, name: fast}"
+    train(path, output=tmp_path / "out", sets=[TWO], stop_after=5, quiet=True)
+    train(path, output=tmp_path / "out", sets=[fast], quiet=True)
+    train(path, output=tmp_path / "whole", sets=[fast], quiet=True)
+    averages = [tfkit.build(tmp_path / name / "ema_fast").state_dict() for name in ("out", "whole")]
+    assert same(*averages)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "message"),
+    [
+        (TWO.replace(", name: fast", ""), "callbacks.1", "`ema` must be listed once: both callbacks would have"),
+        (TWO.replace("0.6}", "0.6, name: fast}"), "callbacks.1", "`ema_fast` must be listed once"),
+        ("callbacks=[components, spikes, components]", "callbacks.2", "`components` must be listed once"),
+        (TWO.replace("fast", "../fast"), "callbacks.1.name", "`name` must"),
+        (TWO.replace("fast", "a.b"), "callbacks.1.name", "`name` must"),
+    ],
+)
+def test_equal_names_are_an_error(change: str, path: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        small_run(tmp_path, change)
+    (error,) = caught.value.diagnostics
+    assert error.path == path
+    assert error.message.startswith(message)
+
+
+def test_a_metric_may_be_listed_twice_with_a_name(tmp_path: Path) -> None:
+    metrics = "[{kind: choice_accuracy}, {kind: choice_accuracy, normalize: true, name: normalized}]"
+    pairs = [("abc"[number % 3], "abc"[(number + 1) % 3]) for number in range(30)]
+    quiz = [{"prompt": "q", "choices": [other, letter * 7], "answer": 1} for letter, other in pairs]
+    (tmp_path / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in quiz), encoding="utf-8")
+    data = f"data={{kind: choices, files: {tmp_path / 'quiz.jsonl'}}}"
+    values = {}
+    for name, listed in {"both": metrics, "normalized": "[{kind: choice_accuracy, normalize: true}]"}.items():
+        sets = (data, f"eval={{every: 9, splits: {{train: all}}, metrics: {listed}}}", "steps=1")
+        values[name] = trained(small_run(tmp_path, *sets))[0].lines[0]
+    assert values["both"]["train.choice_accuracy_normalized"] == values["normalized"]["train.choice_accuracy"]
+    assert values["both"]["train.choice_accuracy"] != values["both"]["train.choice_accuracy_normalized"]
+    metrics = metrics.replace(", name: normalized", "")
+    with pytest.raises(SpecError, match="`choice_accuracy` must be listed once: both metrics would have the same name"):
+        small_run(tmp_path, data, f"eval={{every: 9, splits: {{train: all}}, metrics: {metrics}}}")

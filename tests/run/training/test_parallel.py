@@ -36,7 +36,7 @@ from .runs import Memory, same, small_run, trained, write_run
 TIED = ("model.head={block: lm_head, tie: embedding}", "batch.sequences=8", "clip=0.5")
 WATCHED = (
     "eval={every: 4, splits: {val: {batches: 2}}}",
-    "callbacks=[{kind: samples, every: 5, prompt: goats, tokens: 4}, {kind: ema, decay: 0.7}]",
+    "callbacks=[{kind: ema, decay: 0.7}, {kind: samples, every: 5, prompt: goats, tokens: 4}]",
 )
 SETS = [*TIED, *WATCHED, "data.split={train: 0.9, val: 0.1}", "checkpoint.every=3"]
 

@@ -242,8 +242,21 @@ def test_errors(
         assert train("small.yaml", "-o", "base") == 0
         capsys.readouterr()
     assert train("small.yaml", "-o", "out", *(word for change in sets for word in ("--set", change))) == 1
-    golden(f"runs/weights/{name}", capsys.readouterr().err.replace(str(tmp_path), "..."))
+    errors = capsys.readouterr().err
+    golden(f"runs/weights/{name}", errors.replace(str(tmp_path), "..."))
     assert not Path("out/latest").exists()
+    for command in (["validate"], ["train", "--plan"]):
+        words = [*command, "small.yaml", "--no-plugins"]
+        assert main([*words, *(word for change in sets for word in ("--set", change))]) == 1
+        assert capsys.readouterr().err.splitlines()[:2] == errors.splitlines()[:2]
+
+
+@pytest.mark.parametrize("sets", [["weights=whole.safetensors"], ["freeze=['embedding.*']"]])
+def test_a_start_that_fits_is_valid(sets: list[str], tmp_path: Path) -> None:
+    _, weights = trained(small_run(tmp_path))
+    save_file(weights, "whole.safetensors")
+    options = [word for change in sets for word in ("--set", change)]
+    assert main(["validate", "small.yaml", "--no-plugins", *options]) == 0
 
 
 def test_the_meaning_of_a_run_has_the_content_of_its_weights(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -498,16 +498,19 @@ def test_streams_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
     ("declared", "cause"),
     [
         (
-            lambda: {"gate": tfkit.InnerValue("up", "x", "[b, t, 8]")},
+            lambda: {"gate": tfkit.InnerValue("up", cast(Any, "x"), "[b, t, 8]")},
             "TypeError: `argument` of an InnerValue",
         ),
-        (lambda: {"gate": tfkit.InnerValue("up", 0, 8)}, "TypeError: `shape` of an InnerValue must be a text; got 8"),
+        (
+            lambda: {"gate": tfkit.InnerValue("up", 0, cast(Any, 8))},
+            "TypeError: `shape` of an InnerValue must be a text; got 8",
+        ),
         (
             lambda: {"gate": tfkit.InnerValue("up", -1, "[b]")},
             "TypeError: `argument` of an InnerValue",
         ),
         (lambda: {"gate": ("up", 0)}, "TypeError: `gate` must be an InnerValue; got ('up', 0)"),
-        (lambda: {}["gate"], "KeyError: 'gate'"),
+        (lambda: dict[str, Any]()["gate"], "KeyError: 'gate'"),
     ],
 )
 def test_an_inner_value_that_is_wrong_is_an_error_of_its_kind(

@@ -30,12 +30,14 @@ from tfkit.nn import part
 from tfkit.run.contract import (
     Callback,
     CallbackConfig,
+    Name,
     NonNegative,
     PositiveCount,
     TrackedRun,
     Tracker,
     TrackerConfig,
     Training,
+    label_of,
 )
 
 
@@ -237,8 +239,11 @@ class EmaConfig(CallbackConfig):
     averages to the folder `ema` in the run folder, which every command accepts as a model.
     """
 
+    named = True
     kind: Literal["ema"] = "ema"
 
+    name: Name | None = None
+    """The end of the names of its metrics and its folder, `ema_NAME`, which a run with several averages needs."""
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
     """The weight of the previous average in each step, at most."""
 
@@ -268,11 +273,11 @@ class Ema(Callback):
         with self._as_weights(training):
             averaged = training.evaluate()
         for name, number in averaged.items():
-            training.log(f"ema.{name}", number)
+            training.log(f"{label_of(self._config)}.{name}", number)
 
     def on_end(self, training: Training) -> None:
         with self._as_weights(training):
-            training.save_model("ema")
+            training.save_model(label_of(self._config))
 
     @contextmanager
     def _as_weights(self, training: Training) -> Iterator[None]:
@@ -310,6 +315,7 @@ class ComponentsConfig(CallbackConfig):
     `update/decoder.layers.0.ffn`. The report of the run shows these numbers as heat maps.
     """
 
+    named = True
     kind: Literal["components"] = "components"
 
     every: PositiveCount = 50

@@ -24,6 +24,7 @@ from tfkit.run.contract import (
     LossConfig,
     Metric,
     MetricConfig,
+    Name,
     NonNegative,
     OutputConfig,
     PositiveCount,
@@ -164,6 +165,8 @@ class ChoiceAccuracyConfig(MetricConfig):
 
     kind: Literal["choice_accuracy"] = "choice_accuracy"
 
+    name: Name | None = None
+    """The end of its name in reports, `choice_accuracy_NAME`, which a run with several such metrics needs."""
     normalize: bool = False
     """If true, divide the log-likelihood of a continuation by its number of tokens."""
 
@@ -189,6 +192,8 @@ class ChoiceAccuracy(CrossEntropy, ChoiceMetric):
 class _DecodedConfig(MetricConfig):
     """Common settings of the metrics that decode."""
 
+    name: Name | None = None
+    """The end of its name in reports, after the kind, which a run with several such metrics needs."""
     temperature: NonNegative = 0.0
     """Sampling temperature; with 0, each token is the most likely token."""
     stop: str | None = None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import fx
 
 import tfkit
+from tfkit.building.builder import build
 from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.selection import check_matches, matches_any, shortened
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
+from tfkit.run.run_spec import WeightsConfig
+from tfkit.run.training.optimizer import groups_of
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
 
@@ -26,23 +30,47 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
     done = {}
     config = run.config.weights
     if config is not None:
-        try:
+        with _located(run, "weights"):
             path = Path(config.path)
             rows = rows_of_tokens(run.data.tokenizer, path) if config.tokens else ()
-            transfer = Transfer(config.missing, config.unused, config.allow_change, config.map, config.tokens, rows)
-            done["weights"] = transfer.fill(model, path)
-        except Invalid as error:
-            raise run.refused(error, "weights") from error
-        except SpecError as error:
-            raise run.file.placed(error, "weights") from error
+            done["weights"] = _transfer(config, rows).fill(model, path)
     if run.branch is not None:
         done["branch"] = f"{run.branch.name.replace('-', ' ')} of {shortest(run.branch.parent)}"
     if run.config.freeze:
-        try:
+        with _located(run):
             done["frozen"] = listing(shortened(freeze(model, run.config.freeze)), 24)
-        except Invalid as error:
-            raise run.refused(error) from error
     return done
+
+
+def check_start(run: Run) -> None:
+    """Raise the errors of a start that need no values: patterns without a match, and weights of other shapes."""
+    config, optimizer = run.config.weights, run.config.optimizer
+    if config is None and not run.config.freeze and not optimizer.groups:
+        return
+    model = build(run.graph, device="meta")
+    if config is not None:
+        with _located(run, "weights"):
+            _transfer(config, ()).check(model, Path(config.path))
+    if run.config.freeze:
+        with _located(run):
+            freeze(model, run.config.freeze)
+    with run.guarded(optimizer, "`build`", "optimizer"):
+        groups_of(model, optimizer)
+
+
+def _transfer(config: WeightsConfig, rows: Sequence[tuple[int, int]]) -> Transfer:
+    return Transfer(config.missing, config.unused, config.allow_change, config.map, config.tokens, rows)
+
+
+@contextmanager
+def _located(run: Run, *path: str) -> Iterator[None]:
+    """Add the location of a value of the run to errors."""
+    try:
+        yield
+    except Invalid as error:
+        raise run.refused(error, *path) from error
+    except SpecError as error:
+        raise run.file.placed(error, *path) from error
 
 
 def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:

@@ -61,7 +61,7 @@ class Facts:
     """The environment of the newest process; each session also stores the environment of its process."""
     sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
     earlier: dict[str, list[str]] = field(default_factory=dict)
-    """Digests of the run before changes in place, and the kinds of its callbacks then: older checkpoints have them."""
+    """Digests of the run before changes in place, and the names of its callbacks then: older checkpoints have them."""
     ended: str | None = None
     """The reason why the run has ended; None while it can continue."""
 
@@ -120,9 +120,10 @@ def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
 
 
 def callbacks_in(meaning: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of the callbacks in the settings of a run, in order."""
-    paths = (f"callbacks.{number}.kind" for number in count())
-    return [meaning[path] for path in takewhile(meaning.__contains__, paths)]
+    """Return the names of the callbacks in the settings of a run, in order, as `label_of` returns them."""
+    kinds = takewhile(lambda path: f"{path}.kind" in meaning, (f"callbacks.{number}" for number in count()))
+    parts = [(meaning[f"{path}.kind"], meaning.get(f"{path}.name")) for path in kinds]
+    return [kind if name is None else f"{kind}_{name}" for kind, name in parts]
 
 
 def read_json(path: Path, schema: TypeAdapter[T]) -> T:

@@ -116,16 +116,17 @@ def unlike(base: Run, run: Run, on: str) -> list[str]:
 
 def _evaluated(run: Run, on: str) -> dict[str, Value]:
     """Return the values that an evaluation depends on, except the weights, by their paths."""
-    split, _, kind = on.partition(".")
+    split, _, name = on.partition(".")
     evaluations = run.config.eval
     assert evaluations is not None
-    metric = f"eval.metrics.{[metric_config.kind_name() for metric_config in evaluations.metrics].index(kind)}"
+    names = [metric.names(split, run.config.loss.terms) for metric in evaluations.metrics]
+    metric = f"eval.metrics.{next(number for number, reported in enumerate(names) if on in reported)}"
     parts = ["data", CONTENT, "batch.length", f"eval.splits.{split}", metric]
     if evaluations.splits[split].batches != "all":
         parts.append("batch.sequences")
     idle = ["batch.length" if field == "length" else f"data.{field}" for field in run.config.data.idle(split)]
     return {
-        path.replace(metric, f"eval.{kind}"): value
+        path.replace(metric, f"eval.{name}"): value
         for path, value in run.meaning.values.items()
         if _within(path, parts) and not _within(path, idle)
     }

@@ -25,6 +25,7 @@ from tfkit.arguments import name_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
+from tfkit.run.contract import label_of
 from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored, named_for, owned
 from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, WEIGHTS, checkpoints_in
 from tfkit.spec.header import shown
@@ -121,7 +122,7 @@ def read_checkpoint(
     """Read a checkpoint and check its full contents. Neither the disk nor the model changes.
 
     With `branch`, the checkpoint belongs to a different run, and the states of its callbacks are not read. `earlier`
-    maps digests that the run had before changes in place to the kinds of its callbacks at that time.
+    maps digests that the run had before changes in place to the names of its callbacks at that time.
 
     Raises:
         SpecError: a file cannot be read, was changed after the checkpoint was written, or belongs to a different run or
@@ -146,7 +147,7 @@ def read_checkpoint(
         return state, Restored(state.step, weights, optimizer, (), None, tensors=tensors, branch=True)
     states, ended = tuple[Mapping[str, Any] | None, ...](state.callbacks), state.ended
     if state.meaning != run.digest:
-        numbers = _numbers(earlier[state.meaning], [config.kind_name() for config in run.config.callbacks])
+        numbers = _numbers(earlier[state.meaning], [label_of(config) for config in run.config.callbacks])
         states, ended = tuple(None if old is None else state.callbacks[old] for old in numbers), None
         callbacks = {new: owned(tensors, old) for new, old in enumerate(numbers) if old is not None}
         tensors = named_for(LOSS, owned(tensors, LOSS))
@@ -155,11 +156,11 @@ def read_checkpoint(
     return state, Restored(state.step, weights, optimizer, states, ended, state.skipped, tensors)
 
 
-def _numbers(before: Sequence[str], kinds: Sequence[str]) -> list[int | None]:
-    """Return for each callback the previous index of a callback of its kind; None if it begins without a state."""
+def _numbers(before: Sequence[str], labels: Sequence[str]) -> list[int | None]:
+    """Return for each callback the previous index of a callback of its name; None if it begins without a state."""
     free, numbers = dict(enumerate(before)), list[int | None]()
-    for kind in kinds:
-        numbers.append(next((number for number, old in free.items() if old == kind), None))
+    for label in labels:
+        numbers.append(next((number for number, old in free.items() if old == label), None))
         free = {number: old for number, old in free.items() if number != numbers[-1]}
     return numbers
 

@@ -99,7 +99,10 @@ def train(
     if plan and (output is not None or stop_after is not None or allow_change):
         raise click.UsageError("--plan cannot be combined with -o, --stop-after or --allow-change")
     if plan:
+        from tfkit.run.training.start import check_start
+
         loaded = _loaded(reader, run)
+        check_start(loaded)
         if processes is None:
             _plan(loaded, reader.plugins, json=json)
         else:

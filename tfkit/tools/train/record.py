@@ -308,7 +308,7 @@ def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | Non
 
 
 def _earlier(folder: Path) -> dict[str, list[str]]:
-    """Return the digests that checkpoints in a folder may have, and the kinds of their callbacks."""
+    """Return the digests that checkpoints in a folder may have, and the names of their callbacks."""
     facts = read_facts(folder)
     return {} if facts is None else {**facts.earlier, facts.digest: callbacks_in(facts.meaning)}
 
