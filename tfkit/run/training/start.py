@@ -25,7 +25,7 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
     """
     done = {}
     config = run.config.weights
-    if config is not None:
+    if config is not None and run.recorded is None:  # a run that continues has its own weights
         try:
             path = Path(config.path)
             rows = rows_of_tokens(run.data.tokenizer, path) if config.tokens else ()
@@ -35,7 +35,7 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
             raise run.refused(error, "weights") from error
         except SpecError as error:
             raise run.file.placed(error, "weights") from error
-    if run.branch is not None:
+    if run.recorded is None and run.branch is not None:
         done["branch"] = f"{run.branch.name.replace('-', ' ')} of {shortest(run.branch.parent)}"
     if run.config.freeze:
         try:
