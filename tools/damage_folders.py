@@ -104,7 +104,7 @@ COMMANDS = {
         "eval": "eval of_tokens",
         "generate": "generate of_tokens --tokens 12,7 --max-new-tokens 8",
         "save": "save of_tokens --layout tfkit -o saved",
-        "runs": "runs of_tokens other",
+        "runs": "runs of_tokens",
     },
     "model": {
         "train": "train start.yaml -o started",
