@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import tfkit
+from tests.run.training.runs import PLUGINS
 from tfkit.tools.compare.comparison import compare
+from tfkit.tools.train.record import environment
 
 SETS = ["d_model=16", "vocab_size=32", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
 Folder = Callable[..., Path]
@@ -84,3 +88,26 @@ def test_a_spec_runs_no_code(value: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_names_of_nodes_are_identifiers(name: str) -> None:
     with pytest.raises(tfkit.SpecError):
         tfkit.load({"tfkit": 1, "name": "evil", "graph": {name: {"block": "embedding", "d_model": 8, "vocab_size": 8}}})
+
+
+def test_training_starts_no_program_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of a repository can name programs that git starts, some of them for nearly every command."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {shlex.quote(str(tmp_path / 'ran'))}\ncat\n", encoding="utf-8")
+    program.chmod(0o755)
+    Path("notes.txt").write_text("notes\n", encoding="utf-8")
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "notes.txt"], [*author, "commit", "-qm", "notes"]):
+        subprocess.run(["git", *words], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    keys = ["core.fsmonitor", "filter.x.clean", "filter.x.smudge", "diff.x.textconv", "diff.external", "core.pager"]
+    for key in keys:
+        subprocess.run(["git", "config", key, str(program)], check=True)
+    subprocess.run(["git", "config", "alias.rev-parse", f"!{program}"], check=True)
+    Path(".gitattributes").write_text("* filter=x diff=x\n", encoding="utf-8")
+    Path("notes.txt").write_text("other\n", encoding="utf-8")  # of equal length: git has to read the file
+    assert environment(PLUGINS)["git"] == commit
+    assert not Path("ran").exists()
+    subprocess.run(["git", "status"], check=True, capture_output=True)
+    assert Path("ran").exists(), "the planted programs never run"

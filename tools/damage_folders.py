@@ -1,6 +1,7 @@
 """Damage the folders of runs, sweeps, tokens and models in every way, and run the commands that read them.
 
-    python tools/damage_folders.py                    all cases: minutes
+    python tools/damage_folders.py                    all cases
+    python tools/damage_folders.py --count 100        100 cases, spread evenly: minutes
     python tools/damage_folders.py --only state.json  the cases whose file or damage contains `state.json`
     python tools/damage_folders.py --show             also what the commands print
     python tools/damage_folders.py --undamaged DIR    keep the undamaged folders in DIR, and use them the next time
@@ -103,7 +104,7 @@ COMMANDS = {
         "eval": "eval of_tokens",
         "generate": "generate of_tokens --tokens 12,7 --max-new-tokens 8",
         "save": "save of_tokens --layout tfkit -o saved",
-        "runs": "runs of_tokens other",
+        "runs": "runs of_tokens",
     },
     "model": {
         "train": "train start.yaml -o started",
@@ -389,6 +390,7 @@ def main() -> int:
     """Run all cases, and return 1 if there is a fault."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases that contain it")
+    parser.add_argument("--count", type=int, metavar="N", help="only N cases, spread evenly")
     parser.add_argument("--show", action="store_true", help="print what the commands print")
     parser.add_argument("--undamaged", type=Path, metavar="DIR", help="keep the undamaged folders in DIR, or use them")
     options = parser.parse_args()
@@ -401,6 +403,8 @@ def main() -> int:
             set_up(pristine)
         os.chdir(pristine)
         chosen = [case for case in cases() if options.only in f"{case.path}: {case.damage}"]
+        count = min(options.count or len(chosen), len(chosen))
+        chosen = [chosen[len(chosen) * number // count] for number in range(count)]
         os.chdir(home)
         expected = {top: dict(results(pristine, top, None, options.show)) for top in {case.top for case in chosen}}
         print(f"{'':60} {' '.join(f'{name:10}' for name in COMMANDS['run'])}")

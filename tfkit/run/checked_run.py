@@ -45,6 +45,8 @@ FITS_POSITIONS = (
 FITS_EXAMPLES = (
     "end the model in a `classifier` of a `pooler`, or use data with a target for each position: `text`, `pairs`"
 )
+START = (WEIGHTS_CONTENT, "weights_tokens", "branch_step", "branch_content")
+"""Paths of the values that describe what a run begins with."""
 SUFFIX = "_content"
 """Suffix of the paths of digests of content."""
 
@@ -57,6 +59,8 @@ class Run:
     graph: Graph
     count: CountFlops | None = None
     """The FLOP counter; required if the length of the run is in FLOPs."""
+    recorded: Mapping[str, Value] | None = None
+    """The meaning in the folder of a run that continues from a checkpoint; None for a run that begins."""
 
     @property
     def config(self) -> RunSpec:
@@ -109,6 +113,33 @@ class Run:
     def meaning(self) -> RunMeaning:
         """The values that determine the results: of the run, of its model, and digests of the files that it reads."""
         values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
+        values |= self._start[0]
+        for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
+            values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
+        return RunMeaning(self.config, self.graph.spec.model, values)
+
+    @property
+    def start_error(self) -> SpecError | None:
+        """The reason why the weights or the branch that the run began with cannot be read any more."""
+        return self._start[1]
+
+    @cached_property
+    def _start(self) -> tuple[dict[str, Value], SpecError | None]:
+        """Digests of the weights or the branch that the run begins with.
+
+        A run that continues does not need them any more: if they cannot be read, its folder has the digests.
+        """
+        recorded = {name: value for name, value in (self.recorded or {}).items() if name in START}
+        try:
+            return self._read_start(), None
+        except SpecError as error:
+            step = self._branch_step()
+            if not recorded or step != recorded.get("branch_step", step):
+                raise
+            return recorded, error
+
+    def _read_start(self) -> dict[str, Value]:
+        values: dict[str, Value] = {}
         if self.config.weights is not None:
             values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
             if self.config.weights.tokens and (file := tokenizer_in(model_folder(Path(self.config.weights.path)))):
@@ -116,9 +147,13 @@ class Run:
         if self.branch is not None:
             tensors = [content_of(self.branch / name) for name in (WEIGHTS, OPTIMIZER)]
             values |= {"branch_step": step_of(self.branch), "branch_content": ":".join(tensors)}
-        for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
-            values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
-        return RunMeaning(self.config, self.graph.spec.model, values)
+        return values
+
+    def _branch_step(self) -> Value:
+        """Return the step of the branch: as written in the run, else as recorded, else the latest of its source."""
+        written = ("branch", "step") in self.file.provenance.spans
+        latest = self.config.branch and self.config.branch.step
+        return latest if written or self.recorded is None else self.recorded.get("branch_step", latest)
 
     @property
     def digest(self) -> str:
@@ -135,17 +170,17 @@ class Run:
         if not os.path.isfile(folder / RUN):
             message = f"`branch` must be the folder of a run; got {quoted(str(shortest(folder)))}"
             raise self.error(message, "branch", help="train the run first, or name a different folder")
-        checkpoints = {step_of(path): path for path in checkpoints_in(folder)}
-        if config.step is None or config.step not in checkpoints:
-            which = f"of step {config.step}" if checkpoints else "yet"
+        checkpoints, step = {step_of(path): path for path in checkpoints_in(folder)}, self._branch_step()
+        if not isinstance(step, int) or step not in checkpoints:
+            which = f"of step {step}" if checkpoints else "yet"
             help = f"choose a step that has a checkpoint: {', '.join(map(str, checkpoints))}" if checkpoints else None
             raise self.error(
                 f"the run in {quoted(str(shortest(folder)))} has no checkpoint {which}", "branch", help=help
             )
-        if config.step >= self.steps:
-            message = f"a branch from step {config.step:,} must have a later last step; got {self.steps:,}"
+        if step >= self.steps:
+            message = f"a branch from step {step:,} must have a later last step; got {self.steps:,}"
             raise self.error(message, "branch", help="raise `steps`, which includes the steps before the branch")
-        return checkpoints[config.step]
+        return checkpoints[step]
 
     def _weights_content(self, config: WeightsConfig) -> str:
         try:

@@ -135,7 +135,7 @@ class BranchConfig(Config):
 
     run: Immaterial[str]
     """The folder of that run."""
-    step: Immaterial[Count | None] = None
+    step: Immaterial[PositiveCount | None] = None
     """The step of the checkpoint; by default the latest."""
 
     def located(self, folder: Path) -> Self:

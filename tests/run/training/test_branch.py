@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tfkit
 from tfkit.errors import SpecError
+from tfkit.run.checked_run import load_run
 from tfkit.tools.train.train import train
 
-from .runs import same, write_run
+from ...sampling import chosen
+from .runs import PLUGINS, same, write_run
 
 EVERY = "checkpoint={every: 2, last: 9}"
 
@@ -80,6 +84,52 @@ def test_a_branch_of_a_later_checkpoint_is_a_different_run(parent: Path) -> None
     output = branch(parent, "other", f"branch={{run: {parent.parent / 'parent'}, step: 4}}")
     with pytest.raises(SpecError, match="has a different run"):
         branch(parent, output.name, f"branch={{run: {parent.parent / 'parent'}, step: 6}}")
+
+
+SOURCES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "step rotated away": ("branch={run: SOURCE, step: 4}", lambda source: shutil.rmtree(source / "step-4")),
+    "run moved": ("branch={run: SOURCE, step: 4}", lambda source: source.rename(source.with_name("moved"))),
+    "latest step of a run that went on": (
+        "branch=SOURCE",
+        lambda source: train(source, sets=[EVERY], output=source, quiet=True),
+    ),
+    "latest step of a run that moved": ("branch=SOURCE", lambda source: source.rename(source.with_name("moved"))),
+    "weights removed": ("weights=SOURCE/step-4", lambda source: shutil.rmtree(source / "step-4")),
+    "weights damaged": ("weights=SOURCE/step-4", lambda source: (source / "step-4/model.safetensors").write_bytes(b"")),
+}
+
+
+QUICK = ("step rotated away", "latest step of a run that went on", "weights removed")
+
+
+@pytest.mark.parametrize("case", chosen(SOURCES, QUICK))
+def test_a_run_needs_its_source_until_its_first_checkpoint(parent: Path, case: str) -> None:
+    start, change = SOURCES[case]
+    source = parent.parent / "source"
+    train(parent, output=source, sets=[EVERY, "model.dropout=0.2"], stop_after=4, quiet=True)
+    start = start.replace("SOURCE", str(source))
+    expected = branch(parent, "expected", start)
+    sets = [EVERY, "model.dropout=0.2", start]
+    train(parent, output=parent.parent / "stopped", sets=sets, stop_after=6, quiet=True)
+    train(parent, output=parent.parent / "begun", sets=sets, stop_after=5, quiet=True)
+    (parent.parent / "begun/latest").unlink()  # as a process leaves it that is killed before its first checkpoint
+    for path in (parent.parent / "begun").glob("step-*"):
+        shutil.rmtree(path)
+    change(source)
+    output = branch(parent, "stopped", start)
+    assert same(tfkit.build(expected).state_dict(), tfkit.build(output).state_dict())
+    assert losses(output) == losses(expected)
+    if "went on" not in case:
+        with pytest.raises(SpecError):
+            branch(parent, "begun", start)
+    with pytest.raises(SpecError):  # a different step is a different run, whether or not it exists
+        branch(parent, "stopped", f"branch={{run: {source}, step: 3}}")
+
+
+def test_a_branch_may_have_a_large_step(parent: Path) -> None:
+    run = load_run(parent, PLUGINS, sets=["branch={run: nowhere, step: 5000}"])
+    assert run.config.branch is not None
+    assert run.config.branch.step == 5000
 
 
 def test_a_branch_of_the_latest_checkpoint_keeps_it_when_the_run_goes_on(parent: Path) -> None:

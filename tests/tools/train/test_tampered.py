@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS
 from tfkit.tools.eval_.evaluation import evaluate_run
 from tfkit.tools.train import checkpoints
+from tfkit.tools.train import record as record_module
 from tfkit.tools.train.record import Follower, RunFolder
 from tfkit.tools.train.train import train_run
 
@@ -399,6 +401,35 @@ def test_changed_weights_of_a_run_are_not_used_in_silence(
     assert main([*save, "--allow-change", "--force"]) == 0
     assert f"warning: {message}" in capsys.readouterr().err
     shutil.rmtree("saved")
+
+
+def test_two_processes_without_locks_are_noticed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(number: int) -> bool:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(record_module, "held", no_locks)
+    model = build(run.graph)
+    for earlier, later in (("first", "second"), ("second", "first")):
+        folder = tampered("shared", lambda _: None)
+        records = {name: RunFolder(folder, run, {}, {}) for name in ("first", "second")}
+        for record in records.values():
+            record.restored(model)
+            record.resume()
+        records["first"].log(6, {"loss": 2.0})
+        records["second"].log(6, {"loss": 3.5})
+        records[earlier].saving()  # flushes its lines
+        with pytest.raises(SpecError, match=r"another process writes to `shared/metrics\.jsonl`"):
+            records[later].save(Checkpoint(6, model, {}, ()))
+        assert not (folder / "step-6").exists()
+        for record in records.values():
+            record.close()
+    capsys.readouterr()
+    train_run(run, tampered("shared", lambda _: None), PLUGINS, command="test")
+    assert capsys.readouterr().err == (
+        "warning: the file system of shared has no locks: start only one process that trains there\n"
+    )
 
 
 def test_the_folder_ema_has_a_digest(run: Run) -> None:

@@ -29,12 +29,12 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
     """
     done = {}
     config = run.config.weights
-    if config is not None:
+    if config is not None and run.recorded is None:  # a run that continues has its own weights
         with _located(run, "weights"):
             path = Path(config.path)
             rows = rows_of_tokens(run.data.tokenizer, path) if config.tokens else ()
             done["weights"] = _transfer(config, rows).fill(model, path)
-    if run.branch is not None:
+    if run.recorded is None and run.branch is not None:
         done["branch"] = f"{run.branch.name.replace('-', ' ')} of {shortest(run.branch.parent)}"
     if run.config.freeze:
         with _located(run):

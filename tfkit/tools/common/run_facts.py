@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, Validat
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import CONTENT, Run
+from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.header import read_object, shown
 
 FACTS = "run.json"
@@ -117,6 +118,15 @@ def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
     if facts and differences:
         raise _another(folder, differences, facts.meaning, run.meaning.values)
     return facts
+
+
+def resumed(run: Run, folder: Path) -> Run:
+    """Return a run with the values that its folder has, if it continues there from a checkpoint.
+
+    Raise SpecError if the folder cannot be read.
+    """
+    facts = read_facts(folder)
+    return run if facts is None or latest_checkpoint(folder) is None else replace(run, recorded=facts.meaning)
 
 
 def callbacks_in(meaning: Mapping[str, Any]) -> list[str]:

@@ -199,9 +199,11 @@ def _train(
     from tfkit.console.training_progress import TrainingProgress
     from tfkit.run.training.processes import Processes
     from tfkit.tools.common.run_code import code_of, digest_of
+    from tfkit.tools.common.run_facts import resumed
     from tfkit.tools.train.train import folder_of, follow_run, train_run
 
     folder, processes = output or folder_of(name, run), launched or Processes()
+    run = resumed(run, folder)
     processes.check_equal(run.digest, "reads a different run: its file, its data or its versions differ")
     if processes.count > 1:
         processes.check_equal(digest_of(code_of(run)), "has different code, of tfkit or of a plugin")

@@ -75,6 +75,8 @@ class RunFolder:
         self._trackers: dict[int, Tracker] = {}
         """Trackers that have not failed, by their index in the run."""
         self._metrics: IO[bytes] | None = None
+        self._size = 0
+        """Bytes of `metrics.jsonl` that this process kept or wrote. Its file position would include other writes."""
         self._latest: _Latest | None = None
         self._later: list[Path] = []
         """Checkpoints later than the restored checkpoint. They stay until this process writes its first checkpoint."""
@@ -149,7 +151,7 @@ class RunFolder:
             if os.stat(path).st_nlink > 1:  # a backup of hard links keeps its contents
                 write_file(path, path.read_bytes(), inside=self.folder)
             os.truncate(path, position)
-            self._metrics = path.open("ab")
+            self._metrics, self._size = path.open("ab"), position
         run = self._run
         tracked = TrackedRun(run.config.name, self.folder, step, run.meaning.values, run.graph)
         for number, config in enumerate(run.config.track):
@@ -181,6 +183,7 @@ class RunFolder:
         line = (json.dumps(values, ensure_ascii=False) + "\n").encode()
         with writing(self.folder / METRICS):
             self._metrics.write(line)
+        self._size += len(line)
         self._digest.update(line)
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -188,10 +191,18 @@ class RunFolder:
 
     def saving(self) -> Callable[[Checkpoint], None]:
         assert self._metrics is not None
-        with writing(self.folder / METRICS):
+        path = self.folder / METRICS
+        with writing(path):
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
-        return partial(self._save, self._metrics.tell(), self._digest.hexdigest())
+            on_disk, opened = os.stat(path), os.fstat(self._metrics.fileno())
+        if not os.path.samestat(on_disk, opened) or opened.st_size != self._size:
+            # The lock excludes a second process only where the file system has locks.
+            message = f"another process writes to {shown(path)}: no checkpoint is written"
+            raise SpecError(
+                Diagnostic(message, help="end one of the processes, and train in a different folder with -o")
+            )
+        return partial(self._save, self._size, self._digest.hexdigest())
 
     @contextmanager
     def shards(self) -> Iterator[Path]:
@@ -327,8 +338,11 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create and lock a run folder for this process. Raise SpecError if it is locked, or is not a run folder."""
+def locked(folder: Path) -> Iterator[bool]:
+    """Create and lock a run folder for this process; yield False if its file system has no locks.
+
+    Raise SpecError if the folder is locked, or is not a run folder.
+    """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _check_folder(folder)
@@ -336,17 +350,21 @@ def locked(folder: Path) -> Iterator[None]:
         check_inside(folder / LOCK, folder)
         number = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     try:
-        _lock(number, folder)
-        yield
+        yield _lock(number, folder)
     finally:
         os.close(number)
 
 
-def _lock(number: int, folder: Path) -> None:
-    with suppress(OSError):  # the system has no locks
-        if not held(number):
-            message = f"another process trains in {quoted(str(folder))}"
-            raise SpecError(Diagnostic(message, help="wait for it, or name a different folder with -o"))
+def _lock(number: int, folder: Path) -> bool:
+    """Lock a run folder; return False if its file system has no locks."""
+    try:
+        locked = held(number)
+    except OSError:
+        return False
+    if not locked:
+        message = f"another process trains in {quoted(str(folder))}"
+        raise SpecError(Diagnostic(message, help="wait for it, or name a different folder with -o"))
+    return True
 
 
 def _check_folder(folder: Path) -> None:
@@ -404,16 +422,14 @@ def _device(name: str) -> str:
 
 
 def _commit(folder: Path) -> str | None:
-    """Return the commit of a folder, with `+changes` if files differ from the commit; None outside of git."""
+    """Return the commit of a folder; None outside of git. Changes of files since the commit are not recorded."""
+    # `rev-parse` reads no file of the working tree. Commands that do, such as `status`, start the programs that the
+    # configuration of the repository names: its monitor of files, and filters that files pass through.
+    command = ["git", "rev-parse", "HEAD"]
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        return commit + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
 
 

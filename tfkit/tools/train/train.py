@@ -25,6 +25,7 @@ from tfkit.spec.merge import as_changes
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.history import History, history
 from tfkit.tools.common.run_code import changes, check_code, code_of, session_code
+from tfkit.tools.common.run_facts import resumed
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, locked
 from tfkit.tools.train.report import report
@@ -88,6 +89,7 @@ def train(
     for note in loaded.file.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=3)
     folder = Path(output) if output is not None else folder_of(run, loaded)
+    loaded = resumed(loaded, folder)
     progress = TrainingProgress(loaded.tokens_of_step, quiet=quiet)
     return train_run(
         loaded, folder, plugins, until=stop_after, allow_change=allow_change, progress=progress, command="tfkit.train"
@@ -115,7 +117,9 @@ def train_run(
     """Train in this process, with any other processes of the launch, and write the run folder, including `command`."""
     progress = progress or TrainingProgress(run.tokens_of_step, quiet=True)
     processes = processes or Processes()
-    with locked(folder):
+    with locked(folder) as has_lock:
+        if not has_lock:
+            progress.warn(f"the file system of {folder} has no locks: start only one process that trains there")
         record = RunFolder(folder, run, bits_of(run, processes.count), environment(plugins))
         code = code_of(run)
         if not allow_change:
@@ -124,6 +128,8 @@ def train_run(
             return _ended(record, run)
         for part in record.companions.omitted:
             progress.warn(f"not copied to checkpoints: {part}")
+        if run.start_error is not None:
+            progress.note(f"not needed any more: {run.start_error.diagnostics[0].message}")
         for note in record.notes:
             progress.warn(f"the last digits may differ from before: {note}")
         for note in record.changes:
