@@ -1,0 +1,130 @@
+"""Every reader of files from users rejects a faulty file with one error that names it, and never waits or runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfkit.decoding.text import load_tokenizer
+from tfkit.errors import Invalid, SpecError
+from tfkit.plugin.manager import load_plugins
+from tfkit.run.kinds.text import FileConfig, PretrainedConfig, TextConfig
+from tfkit.run.kinds.tokens import TokensConfig
+from tfkit.run.read_rows import read_rows
+from tfkit.run.read_run import read_run
+from tfkit.run.read_sweep import read_sweep
+from tfkit.spec.load import read_spec
+from tfkit.tools.common.run_facts import read_facts
+from tfkit.tools.generate.prompts import _text
+from tfkit.tools.import_.importing import import_config
+from tfkit.tools.tokens import _chunks
+from tfkit.tools.train.history import lines
+
+PLUGINS = load_plugins()
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def rows(path: Path) -> object:
+    return list(read_rows(path))
+
+
+def folder_rows(path: Path) -> object:
+    return list(read_rows(path.parent))
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "text": ("text.txt", lambda path: TextConfig(files=str(path)).build(4)),
+    "jsonl": ("rows.jsonl", rows),
+    "csv": ("rows.csv", rows),
+    "tsv": ("rows.tsv", rows),
+    "parquet": ("rows.parquet", rows),
+    "arrow": ("rows.arrow", rows),
+    "datasets": ("state.json", folder_rows),
+    "npy": ("ids.npy", lambda path: TokensConfig(files=str(path)).build(4)),
+    "bin": ("ids.bin", lambda path: TokensConfig(files=str(path)).build(4)),
+    "tfkit tokens": ("corpus.txt", lambda path: list(_chunks([path], "text"))),
+    "tokenizer": ("tokenizer.json", lambda path: FileConfig(path=str(path)).build("")),
+    "tokenizer of a model": ("tokenizer.json", load_tokenizer),
+    "prompt": ("prompt.txt", _text),
+    "spec": ("spec.yaml", lambda path: read_spec(path, PLUGINS)),
+    "run": ("run.yaml", lambda path: read_run(path, PLUGINS)),
+    "sweep": ("sweep.yaml", lambda path: read_sweep(path, PLUGINS)),
+    "metrics": ("metrics.jsonl", lambda path: lines(path.parent)),
+    "facts": ("run.json", lambda path: read_facts(path.parent)),
+    "config": ("config.json", lambda path: import_config(path, plugins=PLUGINS)),
+}
+JSON = {"jsonl", "datasets", "tokenizer", "tokenizer of a model", "metrics", "facts", "config"}
+TEXTS = {"text", "tfkit tokens", "prompt", *JSON, "csv", "tsv", "spec", "run", "sweep"}
+FILES = {**dict.fromkeys(["text", "tfkit tokens", "prompt", "tokenizer of a model"], "a")}
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**42)
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(content + "\n", encoding="utf-8") and None
+
+
+def not_utf_8(path: Path) -> None:
+    path.write_bytes('{"text": "caf\N{LATIN SMALL LETTER E WITH ACUTE}"}\n'.encode("latin-1"))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
+    "pipe": (pipe, READERS.keys() - {"prompt", "tokenizer", "tokenizer of a model", "spec", "run", "sweep"}),
+    "device": (lambda path: path.symlink_to("/dev/zero"), READERS.keys() - {"spec", "run", "sweep"}),
+    "folder": (lambda path: path.mkdir(), READERS.keys() - {"jsonl", "csv", "tsv", "parquet", "arrow"}),
+    "empty": (lambda path: path.touch(), READERS.keys() - {"jsonl", "csv", "tsv", "tfkit tokens", "prompt", "metrics"}),
+    "sparse": (sparse, READERS.keys() - {"bin"}),  # zeros are valid ids
+    "not UTF-8": (not_utf_8, TEXTS),
+    "broken JSON": (text('{"step": 1, "loss": '), JSON),
+    "deep JSON": (text(DEEP), JSON),
+    "list": (text("[1, 2]"), JSON),
+    "duplicate key": (text('{"step": 1, "loss": 2.0, "loss": 3.0}'), JSON - {"tokenizer", "tokenizer of a model"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def guarded_by_an_alarm() -> Iterator[None]:
+    def fail(*_: object) -> None:
+        raise AssertionError("the reader waits or runs on")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_file_is_one_error_that_names_it(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write, names = FAULTS[fault]
+    failures = {}
+    for index, (name, (file, read)) in enumerate(READERS.items()):
+        if name not in names:
+            continue
+        path = Path(f"folder{index}", file)
+        path.parent.mkdir()
+        write(path)
+        try:
+            failures[name] = f"no error: {read(path)!r:.100}"
+        except (SpecError, Invalid) as error:
+            message = str(error)
+            if file not in message and str(path.parent) not in message:
+                failures[name] = message
+        except BaseException as error:
+            failures[name] = f"{type(error).__name__}: {error!s:.200}"
+    assert not failures
