@@ -15,7 +15,8 @@ import pytest
 from tfkit.decoding.text import load_tokenizer
 from tfkit.errors import Invalid, SpecError
 from tfkit.plugin.manager import load_plugins
-from tfkit.run.kinds.text import FileConfig, PretrainedConfig, TextConfig
+from tfkit.run.kinds.columns import DocumentsConfig
+from tfkit.run.kinds.text import BytesConfig, FileConfig, TextConfig
 from tfkit.run.kinds.tokens import TokensConfig
 from tfkit.run.read_rows import read_rows
 from tfkit.run.read_run import read_run
@@ -40,7 +41,7 @@ def folder_rows(path: Path) -> object:
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "text": ("text.txt", lambda path: TextConfig(files=str(path)).build(4)),
+    "text": ("text.txt", lambda path: TextConfig(files=str(path), tokenizer=BytesConfig()).build(4)),
     "jsonl": ("rows.jsonl", rows),
     "csv": ("rows.csv", rows),
     "tsv": ("rows.tsv", rows),
@@ -62,7 +63,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 JSON = {"jsonl", "datasets", "tokenizer", "tokenizer of a model", "metrics", "facts", "config"}
 TEXTS = {"text", "tfkit tokens", "prompt", *JSON, "csv", "tsv", "spec", "run", "sweep"}
-FILES = {**dict.fromkeys(["text", "tfkit tokens", "prompt", "tokenizer of a model"], "a")}
+IN_MEMORY = {"text", "tfkit tokens", "prompt", "tokenizer", "tokenizer of a model", "metrics", "facts"}
+"""Readers whose files may have any size, and are read completely."""
 
 
 def pipe(path: Path) -> None:
@@ -74,8 +76,8 @@ def sparse(path: Path) -> None:
     os.truncate(path, 2**42)
 
 
-def text(content: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(content + "\n", encoding="utf-8") and None
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content + "\n", encoding="utf-8")
 
 
 def not_utf_8(path: Path) -> None:
@@ -87,7 +89,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
     "device": (lambda path: path.symlink_to("/dev/zero"), READERS.keys() - {"spec", "run", "sweep"}),
     "folder": (lambda path: path.mkdir(), READERS.keys() - {"jsonl", "csv", "tsv", "parquet", "arrow"}),
     "empty": (lambda path: path.touch(), READERS.keys() - {"jsonl", "csv", "tsv", "tfkit tokens", "prompt", "metrics"}),
-    "sparse": (sparse, READERS.keys() - {"bin"}),  # zeros are valid ids
+    "sparse": (sparse, READERS.keys() - IN_MEMORY - {"bin"}),  # zeros are valid ids
     "not UTF-8": (not_utf_8, TEXTS),
     "broken JSON": (text('{"step": 1, "loss": '), JSON),
     "deep JSON": (text(DEEP), JSON),
@@ -111,6 +113,7 @@ def guarded_by_an_alarm() -> Iterator[None]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_file_is_one_error_that_names_it(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tfkit.run.read_rows.MAX_LINE", 2**16)
     write, names = FAULTS[fault]
     failures = {}
     for index, (name, (file, read)) in enumerate(READERS.items()):
@@ -128,3 +131,55 @@ def test_a_faulty_file_is_one_error_that_names_it(fault: str, tmp_path: Path, mo
         except BaseException as error:
             failures[name] = f"{type(error).__name__}: {error!s:.200}"
     assert not failures
+
+
+def test_a_digest_next_to_tokens_is_read_only_if_it_is_sound(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(80) % 7)
+    config, digest = TokensConfig(files=str(tmp_path / "ids.npy")), tmp_path / "ids.npy.digest"
+    content, sound = config.build(4).fingerprint, digest.read_bytes()
+    stored = tmp_path / "stored.json"
+    stored.write_bytes(sound.replace(content.encode(), b"0" * 64))
+    digest.write_bytes(stored.read_bytes())
+    assert config.build(4).fingerprint == "0" * 64
+    for write in (pipe, sparse, text(DEEP), text("{}"), lambda path: path.symlink_to(stored)):
+        digest.unlink()
+        write(digest)
+        assert config.build(4).fingerprint == content
+        assert (digest.is_symlink(), digest.read_bytes()) == (False, sound)
+    digest.write_bytes(sound.replace(content.encode(), b"../other"))
+    assert config.build(4).fingerprint == content
+
+
+def test_a_folder_of_datasets_names_only_its_own_files(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "../other/x.arrow"}]}', encoding="utf-8")
+    with pytest.raises(Invalid, match=r"must name files of the folder; got `\.\./other/x\.arrow`"):
+        rows(folder)
+
+
+WORDS = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "?"}
+PANICS: dict[str, dict[str, Any]] = {
+    "read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "encode": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "encode without a token": {},
+    "decode": {"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 9}},
+}
+
+
+@pytest.mark.parametrize("task", PANICS)
+def test_a_tokenizer_whose_library_panics_is_named(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, named = Path("panics.json"), "tokenizer `panics.json`"
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": WORDS} | PANICS[task]), encoding="utf-8")
+
+    def use() -> None:
+        tokenizer = load_tokenizer(path)
+        assert tokenizer.decode([0, 1]) if task == "decode" else tokenizer.encode("ac")
+
+    with pytest.raises(SpecError, match=named):
+        use()
+    if task != "decode":
+        Path("rows.jsonl").write_text('{"text": "ac"}\n' * 9, encoding="utf-8")
+        with pytest.raises(Invalid, match=named):
+            DocumentsConfig(files="rows.jsonl", tokenizer=FileConfig(path=str(path))).build(2)

@@ -19,7 +19,7 @@ from tfkit.errors import Invalid, SpecError, closest, listing, quoted
 from tfkit.spec.extending import shortest
 from tfkit.spec.header import Malformed, open_regular, parse_object
 
-MAX_LINE = 2**28
+MAX_LINE = 2**26
 """Maximum number of characters of a line. A longer line is read in full before it can be rejected."""
 MAGIC = b"ARROW1"
 """The first bytes of an arrow file that is not a stream."""

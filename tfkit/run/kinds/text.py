@@ -14,7 +14,7 @@ import numpy as np
 
 import tfkit
 from tfkit.component import Immaterial, slot
-from tfkit.errors import Invalid, SpecError, closest, quoted
+from tfkit.errors import Invalid, SpecError, closest, listing, quoted
 from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig, bare
 from tfkit.run.kinds.examples import StreamData
 from tfkit.run.read_rows import open_data
@@ -49,7 +49,8 @@ class TextConfig(DataConfig):
         assert length is not None
         text = "".join(map(_content, self._names()))
         if not text:
-            raise Invalid("files", "the text is empty")
+            names = listing(quoted(shown(name)) for name in self._names())
+            raise Invalid("files", f"{names} must have at least one character; the text is empty")
         tokenizer = tokenizer_for(self.tokenizer, text)
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
         parts = {name: tokens[start:end] for name, (start, end) in self.ends(len(tokens)).items()}

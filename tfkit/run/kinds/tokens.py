@@ -145,9 +145,9 @@ class Joined:
 
 def _mapped(name: str) -> TokenFile:
     """Map the ids of a file into memory."""
+    with open_data(name) as file:
+        status = os.fstat(file.fileno())
     try:
-        with open_data(name) as file:
-            status = os.fstat(file.fileno())
         ids: object = np.memmap(name, "<u2", "r") if name.endswith(".bin") else np.load(name, "r", allow_pickle=False)
     except OSError as error:
         raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error

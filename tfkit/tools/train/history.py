@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.spec.header import open_regular
+from tfkit.spec.header import Malformed, open_regular, parse_object
 from tfkit.tools.train.record import METRICS
 
 Points = Sequence[tuple[int, float]]
@@ -58,13 +57,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / METRICS
     if not os.path.lexists(path):
         return []
-    try:
-        with open_regular(path) as file:
-            values = [json.loads(line) for line in file.read().split(b"\n")[:-1]]
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error}")) from error
+    with open_regular(path) as file:
+        try:
+            values = [parse_object(line, max_values=None) for line in file.read().split(b"\n")[:-1]]
+        except (OSError, Malformed) as error:
+            raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error}")) from error
     for number, line in enumerate(values, start=1):
-        if not isinstance(line, dict) or type(line.get("step")) is not int:
+        if type(line.get("step")) is not int:
             raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: line {number:,} has no `step`"))
         if name := next((name for name, value in line.items() if type(value) not in (int, float, str)), None):
             message = f"{quoted(name)} of line {number:,} must be a number or a text"
