@@ -104,7 +104,6 @@ def guarded_by_an_alarm() -> Iterator[None]:
         raise AssertionError("the reader waits or runs on")
 
     before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(20)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -122,6 +121,7 @@ def test_a_faulty_file_is_one_error_that_names_it(fault: str, tmp_path: Path, mo
         path = Path(f"folder{index}", file)
         path.parent.mkdir()
         write(path)
+        signal.alarm(10)
         try:
             failures[name] = f"no error: {read(path)!r:.100}"
         except (SpecError, Invalid) as error:
@@ -130,6 +130,8 @@ def test_a_faulty_file_is_one_error_that_names_it(fault: str, tmp_path: Path, mo
                 failures[name] = message
         except BaseException as error:
             failures[name] = f"{type(error).__name__}: {error!s:.200}"
+        if "waits" in failures.get(name, ""):
+            break
     assert not failures
 
 
