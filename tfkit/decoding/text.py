@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -135,7 +136,8 @@ class FileTokenizer:
 
     file = "tokenizer.json"
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, folder: Path | None = None) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str = file, folder: Path | None = None) -> None:
+        self._name = name  # in errors
         self.folder = folder
         tokenizer.no_truncation()  # a prompt must not be truncated, even if texts were in training
         tokenizer.no_padding()
@@ -154,14 +156,28 @@ class FileTokenizer:
         return tokenizer
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        with self._checked("encode a text"):
+            return list(self._tokenizer.encode(text).ids)
 
     def encode_bare(self, text: str) -> list[int]:
         """Return the ids of a text without special tokens."""
-        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        with self._checked("encode a text"):
+            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        with self._checked("decode ids"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @contextmanager
+    def _checked(self, task: str) -> Iterator[None]:
+        """Turn an exception of the library into an error that names the file."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no `Exception`
+            message = f"the tokenizer {quoted(self._name)} cannot {task}: {_cause(error)}"
+            raise SpecError(Diagnostic(message, help="correct the file, or use a different tokenizer")) from error
 
     def special(self, text: str) -> int | None:
         return self._special.get(text)
@@ -212,24 +228,30 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         text = contents(path).decode()
         data = json.loads(text) if path.suffix == ".json" else {CHARACTERS: "".join(sorted(set(text)))}
-        return _tokenizer(text, data)
+        return _tokenizer(text, data, str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except OSError as error:
         cause = error.strerror or str(error)
     except UnicodeDecodeError:
         cause = "it is not UTF-8"
     except json.JSONDecodeError as error:
         cause = f"not JSON: {error}"
-    except Exception as error:  # the library raises plain `Exception`
-        cause = " ".join(str(error).split())
+    except BaseException as error:  # the library raises plain `Exception`, and panics, which are no `Exception`
+        cause = _cause(error)
     raise SpecError(Diagnostic(f"cannot read the tokenizer {quoted(str(path))}: {cause}"))
 
 
-def _tokenizer(text: str, data: Any) -> Tokenizer:
+def _cause(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _tokenizer(text: str, data: Any, name: str) -> Tokenizer:
     if isinstance(data, dict) and isinstance(data.get(CHARACTERS), str):
         return CharacterTokenizer(data[CHARACTERS])
     import tokenizers
 
-    return FileTokenizer(tokenizers.Tokenizer.from_str(text))
+    return FileTokenizer(tokenizers.Tokenizer.from_str(text), name)
 
 
 class TextStream:

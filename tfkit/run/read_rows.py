@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, AnyStr, BinaryIO
 
-from tfkit.errors import Invalid, closest, listing, quoted
+from tfkit.errors import Invalid, SpecError, closest, listing, quoted
 from tfkit.spec.extending import shortest
-from tfkit.spec.header import Malformed, parse_object
+from tfkit.spec.header import Malformed, open_regular, parse_object
 
+MAX_LINE = 2**26
+"""Maximum number of characters of a line. A longer line is read in full before it can be rejected."""
 MAGIC = b"ARROW1"
 """The first bytes of an arrow file that is not a stream."""
 
@@ -63,6 +67,17 @@ class Row:
         return _place(self.path, self.number)
 
 
+def open_data(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
+    """Open a file of data for reading; raise `Invalid` unless it is a regular file, because a pipe could block.
+
+    Without `follow`, the file must not be a link, as for files whose names tfkit chose.
+    """
+    try:
+        return open_regular(Path(path), follow=follow)
+    except SpecError as error:
+        raise Invalid("files", error.diagnostics[0].message) from error
+
+
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file, or of a folder that `Dataset.save_to_disk` of the library `datasets` wrote.
 
@@ -100,14 +115,22 @@ def _name(path: Path) -> str:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    with open_data(path) as file:
+        for number, line in enumerate(_lines(file), 1):
             if not line.strip():
                 continue
             try:
                 yield number, parse_object(line, max_values=None)
             except Malformed as error:
                 raise Invalid("files", f"{_place(path, number)} cannot be read: {error}") from error
+
+
+def _lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of a file; raise ValueError for a line that is too long to be a row."""
+    while line := file.readline(MAX_LINE + 1):
+        if len(line) > MAX_LINE:
+            raise ValueError(f"the next line has more than {MAX_LINE:,} characters")
+        yield line
 
 
 def _check_once(columns: Sequence[str]) -> None:
@@ -118,8 +141,8 @@ def _check_once(columns: Sequence[str]) -> None:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     csv.field_size_limit(sys.maxsize)  # a document may be longer than 128 KB
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    with open_data(path) as file, TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(_lines(text), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
         _check_once(reader.fieldnames or ())
         for values in reader:
             if None in values or None in values.values():
@@ -133,7 +156,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     _check_pyarrow(path)
     from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
 
-    with parquet.ParquetFile(path) as file:
+    with open_data(path) as opened, parquet.ParquetFile(opened) as file:
         _check_once(file.schema_arrow.names)
         number = 0
         for batch in file.iter_batches(batch_size=1000):
@@ -145,7 +168,7 @@ def _arrow_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     _check_pyarrow(path)
     from pyarrow import ipc, memory_map
 
-    with path.open("rb") as file:
+    with open_data(path) as file:
         is_stream = file.read(len(MAGIC)) != MAGIC
     with memory_map(str(path)) as source:
         number = 0
@@ -163,8 +186,11 @@ def _folder_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         splits = sorted(file.parent.name for file in path.glob("*/state.json"))
         help = f"name the folder of a split: `{shortest(path / splits[0])}`" if splits else "name a file with rows"
         raise Invalid("files", f"{_name(path)} must be a folder that `datasets` wrote for a single split", help=help)
-    files = [path / entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
-    yield from enumerate((values for file in files for _, values in _arrow_rows(file)), 1)
+    with open_data(state) as text:
+        names = [entry["filename"] for entry in parse_object(text.read(MAX_LINE))["_data_files"]]
+    if outside := next((name for name in names if name != Path(name).name), None):
+        raise ValueError(f"`state.json` must name files of the folder; got {quoted(outside)}")
+    yield from enumerate((values for name in names for _, values in _arrow_rows(path / name)), 1)
 
 
 def _check_pyarrow(path: Path) -> None:

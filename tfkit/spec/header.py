@@ -117,14 +117,17 @@ def read_header(path: Path) -> FileHeader:
     return FileHeader(entries, metadata, stamp_read)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     """Open a regular file for reading. Folders, pipes and devices are rejected: reading them could block or never end.
+
+    Without `follow`, a link is rejected, too.
 
     Raises:
         SpecError: the file does not exist, cannot be read, or is not a regular file.
     """
+    links = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
     try:  # without O_NONBLOCK, opening a pipe waits for a writer
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | links)
     except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
         raise unreadable(path, error) from error
     if not stat.S_ISREG(os.fstat(number).st_mode):

@@ -111,6 +111,8 @@ def contents(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
             os.set_blocking(number, True)  # reading must wait for the writer
         with open(number, "rb", closefd=False) as file:
             data = file.read() if limit is None else file.read(limit + 1)  # a pipe has no size to check in advance
+    except MemoryError:
+        raise OSError(errno.ENOMEM, f"it does not fit in memory: it has {info.st_size:,} bytes") from None
     finally:
         os.close(number)
     if limit is not None and len(data) > limit:

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -293,8 +294,10 @@ def _row_chunks(path: Path, column: str) -> Iterator[TextChunk]:
 
 
 def _text_chunks(path: Path) -> Iterator[TextChunk]:
+    from tfkit.run.read_rows import open_data
+
     text = ""
-    with path.open(encoding="utf-8", newline="") as file:
+    with open_data(path) as data, TextIOWrapper(data, encoding="utf-8", newline="") as file:
         while block := file.read(CHUNK):
             text += block
             end = _line_end(text) or (len(text) if len(text) >= LONGEST else 0)

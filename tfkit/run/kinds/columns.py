@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from tfkit.component import Immaterial, slot
-from tfkit.errors import Invalid, quoted
+from tfkit.errors import Invalid, SpecError, quoted
 from tfkit.run.contract import Data, DataConfig, Ids, Tokenizer, TokenizerConfig, bare
 from tfkit.run.kinds.examples import StreamData, divided
 from tfkit.run.kinds.text import files_of, id_of, tokenizer_for
@@ -171,6 +171,8 @@ def encoded(row: Row, text: str, encode: Callable[[str], Sequence[int]]) -> Sequ
     """Return the ids of a text in a row; raise `Invalid` if it has no ids, or if the tokenizer cannot express it."""
     try:
         ids = encode(text)
+    except SpecError as error:
+        raise Invalid("files", f"{row.place}: {error.diagnostics[0].message}") from error
     except ValueError as error:
         message = f"{row.place}: the tokenizer cannot express {quoted(text)}"
         raise Invalid("files", message, help=str(error)) from error

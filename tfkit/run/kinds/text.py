@@ -14,9 +14,10 @@ import numpy as np
 
 import tfkit
 from tfkit.component import Immaterial, slot
-from tfkit.errors import Invalid, SpecError, closest, quoted
+from tfkit.errors import Invalid, SpecError, closest, listing, quoted
 from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig, bare
 from tfkit.run.kinds.examples import StreamData
+from tfkit.run.read_rows import open_data
 
 SHIPPED = "tinyshakespeare"
 
@@ -48,7 +49,8 @@ class TextConfig(DataConfig):
         assert length is not None
         text = "".join(map(_content, self._names()))
         if not text:
-            raise Invalid("files", "the text is empty")
+            names = listing(quoted(shown(name)) for name in self._names())
+            raise Invalid("files", f"{names} must have at least one character; the text is empty")
         tokenizer = tokenizer_for(self.tokenizer, text)
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
         parts = {name: tokens[start:end] for name, (start, end) in self.ends(len(tokens)).items()}
@@ -82,8 +84,9 @@ def _content(name: str) -> str:
 def files_of(name: str, *, folders: bool = False) -> list[str]:
     """Return the file of a path, or all files that a pattern matches; with `folders`, folders count as files."""
     exists = os.path.exists if folders else os.path.isfile
-    paths = [name] if exists(name) else sorted(glob.glob(name, recursive=True))
-    files = [path for path in paths if exists(path)]
+    if os.path.exists(name):
+        return [name]
+    files = [path for path in sorted(glob.glob(name, recursive=True)) if exists(path)]
     if not files:
         near = closest(Path(name).name, _neighbors(Path(name)))
         start = "relative paths start at the folder of the run's file"
@@ -108,9 +111,11 @@ def shown(name: str) -> str:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_bytes().decode()
-    except OSError as error:
-        raise Invalid("files", f"cannot read {quoted(shown(path))}: {error.strerror}") from error
+        with open_data(path) as file:
+            return file.read().decode()
+    except MemoryError:
+        size = os.path.getsize(path)
+        raise Invalid("files", f"{quoted(shown(path))} does not fit in memory: it has {size:,} bytes") from None
     except UnicodeDecodeError as error:
         raise Invalid("files", f"{quoted(shown(path))} is not UTF-8: byte {error.start:,}") from error
 
@@ -171,6 +176,9 @@ class PretrainedConfig(TokenizerConfig):
             raise Invalid(
                 "path", f"there is no folder {quoted(shown(self.path))}", help="name the folder of a tokenizer"
             )
+        for path in Path(self.path).iterdir():
+            if path.exists() and not path.is_file() and not path.is_dir():  # reading could block or never end
+                raise Invalid("path", f"{quoted(shown(str(path)))} must be a file; got a pipe or a device")
         try:
             from transformers import AutoTokenizer
         except ImportError:
@@ -180,8 +188,10 @@ class PretrainedConfig(TokenizerConfig):
             return tokenizer
         try:
             loaded = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
-            return tfkit.FileTokenizer(loaded.backend_tokenizer, Path(self.path))
-        except Exception as error:  # the library raises nothing narrower
+            return tfkit.FileTokenizer(loaded.backend_tokenizer, shown(self.path), Path(self.path))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises nothing narrower, and a panic is no `Exception`
             cause = " ".join(str(error).split())
             message = f"{quoted(shown(self.path))} must be a tokenizer that transformers can read"
             raise Invalid("path", message, notes=(cause[:300],), help="write it with `save_pretrained`") from error

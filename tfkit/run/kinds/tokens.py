@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -20,7 +21,10 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted
 from tfkit.run.contract import Data, DataConfig, Ids
 from tfkit.run.kinds.examples import StreamData
 from tfkit.run.kinds.text import shown
+from tfkit.run.read_rows import open_data
 
+MAX_DIGEST = 2**24
+"""Maximum number of bytes of a file with a digest."""
 CHUNK = 2**22
 """Number of tokens that are read at a time."""
 
@@ -141,8 +145,9 @@ class Joined:
 
 def _mapped(name: str) -> TokenFile:
     """Map the ids of a file into memory."""
+    with open_data(name) as file:
+        status = os.fstat(file.fileno())
     try:
-        status = os.stat(name)
         ids: object = np.memmap(name, "<u2", "r") if name.endswith(".bin") else np.load(name, "r", allow_pickle=False)
     except OSError as error:
         raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
@@ -162,10 +167,11 @@ def _mapped(name: str) -> TokenFile:
 def _known(files: list[TokenFile]) -> tuple[str, int] | None:
     """Return the digest and the largest id stored next to the first file; None if the files have changed."""
     try:
-        kept = json.loads(_digest_file(files).read_bytes())
-        if kept["files"] == _states(files):
+        with open_data(_digest_file(files), follow=False) as file:
+            kept = json.loads(file.read(MAX_DIGEST))
+        if kept["files"] == _states(files) and re.fullmatch("[0-9a-f]{64}", kept["digest"]):
             return str(kept["digest"]), int(kept["largest"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return None
 

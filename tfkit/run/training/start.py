@@ -48,7 +48,7 @@ def check_start(run: Run) -> None:
     if config is None and not run.config.freeze and not optimizer.groups:
         return
     model = build(run.graph, device="meta")
-    if config is not None:
+    if config is not None and run.recorded is None:
         with _located(run, "weights"):
             _transfer(config, ()).check(model, Path(config.path))
     if run.config.freeze:

@@ -164,6 +164,8 @@ class ImageExamples:
 
 
 def _array(field: str, path: Path) -> Array:
+    if path.exists() and not path.is_file():  # reading a pipe could block
+        raise Invalid(field, f"`{field}` must be a file that `np.save` wrote; got {path.name}")
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -184,6 +186,8 @@ def _folders(folder: Path) -> tuple[Array, Array]:
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     for number, path in enumerate(classes):
         for file in sorted(path.iterdir()):
+            if not file.is_file():
+                raise Invalid("images", f"`{path.name}/{file.name}` must be an image")
             try:
                 with Image.open(file) as image:
                     pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
