@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def _new_run(reader: Reader, spec: str, file: Path) -> None:
     if file.exists():
         raise SpecError(Diagnostic(f"{quoted(str(file))} exists already", help="name a new file: -o FILE"))
     write_file(file, run_text(spec, file.absolute().parent, reader.plugins))
-    click.echo(f"wrote {printable(str(file))}; next: tfkit train {printable(str(file))}")
+    train = shlex.join(["tfkit", "train", str(file), *reader.plugin_options])
+    click.echo(f"wrote {printable(str(file))}; next: {printable(train)}")
 
 
 # ---- the project of a new plugin: the files in `template/`, a plugin that works, under another name ----
