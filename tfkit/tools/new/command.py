@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -68,7 +69,7 @@ def _new_run(reader: Reader, spec: str, file: Path) -> None:
     from tfkit.tools.common.atomic_files import write_file
     from tfkit.tools.new.run_file import run_text
 
-    if file.exists():
+    if os.path.exists(file):
         raise SpecError(Diagnostic(f"{quoted(str(file))} exists already", help="name a new file: -o FILE"))
     write_file(file, run_text(spec, file.absolute().parent, reader.plugins))
     train = shlex.join(["tfkit", "train", str(file), *reader.plugin_options])
@@ -175,7 +176,7 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
     """
     if names_in(folder):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not empty", help="name a new folder: -o DIR"))
-    if folder.exists() and folder.samefile(Path()):
+    if os.path.exists(folder) and folder.samefile(Path()):
         raise SpecError(Diagnostic("the current folder cannot be replaced", help="name a new folder: -o DIR"))
     files = dict(_files(names))
     with written_folder(folder) as new:
