@@ -19,6 +19,7 @@ from typing import Any
 
 MAX_COLUMNS = 100
 TAB = "    "
+_CODE = re.compile(r"`[^`]*`")
 NEAR = 0.66  # minimum similarity of a name that is suggested
 LONGEST_NAME = 100
 MOST_NAMES = 1000
@@ -287,9 +288,14 @@ def _excerpt(span: Span, margin: str) -> list[str]:
 
 
 def _wrapped(text: str, start: str) -> list[str]:
-    """Wrap a text to lines of at most `MAX_COLUMNS`, except longer words. Continuation lines are indented."""
+    """Wrap a text to lines of at most `MAX_COLUMNS`, except longer words. Continuation lines are indented.
+
+    Code in backticks is not broken, so that a command can be copied.
+    """
     room = MAX_COLUMNS - len(start)
-    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) if len(text) > room else [text]
+    words = _CODE.sub(lambda code: code[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False) if len(text) > room else [text]
+    lines = [line.replace("\0", " ") for line in lines]
     return [f"{start if index == 0 else ' ' * len(start)}{line}" for index, line in enumerate(lines)]
 
 

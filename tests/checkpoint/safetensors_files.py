@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tfkit.checkpoint.files import TensorFiles
-from tfkit.errors import SpecError
+from tfkit.errors import Diagnostic, SpecError
+from tfkit.spec.header import how_to_convert
 
 TENSORS = {"up": torch.arange(6.0).reshape(2, 3), "down": torch.arange(4).to(torch.bfloat16)}
 AGAIN = "   = help: the file is damaged or was made to look like a checkpoint: fetch it again from its source"
-CONVERT = """\
-   = help: write its tensors to a safetensors file:
-     `AutoModel.from_pretrained(OLD).save_pretrained(NEW)` in transformers, or
-     `safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`"""
+
+
+def convert(path: str) -> str:
+    """Return the help for a pickle."""
+    return Diagnostic("", help=how_to_convert(Path(path))).render().partition("\n")[2]
 
 
 def refused(path: str) -> str:

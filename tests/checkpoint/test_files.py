@@ -18,7 +18,7 @@ from tfkit.errors import SpecError
 from tfkit.spec.folder import INDEX, WEIGHTS
 from tfkit.spec.header import MAX_HEADER
 
-from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, refused
+from .safetensors_files import AGAIN, TENSORS, assert_holds, refused
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -126,7 +126,7 @@ def test_folders_without_weights() -> None:
     Path("f/training_args.bin").write_bytes(b"")
     assert refused("f") == (
         "error: `f` has only pickles, which can run any code when they are loaded\n"
-        f"   = it has `training_args.bin`\n{CONVERT}"
+        "   = it has `training_args.bin`\n   = help: fetch the safetensors files of the same model"
     )
     Path("f/training_args.bin").unlink()
     assert refused("f") == f"{neither}   = it has `config.json`"

@@ -18,7 +18,7 @@ from tfkit.errors import SpecError
 from tfkit.spec.folder import WEIGHTS
 from tfkit.spec.header import MAX_HEADER
 
-from .safetensors_files import AGAIN, CONVERT, TENSORS, assert_holds, assert_same, entry, raw, refused
+from .safetensors_files import AGAIN, TENSORS, assert_holds, assert_same, convert, entry, raw, refused
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -115,7 +115,7 @@ def test_a_name_that_could_garble_a_terminal_is_escaped() -> None:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickles_by_content(name: str, zipped: bool) -> None:
     torch.save(TENSORS, name, _use_new_zipfile_serialization=zipped)
-    assert refused(name) == f"error: `{name}` is a pickle, which can run any code when it is read\n{CONVERT}"
+    assert refused(name) == f"error: `{name}` is a pickle, which can run any code when it is read\n{convert(name)}"
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".PT"])
@@ -123,7 +123,7 @@ def test_pickles_by_name(suffix: str) -> None:
     for content in (b"", save(TENSORS), b"(dp0\n."):
         Path(f"w{suffix}").write_bytes(content)
         message = f"has the name of a pickle (`{suffix.lower()}`), which can run any code when it is read"
-        assert refused(f"w{suffix}") == f"error: `w{suffix}` {message}\n{CONVERT}"
+        assert refused(f"w{suffix}") == f"error: `w{suffix}` {message}\n{convert(f'w{suffix}')}"
 
 
 @pytest.mark.parametrize(

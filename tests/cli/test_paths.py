@@ -48,6 +48,7 @@ FILES = {
     "schema": (["schema", "-o"], ".json"),
     "solve": (["solve", "spec.yaml", "--params", "10000", "-o"], ".yaml"),
     "tokenizer": (["tokenizer", "text", "--vocab-size", "260", "-o"], ".json"),
+    "tokens": (["tokens", "text", "--tokenizer", "text", "-o"], ".npy"),
 }
 FOLDERS = {
     "build": ["build", "spec.yaml", "-o"],
@@ -86,6 +87,7 @@ INPUTS = {
     "runs DIR": ["runs", "{}"],
     "runs BASELINE": ["runs", "spec.yaml", "--baseline", "{}"],
     "tokenizer TEXT": ["tokenizer", "{}", "--vocab-size", "260", "-o", "tokenizer.json"],
+    "tokens TOKENIZER": ["tokens", "text", "--tokenizer", "{}", "-o", "out.npy"],
     "save WEIGHTS": ["save", "spec.yaml", "--weights", "{}", "--layout", "tfkit", "-o", "out"],
     "build WEIGHTS": ["build", "spec.yaml", "--weights", "{}"],
     "export WEIGHTS": ["export", "spec.yaml", "--weights", "{}", "-o", "out.ts"],
@@ -111,7 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("text").write_text("abc")
     Path("file").write_text("")
     Path("config.json").write_text((PUBLISHED / "distilgpt2.json").read_text())
-    for end in ("", ".svg", ".py", ".safetensors", ".yaml", ".json", ".ts"):
+    for end in ("", ".svg", ".py", ".safetensors", ".yaml", ".json", ".ts", ".npy"):
         Path(f"loop{end}").symlink_to(f"loop{end}")
         os.mkfifo(f"pipe{end}")
     Path("locked").mkdir()
@@ -221,6 +223,13 @@ def test_an_odd_name(name: str, json: list[str], odd: str, capfdbinary: pytest.C
 def test_what_cannot_be_extended(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(f"extends: ./{BAD[bad]}.yaml\n")
     refused(capsys, "show", "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    "words", [["tokens", "{}", "--tokenizer", "text", "-o", "out.npy"], ["new", "run", "nanogpt", "-o", "{}"]]
+)
+def test_a_name_that_is_too_long(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "File name too long" in refused(capsys, *(word.format(BAD["long"]) for word in words))
 
 
 def test_a_zero_byte(folder: Path) -> None:

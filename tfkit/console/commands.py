@@ -6,6 +6,8 @@ import builtins
 import functools
 import inspect
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +54,25 @@ class _Help:
 
 
 class Command(_Help, click.Command):
-    """A command."""
+    """A command. An option that takes one value refuses a second value, which would replace the first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _, _, parsed = self.make_parser(ctx).parse_args(list(args))
+            self._check_repeated(ctx, [param for param in parsed if isinstance(param, click.Option)])
+        return super().parse_args(ctx, args)
+
+    def _check_repeated(self, context: click.Context, options: list[click.Option]) -> None:
+        """Raise UsageError if two options set the same value. A flag without a value may be repeated."""
+        values: dict[str | None, list[click.Option]] = {}
+        for option in options:
+            if not option.multiple and not option.count:
+                values.setdefault(option.name, []).append(option)
+        for first, *more in values.values():
+            if alternative := next((option for option in more if option is not first), None):
+                context.fail(f"`{first.opts[-1]}` cannot be combined with `{alternative.opts[-1]}`")
+            if more and not first.is_flag:
+                context.fail(f"`{first.opts[-1]}` takes one value; got {len(more) + 1}")
 
 
 class CommandGroup(_Help, click.Group):
@@ -174,7 +194,7 @@ def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> 
             try:
                 function(reader, *args, **kwargs)
             except SpecError as error:
-                fail(error, json=kwargs.get("json", False))
+                fail(error, json=kwargs.get("json", False), options=reader.plugin_options)
 
         options = run.__dict__.pop("__click_params__", [])
         for option in reversed(SETS + PLUGINS if sets else PLUGINS):
@@ -186,8 +206,14 @@ def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> 
     return decorate
 
 
-def fail(error: SpecError, *, json: bool) -> None:
-    """Print the errors of a spec and end with status 1."""
+_COMMAND = re.compile(r"(?<=`)tfkit [a-z]+ [^`]*")
+
+
+def fail(error: SpecError, *, json: bool, options: Sequence[str] = ()) -> None:
+    """Print the errors of a spec and end with status 1. The commands in their help get the `options`."""
+    more = "".join(f" {shlex.quote(option)}" for option in options)
+    helps = [_COMMAND.sub(lambda match: match[0] + more, diagnostic.help or "") for diagnostic in error.diagnostics]
+    error = SpecError(*(replace(old, help=help or None) for old, help in zip(error.diagnostics, helps, strict=True)))
     if json:
         from tfkit.console.output import print_json
 
@@ -237,9 +263,13 @@ class Reader:
     @property
     def options(self) -> list[str]:
         """Command-line options that recreate this reader."""
-        values = {"set": self.sets, "plugin-dir": self.plugin_dir}
-        chosen = [f"--{name}={value}" for name, values in values.items() for value in values]
-        return [*chosen, *(["--no-plugins"] if self.no_plugins else [])]
+        return [*(f"--set={change}" for change in self.sets), *self.plugin_options]
+
+    @property
+    def plugin_options(self) -> list[str]:
+        """Command-line options that choose the same plugins."""
+        folders = [f"--plugin-dir={folder}" for folder in self.plugin_dir]
+        return [*folders, *(["--no-plugins"] if self.no_plugins else [])]
 
     def is_run(self, spec: str) -> bool:
         """Return True if a spec is a run; commands then use the model of the run."""

@@ -36,4 +36,4 @@ def on_disk(path: Path, patterns: Sequence[str] = WEIGHTS) -> Path:
     except Exception as error:  # errors of the network, the Hub and its cache have no common class
         cause = " ".join(str(error).split())[:200] or type(error).__name__
         message = f"there is no folder {quoted(name)}, and the Hub does not provide a model of this name: {cause}"
-        raise SpecError(Diagnostic(message, help=f"download it first: hf download {name} --local-dir DIR")) from error
+        raise SpecError(Diagnostic(message, help=f"download it first: `hf download {name} --local-dir DIR`")) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
         raise SpecError(Diagnostic(message, span, "extends" if span else ""))
     help = f"name the file: {listing(str(folder / name) for name in specs)}" if specs else None
     if CONFIG in names:
-        help = f"derive a spec from its {CONFIG}: tfkit import {folder} -o {folder / SPEC}"
+        command = shlex.join(["tfkit", "import", str(folder), "-o", str(folder / SPEC)])
+        help = f"derive a spec from its {CONFIG}: `{command}`"
     note = f"it has {listing(map(quoted, names))}" if names else "it is empty"
     message = f"the folder {quoted(str(folder))} has no {SPEC}"
     raise SpecError(Diagnostic(message, span, "extends" if span else "", (note,), help))

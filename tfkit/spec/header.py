@@ -8,9 +8,11 @@ https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
+import shlex
 import stat
 from itertools import pairwise
 from pathlib import Path
@@ -139,7 +141,7 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
 def read_object(
     path: Path, *, max_bytes: int = MAX_HEADER, max_values: int | None = MAX_PARTS, help: str | None = None
 ) -> dict[str, Any]:
-    """Read a file that contains a JSON object. `parse_object` explains `max_values`; errors in contents have `help`.
+    """Read a file that contains a JSON object. Errors in the contents have `help`; see `parse_object` for `max_values`.
 
     Raises:
         SpecError: the file cannot be read, is not a regular file, has more than `max_bytes` bytes, or contains
@@ -276,11 +278,9 @@ def _counts(value: Any) -> bool:
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-HOW_TO_CONVERT = (
-    "write its tensors to a safetensors file: `AutoModel.from_pretrained(OLD).save_pretrained(NEW)` in transformers, "
-    "or `safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')`"
-)
-_PICKLE = ("is a pickle, which can run any code when it is read", HOW_TO_CONVERT)
+PUBLISHED = "pytorch_model"
+"""The beginning of the names of pickles with the weights of a published model."""
+_PICKLE = ("is a pickle, which can run any code when it is read", None)
 _GGUF = (
     "is a GGUF file, made for llama.cpp",
     "take the safetensors files of the same model; `AutoModel.from_pretrained(DIR, gguf_file=FILE)` in transformers "
@@ -323,6 +323,27 @@ def _reject_foreign(path: Path, start: bytes) -> None:
     match = next((kind for prefix, kind in _STARTS.items() if start.startswith(prefix)), None)
     suffix = path.suffix.lower()
     if match is None and suffix in PICKLES:
-        match = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", HOW_TO_CONVERT)
+        match = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", None)
     if match is not None:
-        raise SpecError(Diagnostic(f"{shown(path)} {match[0]}", help=match[1]))
+        raise SpecError(Diagnostic(f"{shown(path)} {match[0]}", help=match[1] or how_to_convert(path)))
+
+
+def how_to_convert(pickle: Path) -> str:
+    """Return the help with a command that writes the tensors of a pickle to a safetensors file next to it.
+
+    The parts of a published model become a single file.
+    """
+    pattern, target = glob.escape(str(pickle)), pickle.with_name(f"{pickle.stem}-tensors.safetensors")
+    if pickle.name.startswith(PUBLISHED):
+        pattern = os.path.join(glob.escape(str(pickle.parent)), f"{PUBLISHED}*.bin")
+        target = pickle.with_name("model.safetensors")
+    if os.path.lexists(target):
+        return f"name the safetensors file next to it: {shown(target)}"
+    # Each tensor is cloned, because safetensors rejects tied weights, which share memory.
+    code = (
+        "import glob, torch; from safetensors.torch import save_file; "
+        f"files = [torch.load(path, 'cpu', weights_only=True) for path in glob.glob({pattern!r})]; "
+        "tensors = {name: tensor.clone() for file in files for name, tensor in file.items()}; "
+        f"save_file(tensors, {str(target)!r}, {{'format': 'pt'}})"
+    )
+    return f"write its tensors to a safetensors file: `{shlex.join(['python', '-c', code])}`"

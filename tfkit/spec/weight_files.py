@@ -13,12 +13,13 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
-    HOW_TO_CONVERT,
     PICKLES,
+    PUBLISHED,
     Entry,
     FileHeader,
     Malformed,
     Stamp,
+    how_to_convert,
     open_regular,
     read_header,
     read_object,
@@ -142,7 +143,9 @@ def _in_folder(folder: Path) -> Path:
     pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
     if pickles and not weights:
         message = f"{shown(folder)} has only pickles, which can run any code when they are loaded"
-        raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=HOW_TO_CONVERT))
+        published = [folder / name for name in pickles if name.startswith(PUBLISHED)]
+        help = how_to_convert(published[0]) if published else "fetch the safetensors files of the same model"
+        raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=help))
     raise SpecError(
         Diagnostic(
             f"{shown(folder)} has neither `{WEIGHTS}` nor `{INDEX}`",

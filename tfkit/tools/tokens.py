@@ -102,7 +102,7 @@ def tokens(
 def _has_rows(path: Path) -> bool:
     from tfkit.run.read_rows import SUFFIXES
 
-    return path.is_dir() or path.suffix in SUFFIXES
+    return os.path.isdir(path) or path.suffix in SUFFIXES
 
 
 def _tokenizer(reader: Reader, name: str) -> Tokenizer:
@@ -171,7 +171,7 @@ def write_tokens(
     """
     dtype, itemsize = ("<u2", 2) if max(tokenizer.vocab_size, (end or 0) + 1) <= 2**16 else ("<u4", 4)
     file.write(b" " * HEADER)
-    total, size, count = sum(path.stat().st_size for path in paths if path.is_file()), 0, 0
+    total, size, count = sum(path.stat().st_size for path in paths if os.path.isfile(path)), 0, 0
     with ExitStack() as stack:
         pool = stack.enter_context(_pool(processes, tokenizer, end, itemsize)) if processes > 1 else None
         encode = _Encoder(tokenizer, end, itemsize)

@@ -41,7 +41,7 @@ def test_a_command_counts_what_it_says(capsys: pytest.CaptureFixture[str]) -> No
             [],
             ["--set", "vocab_size=1000"],
             ["--set", "decoder.ffn={kind: swiglu, d_ff: 2 * d_model}"],
-            ["--set", "decoder.attention.kind=mqa", "--keep", "d_model"],
+            ["--set", "decoder.attention.kind=mqa", "--set", "vocab_size=53600", "--keep", "d_model"],
             ["--set", "decoder.norm={kind: rmsnorm}"],
         ],
         2,
@@ -56,6 +56,19 @@ def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: lis
     assert (graph.name, graph.spec.model.parameters) == ("mine_10m", size["parameters"])
     assert count_params(graph).total == size["parameters"]
     assert str(graph.nodes[1].config) == str(tfkit.load("gpt2", sets=size["sets"]).nodes[1].config)
+
+
+def test_a_size_far_from_the_budget_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    words = ["solve", "gpt2", "--keep", "d_model", "--set", "vocab_size=20000", "-o", str(file)]
+    assert main([*words, "--params", "63M"]) == 1
+    error = capsys.readouterr().err
+    assert "no size of gpt2 is within 2% of 63,000,000 parameters" in error
+    assert "the nearest size has 65,763,072 parameters (+4.39%)" in error
+    assert not file.exists()
+    option, value = error.split("`")[-2].split()
+    assert main([*words, option, value]) == 0
+    assert count_params(tfkit.load(file)).total == int(value)
 
 
 def test_a_file_beside_the_spec_that_it_extends(tmp_path: Path) -> None:

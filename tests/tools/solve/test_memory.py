@@ -75,7 +75,7 @@ def test_a_single_process_and_a_file(
     assert title == "small in 500.0 kB of a single process"
     assert header.split() == ["layers", "d_model", "heads", "d_ff", "parameters", "memory", "free"]
     assert row.split()[0] == "3"
-    assert command[0].startswith(f"tfkit train {run} --plan --processes 1")
+    assert command[0].startswith(f"tfkit train {run} --plan --processes=1")
     assert command[-1] == f"wrote {file}: 3 x {row.split()[1]}"
     words = ["train", run, "--plan", "--processes", "1", "--no-plugins", "--set", f"model={file}"]
     expected = peak([*words, "--set", "machine.recompute=full"], capsys)
@@ -100,7 +100,7 @@ def test_parameters_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ("small.yaml --params 1M --processes 2", 2, "--processes needs --memory"),
         ("small.yaml --memory 80", 2, "`80` is not an amount above zero; write it like `80GB`"),
         ("gpt2 --memory 1GB", 1, "--memory needs a run, whose batch and precision decide how much a size needs"),
-        ("gpt2 --memory 1GB", 1, "help: name a run, or write one for this model: tfkit new run gpt2 -o run.yaml"),
+        ("gpt2 --memory 1GB", 1, "help: name a run, or write one for this model: `tfkit new run gpt2 -o run.yaml"),
         ("minigpt_rel --memory 1GB", 1, "there is no run `minigpt_rel`\n   = help: a run with a similar name exists"),
         ("small.yaml --memory 1GB --processes 4", 1, "a batch of 6 sequences cannot be divided among 4 processes"),
         (

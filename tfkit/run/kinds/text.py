@@ -6,6 +6,7 @@ import glob
 import gzip
 import hashlib
 import os
+import shlex
 from importlib import resources
 from pathlib import Path
 from typing import Literal, Self
@@ -153,7 +154,8 @@ class FileConfig(TokenizerConfig):
         try:
             return tfkit.FileTokenizer.read(Path(shown(self.path)))
         except SpecError as error:
-            raise Invalid("path", error.diagnostics[0].message, help="train one: tfkit tokenizer") from error
+            command = shlex.join(["tfkit", "tokenizer", "TEXT", "-o", shown(self.path)])
+            raise Invalid("path", error.diagnostics[0].message, help=f"train a tokenizer: `{command}`") from error
 
 
 class PretrainedConfig(TokenizerConfig):

@@ -106,7 +106,7 @@ class Work:
         total = sum(len(self.properties(subject)) for subject, _ in subjects)
         if not total:
             name, of = self.chosen[0].name, self.chosen[0].of
-            help = "check a run: tfkit check RUN" if of == "run" else "check a model: tfkit check SPEC"
+            help = "check a run: `tfkit check RUN`" if of == "run" else "check a model: `tfkit check SPEC`"
             raise SpecError(Diagnostic(f"`{name}` is a property of a {of}", help=help))
         return total
 

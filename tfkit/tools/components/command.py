@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
 
 def _unknown(what: str, word: str, names: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
     """Return the error for an unknown word; `slots` have a kind of this name."""
-    kinds = " or ".join(f"`tfkit components {slot} {word}`" for slot in slots)
+    kinds = " or ".join(f"`{shlex.join(['tfkit', 'components', slot, word])}`" for slot in slots)
     help = f"name the slot of the kind: {kinds}" if kinds else similar(f"a {what.split()[-1]}", word, names)
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(names, 40)}",), help=help))
 

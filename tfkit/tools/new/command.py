@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,10 +69,11 @@ def _new_run(reader: Reader, spec: str, file: Path) -> None:
     from tfkit.tools.common.atomic_files import write_file
     from tfkit.tools.new.run_file import run_text
 
-    if file.exists():
+    if os.path.exists(file):
         raise SpecError(Diagnostic(f"{quoted(str(file))} exists already", help="name a new file: -o FILE"))
     write_file(file, run_text(spec, file.absolute().parent, reader.plugins))
-    click.echo(f"wrote {printable(str(file))}; next: tfkit train {printable(str(file))}")
+    train = shlex.join(["tfkit", "train", str(file), *reader.plugin_options])
+    click.echo(f"wrote {printable(str(file))}; next: {printable(train)}")
 
 
 # ---- the project of a new plugin: the files in `template/`, a plugin that works, under another name ----
@@ -173,7 +176,7 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
     """
     if names_in(folder):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not empty", help="name a new folder: -o DIR"))
-    if folder.exists() and folder.samefile(Path()):
+    if os.path.exists(folder) and folder.samefile(Path()):
         raise SpecError(Diagnostic("the current folder cannot be replaced", help="name a new folder: -o DIR"))
     files = dict(_files(names))
     with written_folder(folder) as new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +107,8 @@ def profile(
         return
     show_profiles(profiles, by)
     if output is not None:
-        shown = printable(str(output))
-        show("", f"wrote {shown}: open {shown}/report.html, or tensorboard --logdir {shown}")
+        shown, tensorboard = printable(str(output)), shlex.join(["tensorboard", "--logdir", str(output)])
+        show("", f"wrote {shown}: open {shown}/report.html, or {printable(tensorboard)}")
 
 
 def _device(name: str | None) -> Any:

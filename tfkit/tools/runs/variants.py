@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,7 +144,11 @@ def read_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> list[SweepR
 def _run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> SweepRun:
     if not os.path.isfile(folder / RUN):
         inside = folder / "runs"
-        help = f"name its runs: {inside}/*" if os.path.isdir(inside) else "name folders that `tfkit train` wrote"
+        help = (
+            f"name its runs: {shlex.quote(str(inside))}/*"
+            if os.path.isdir(inside)
+            else "name folders that `tfkit train` wrote"
+        )
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not the folder of a run", help=help))
     run = check_run(resolve_run(RunText.read(folder / RUN, plugins), plugins, loaded=data), count=flops_of_step)
     check_number(f"the run in {quoted(str(folder))}", run, on)

@@ -51,7 +51,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
     width of a head, vocabulary, experts, the pattern of layers. Several sizes
     within 2% of the budget are listed: the spec's ratio of width to depth first,
     then deeper and wider models. --set of d_model or n_layers fixes that value.
-    With -o, FILE gets a spec of the first size.
+    With -o, FILE gets a spec of the first size, which must be within 2%.
 
     --memory requires a run, whose batch, optimizer, precision and machine
     determine the memory. It lists the largest sizes that fit, as predicted by
@@ -108,13 +108,14 @@ def solve(
         else:
             solved = sizes_of(family, Budget("active", active) if active is not None else Budget("params", params or 0))
     if output is not None:
+        _check_near(solved)
         _write(reader, spec, run, solved.sizes[0], output)
     if run:
         solved = replace(solved, sizes=tuple(replace(size, sets=run.changes(size.sets)) for size in solved.sizes))
     if json:
         print_json({**vars(solved), "file": output and str(output)})
     else:
-        _show(spec, solved, output)
+        _show(_counting(reader, spec, solved), solved, output)
 
 
 def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedRun | None:
@@ -136,9 +137,24 @@ def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedR
             find_run(name)
             raise
         message = f"--memory needs a run, whose batch and precision decide how much a size needs; `{name}` is not a run"
-        help = f"name a run, or write one for this model: tfkit new run {name} -o run.yaml"
+        new_run = shlex.join(["tfkit", "new", "run", name, "-o", "run.yaml"])
+        help = f"name a run, or write one for this model: `{new_run}`"
         raise SpecError(Diagnostic(message, help=help))
     return None
+
+
+def _check_near(solved: Solved) -> None:
+    """Raise SpecError if the first size is too far from a budget of parameters to be written."""
+    from tfkit.errors import Diagnostic, SpecError
+    from tfkit.tools.solve.search import TOLERANCE
+
+    size, budget = solved.sizes[0], solved.budget
+    share = size.difference / budget.amount
+    if budget.of != "memory" and abs(share) > TOLERANCE:
+        message = f"no size of {solved.name} is within {TOLERANCE:.0%} of {budget.text(budget.amount)}"
+        note = f"the nearest size has {budget.text(size.value)} ({share:+.2%})"
+        help = f"write that size with `--{budget.of} {size.value}`"
+        raise SpecError(Diagnostic(message, notes=(note,), help=help))
 
 
 def _write(reader: Reader, spec: str, run: SizedRun | None, size: Size, output: Path) -> None:
@@ -154,10 +170,10 @@ def _write(reader: Reader, spec: str, run: SizedRun | None, size: Size, output: 
     write_file(output, text)
 
 
-def _show(spec: str, solved: Solved, output: Path | None) -> None:
+def _show(counting: str, solved: Solved, output: Path | None) -> None:
     columns = ["layers", "d_model", "heads", "d_ff", "parameters", *COLUMNS[solved.budget.of]]
     rows = [_cells(solved, size) for size in solved.sizes]
-    commands = [line for size in solved.sizes for line in ("", *_command(_counting(spec, solved), size))]
+    commands = [line for size in solved.sizes for line in ("", *_command(counting, size))]
     show(_title(solved), "", table(columns, rows, right=columns), *commands)
     if output is not None:
         show("", f"wrote {printable(str(output))}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
@@ -174,11 +190,12 @@ def _title(solved: Solved) -> str:
     return f"{solved.name} in {amount} of " + (f"each of {count:,} processes" if count > 1 else "a single process")
 
 
-def _counting(spec: str, solved: Solved) -> str:
-    """Return the command that counts the quantity of the budget for a size."""
+def _counting(reader: Reader, spec: str, solved: Solved) -> str:
+    """Return the command that counts the quantity of the budget for a size, without the changes of the size."""
+    words = ["tfkit", "params", spec]
     if solved.budget.of == "memory":
-        return f"tfkit train {shlex.quote(spec)} --plan --processes {solved.budget.processes}"
-    return f"tfkit params {shlex.quote(spec)}"
+        words = ["tfkit", "train", spec, "--plan", f"--processes={solved.budget.processes}"]
+    return shlex.join([*words, *reader.plugin_options])
 
 
 def _command(line: str, size: Size) -> Iterator[str]:

@@ -89,16 +89,15 @@ def _help(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: P
     if name == "tokens":
         return "give both the same `steps`, or both the same `tokens`"
     run = arms.runs(arm)[0].run
+    if name == "flops":
+        return f"about {round(run.steps * target / size):,} steps compute as many FLOPs"
     if name == "time":
-        return f"as much time are about {round(run.steps * target / size):,} steps"
+        return f"about {round(run.steps * target / size):,} steps take as much time"
     place = folder / "models" / f"{arm.variant}.yaml"
     create_folder(place.parent, inside=folder)
     write_file(place, render(run.graph.spec.model), inside=folder)
-    options = f"--params {target}"
-    if name == "flops":
-        tokens = round(run.steps * run.tokens_of_step)
-        options = f"--flops {target} --tokens {tokens} --length {run.length}"
-    return f"a model of that size: tfkit solve {shlex.quote(str(place))} {options}"
+    command = shlex.join(["tfkit", "solve", str(place), "--params", str(target)])
+    return f"find a model of that size: `{command}`"
 
 
 LETTERS = 8
