@@ -47,7 +47,8 @@ def test_from_a_folder_and_back(folder: Path, run: Run, golden: Golden, capsys: 
     assert again.config.n_head == 4
     run("save", "my.yaml", "--weights", "back", "--layout", "tfkit", "-o", "own", "--dtype", "bfloat16")
     assert load_file("own/model.safetensors")["decoder.final_norm.bias"].dtype == torch.bfloat16
-    assert sorted(path.name for path in Path("own").iterdir()) == ["model.safetensors", "spec.yaml"]
+    names = ["export_config.json", "generation_config.json", "model.safetensors", "spec.yaml"]
+    assert sorted(path.name for path in Path("own").iterdir()) == names
 
 
 def test_what_was_built_can_be_saved_in_the_published_layout(folder: Path, run: Run) -> None:

@@ -51,6 +51,8 @@ def round_trip(name: str, folder: Path, *, trained: bool) -> list[str]:
 def published(case: Case, folder: Path) -> None:
     """Write a folder as transformers does, with ids, a generation config and a tokenizer unlike the class defaults."""
     config = {**case.config, "bos_token_id": 19, "eos_token_id": 18}
+    if "num_decoder_layers" in config:  # the cache of transformers has as many layers as the encoder
+        config["num_decoder_layers"] = config["num_layers"]
     pads = {"pad_token_id": 1 if case.model_type in PAD_OF_ONE else 17}
     starts = {"decoder_start_token_id": 16} if case.kind == "seq2seq" else {}
     model: Any = reference(replace(case, config={**config, **pads, **starts}))

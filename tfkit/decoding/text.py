@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -311,7 +311,7 @@ def _overlap(text: str, stop: str) -> int:
 class Texts:
     """The texts of all rows while their tokens are generated. An instance is an `on_token` of `generate`.
 
-    A row ends at one of the `stop` texts; `changed` is called after each step.
+    A row ends at one of the `stop` texts; `changed` is called after each step. Tokens in `ends` have no text.
     """
 
     def __init__(
@@ -320,18 +320,21 @@ class Texts:
         rows: int,
         stop: Sequence[str],
         changed: Callable[[Texts], None] = lambda texts: None,
+        *,
+        ends: Collection[int] = (),
     ) -> None:
         self.texts = [""] * rows
         self.complete = [False] * rows
         self._streams = [TextStream(tokenizer, stop) for _ in range(rows)]
         self._changed = changed
+        self._ends = ends
 
     def __call__(self, tokens: Sequence[int | None]) -> list[int]:
         """Add a token to each row, None for a row that has ended; return the rows that end at a stop text."""
         for row, token in enumerate(tokens):
             if token is None:
                 self._complete(row)
-            else:
+            elif token not in self._ends:
                 self.texts[row] += self._streams[row].feed(token)
                 self.complete[row] |= self._streams[row].stopped
         self._changed(self)

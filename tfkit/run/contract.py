@@ -152,6 +152,10 @@ class Data(Protocol):
     model can use it as `data.n_classes`. If each output has its targets in `Batch.further_targets`, `n_classes` is a
     mapping from outputs, and a run's model can use `data.n_classes.OUTPUT`.
 
+    Data may also have the ids `start` and `end` of the tokens that begin and end a generated text, or None, and
+    `classes`, the names of the classes of the main output in order, or None. Generation stops at `end`, and exported
+    models have these values.
+
     Data that is unusual, but not wrong, also has `warnings`: instances of `Invalid` that name the field and the cause.
     """
 

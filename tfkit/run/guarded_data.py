@@ -33,8 +33,16 @@ class GuardedData:
         with guarded(fault, "`build`"):
             self.vocab_size, self.length = data.vocab_size, data.length
             self.n_classes: int | Mapping[str, int] | None = getattr(data, "n_classes", None)
+            self.start, self.end = (self._id(name) for name in ("start", "end"))
+            self.classes: Sequence[str] | None = getattr(data, "classes", None)
             self.splits: Sequence[str] = data.splits
             self.warnings: Sequence[Invalid] = getattr(data, "warnings", ())
+
+    def _id(self, name: str) -> int | None:
+        token = getattr(self._data, name, None)
+        if token is not None and not (isinstance(token, int) and 0 <= token < self.vocab_size):
+            raise TypeError(f"`{name}` must be None or an id below {self.vocab_size:,}; got {token!r}")
+        return token
 
     @property
     def fingerprint(self) -> str:

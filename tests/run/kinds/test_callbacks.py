@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +15,9 @@ from torch import Tensor
 
 import tfkit
 from tfkit.errors import SpecError
-from tfkit.run.contract import Training
-from tfkit.run.kinds.callbacks import PatienceConfig, SpikesConfig
+from tfkit.run.contract import Data, Training
+from tfkit.run.guarded_data import GuardedData
+from tfkit.run.kinds.callbacks import PatienceConfig, SamplesConfig, SpikesConfig
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.train.train import train
 
@@ -127,6 +129,32 @@ def test_patience_ends_a_run_that_no_longer_improves(
 
 def test_spikes_without_skip_only_note() -> None:
     assert SpikesConfig(window=2).build().reject(cast(Training, None), {"loss": 9.0}) is None
+
+
+def test_samples_stop_at_the_end_of_the_data(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "data.tokenizer=bytes")
+    assert isinstance(run.data, GuardedData)
+    model, prompt = tfkit.build(run.graph, seed=1).eval(), list(b"so")
+    ids = tfkit.generate(model, [prompt], max_new_tokens=9, temperature=2.0, seed=5).rows()[0]
+    run.data.end = ids[4]
+    config = SamplesConfig(every=1, prompt="so", tokens=9, temperature=2.0)
+    samples, training = config.build(), TextTraining(model, run.data)
+    samples.on_start(cast(Training, training))
+    samples.on_step(cast(Training, training), {})
+    assert training.texts == ["so" + tfkit.ByteTokenizer().decode(ids[: ids.index(ids[4])])]
+
+
+@dataclass
+class TextTraining:
+    """The part of a run that samples use, at step 5."""
+
+    model: torch.fx.GraphModule
+    data: Data
+    step: int = 5
+    texts: list[str] = field(default_factory=list)
+
+    def text(self, name: str, text: str) -> None:
+        self.texts.append(text)
 
 
 # ---- several of a kind ----

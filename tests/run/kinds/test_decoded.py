@@ -12,6 +12,7 @@ import torch
 import tfkit
 from tfkit.errors import SpecError
 from tfkit.run.contract import IGNORED, Ratio
+from tfkit.run.guarded_data import GuardedData
 from tfkit.run.kinds.calculator import SYMBOLS
 from tfkit.run.kinds.metrics import exact_matches
 from tfkit.run.run_spec import SplitConfig
@@ -25,17 +26,24 @@ WHOLE = {"test": SplitConfig(batches="all")}
 
 
 def numbers_of(
-    folder: Path, metrics: str, *sets: str, data: str = ROWS, splits: dict[str, SplitConfig] = WHOLE
+    folder: Path,
+    metrics: str,
+    *sets: str,
+    data: str = ROWS,
+    splits: dict[str, SplitConfig] = WHOLE,
+    end: int | None = None,
 ) -> dict[str, float]:
     evaluated = f"eval={{every: 1, splits: {{train: all}}, metrics: [{metrics}]}}"
     run = small_run(folder, data, evaluated, "batch.sequences=7", *sets)
+    assert isinstance(run.data, GuardedData)
+    run.data.end = end
     model = tfkit.build(run.graph, seed=1)
     assert run.config.eval is not None
     return evaluate(model, run, splits, run.config.eval.metrics)
 
 
-@pytest.mark.parametrize("stops", [False, True])
-def test_greedy_answers_are_written_token_by_token(stops: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stops", [None, "metric", "data"])
+def test_greedy_answers_are_written_token_by_token(stops: str | None, tmp_path: Path) -> None:
     run = small_run(tmp_path, ROWS)
     model = tfkit.build(run.graph, seed=1).eval()
     batch = run.data.examples("test", "sequential").batch(np.arange(40))
@@ -44,14 +52,15 @@ def test_greedy_answers_are_written_token_by_token(stops: bool, tmp_path: Path) 
     with torch.no_grad():
         for _ in range(11):
             read = torch.cat([read, model(read)[:, -1:].argmax(-1)], dim=1)
-    written, option = read[:, 25:], ""
-    if stops:
+    written, option, stop = read[:, 25:], "", None
+    if stops is not None:
         stop = int(written[:, 5].mode().values)
-        option = f", stop: {SYMBOLS[stop]!r}"
+        option = f", stop: {SYMBOLS[stop]!r}" if stops == "metric" else ""
         ended = written.masked_fill((written == stop).cumsum(1) > 0, stop)
         assert (ended == targets).sum() != (written == targets).sum()
         written = ended
-    actual = numbers_of(tmp_path, f"{{kind: decoded_accuracy{option}}}, {{kind: decoded_exact_match{option}}}")
+    metrics = f"{{kind: decoded_accuracy{option}}}, {{kind: decoded_exact_match{option}}}"
+    actual = numbers_of(tmp_path, metrics, end=stop if stops == "data" else None)
     assert actual["test.decoded_accuracy"] == pytest.approx((written == targets).float().mean().item())
     assert actual["test.decoded_exact_match"] == (written == targets).all(-1).float().mean().item()
 

@@ -74,6 +74,8 @@ class Samples(Callback):
         except ValueError as error:
             raise Invalid("prompt", f"`prompt` cannot be encoded by the tokenizer of the data: {error}") from error
         self._decode = tokenizer.decode
+        end: int | None = getattr(training.data, "end", None)
+        self._stop = () if end is None else (end,)
         self._written(training)  # what cannot be written is an error now, not later
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
@@ -87,11 +89,13 @@ class Samples(Callback):
                 [self._prompt],
                 max_new_tokens=self._config.tokens,
                 temperature=self._config.temperature,
+                stop=self._stop,
                 seed=training.step,
             )
         except ValueError as error:
             raise Invalid("tokens", f"the model cannot generate samples: {error}") from error
-        return self._config.prompt + self._decode(generated.rows()[0])
+        tokens = [token for token in generated.rows()[0] if token not in self._stop]  # the end has no text
+        return self._config.prompt + self._decode(tokens)
 
 
 class SpikesConfig(CallbackConfig):

@@ -22,6 +22,8 @@ class RowsData:
     vocab_size: int
     tokenizer: Tokenizer | None = None
     fingerprint: str = ""
+    start: int | None = None
+    end: int | None = None
 
     @property
     def splits(self) -> list[str]:

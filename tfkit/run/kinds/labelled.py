@@ -93,7 +93,16 @@ class LabelledConfig(ColumnsConfig):
         )
         vocab_size = 1 if tokenizer is None else tokenizer.vocab_size
         n_classes = {output: target.n_classes for output, target in targets.items()}
-        return LabelledData(examples, length, vocab_size, tokenizer, content, n_classes.get("", n_classes), warnings)
+        return LabelledData(
+            examples,
+            length,
+            vocab_size,
+            tokenizer,
+            content,
+            n_classes=n_classes.get("", n_classes),
+            warnings=warnings,
+            classes=targets[""].classes if "" in targets else None,
+        )
 
     def _value(self, row: Row, tokenizer: Tokenizer | None, width: int | None) -> Any:
         """Return the ids or the features of a row."""
@@ -174,6 +183,12 @@ class _Target:
         """One more than the largest number of a class."""
         return max(self.numbers.values()) + 1
 
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes in order; None for classes that are numbers."""
+        names = [name for name in self.numbers if isinstance(name, str) and not name.isdecimal()]
+        return names if len(names) == self.n_classes else None
+
     def labels(self, row: Row, count: int) -> list[int]:
         """Return the numbers of the classes of a row of `count` positions."""
         labels = list(_classes(row, self.column))
@@ -248,3 +263,4 @@ class LabelledData(RowsData):
 
     n_classes: int | Mapping[str, int] = 0
     warnings: tuple[Invalid, ...] = ()
+    classes: Sequence[str] | None = None

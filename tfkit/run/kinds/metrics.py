@@ -197,7 +197,8 @@ class _DecodedConfig(MetricConfig):
     temperature: NonNegative = 0.0
     """Sampling temperature; with 0, each token is the most likely token."""
     stop: str | None = None
-    """The text of the token that ends an answer; all later positions count as this token."""
+    """The text of the token that ends an answer; all later positions count as this token. By default, the token `end`
+    of the data."""
 
 
 class DecodedAccuracyConfig(_DecodedConfig):
@@ -223,7 +224,8 @@ class DecodedAccuracy(DecodedMetric):
 
     def __init__(self, config: _DecodedConfig, data: Data) -> None:
         self._temperature = config.temperature
-        self._stop = None if config.stop is None else id_of(config.stop, data.tokenizer, "stop")
+        end: int | None = getattr(data, "end", None)
+        self._stop = end if config.stop is None else id_of(config.stop, data.tokenizer, "stop")
         self._cached: tfkit.CachedModel | None = None
         """The model with its caches, stored because it takes long to prepare."""
 

@@ -120,6 +120,8 @@ class Mixture:
         self.length = max(data.length for data in parts.values())
         self.splits = ["train", *self._evaluated]
         self.tokenizer = next((data.tokenizer for data in parts.values() if data.tokenizer is not None), None)
+        trained = [data for name, data in parts.items() if weights[name]]
+        self.start, self.end = (_agreed([getattr(data, name, None) for data in trained]) for name in ("start", "end"))
 
     @property
     def fingerprint(self) -> str:
@@ -134,6 +136,11 @@ class Mixture:
         weights = [self._weights[name] for name in names]
         lengths = [self._parts[name].length for name in names]
         return Mixed([self._parts[name].examples("train", order) for name in names], weights, lengths)
+
+
+def _agreed(tokens: Sequence[int | None]) -> int | None:
+    """Return the token that all parts of a mixture have; None if they differ."""
+    return tokens[0] if len(set(tokens)) == 1 else None
 
 
 class Mixed:

@@ -104,6 +104,12 @@ class OverData:
         """The tokenizer of the data."""
         return self.of.tokenizer
 
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text in the data."""
+        end: int | None = getattr(self.of, "end", None)
+        return end
+
     def examples(self, split: str, order: Order) -> Examples:
         return self.changed(split, self.of.examples(split, order))
 

@@ -73,7 +73,9 @@ class QuestionsConfig(ColumnsConfig):
             sizes = [max(form.size(source, target) for target in targets) for source, targets in sides]
             kept = fitted([question.row for question in part], sizes, length, self.long)
             examples[name] = Pairs.of([sides[i] for i in kept], [part[i].answer for i in kept], form.layout)
-        return RowsData(examples, length, form.vocab_size, tokenizer, fingerprint(texts, examples))
+        content = fingerprint(texts, examples)
+        start, end = (next(iter(ids), None) for ids in (form.before, form.after))
+        return RowsData(examples, length, form.vocab_size, tokenizer, content, start, end)
 
     def _targets(self, question: Question, tokenizer: Tokenizer, form: PairForm) -> list[list[int]]:
         def encode(text: str) -> Sequence[int]:

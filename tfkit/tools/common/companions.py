@@ -27,7 +27,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.spec.families import FamilyConfig
 from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, MAX_CONFIG, SPEC, TOKENIZERS, model_folder
-from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+from tfkit.spec.header import MAX_PARTS, Malformed, open_regular, parse_object, shown, unreadable
 
 TOKENIZER_FILES = frozenset(
     {
@@ -144,8 +144,8 @@ class Companions:
         same = not before or (folder is not None and after == before)
         same = same or (loaded is not None and _pieces(loaded) == _pieces(tokenizer) is not None)
         after = after if same or folder is not None else {}
-        # A class of transformers may change the tokenizer of the file: the run has the changed tokenizer.
-        unchanged = (loaded := _loaded(after)) is not None and _saved(loaded) == content
+        # A class of transformers may change the tokenizer of the file: the run has ids of the changed tokenizer.
+        unchanged = (loaded := _loaded(after)) is not None and _encoding(_saved(loaded)) == _encoding(content)
         after = after if unchanged else {**after, tokenizer.file: content}
         files = {name: value for name, value in self.files.items() if name not in before} | after
         companions = replace(self, files=files)
@@ -242,6 +242,12 @@ def _loaded(files: Mapping[str, bytes]) -> Tokenizer | None:
     return None
 
 
+def _encoding(content: bytes) -> dict[str, Any]:
+    """Return the contents of a tokenizer's file without the sections that have no effect on the ids of a text."""
+    sections = _parsed(Path(TOKENIZERS[0]), content, max_values=None)
+    return {name: value for name, value in sections.items() if name not in ("decoder", "truncation", "padding")}
+
+
 def _pieces(tokenizer: object) -> Sequence[bytes | None] | None:
     pieces = getattr(tokenizer, "pieces", None)
     return None if pieces is None else pieces()
@@ -305,9 +311,9 @@ def _settings(path: Path, content: bytes) -> dict[str, Any]:
     return _parsed(path, content) if path.name.endswith("_config.json") and CODE.encode() in content else {}
 
 
-def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+def _parsed(path: Path, content: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
     try:
-        return parse_object(content)
+        return parse_object(content, max_values=max_values)
     except Malformed as error:
         raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
 

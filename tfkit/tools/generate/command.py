@@ -36,7 +36,8 @@ TITLE = 40
     `tokenizer.json` or `chars.json` next to the weights by default; a text
     file stands for its characters. Only the continuation is printed. An encoder
     reads the prompt if there is one. The last line break of a file, or of standard
-    input, is ignored.
+    input, is ignored. A text ends at eos_token_id of the generation_config.json or
+    config.json next to the weights; in a run, at `end` of its data.
     """,
     examples="""
     tfkit generate gpt2 --weights model.safetensors --prompt "Once upon a time"
@@ -57,7 +58,11 @@ TITLE = 40
 @click.option(
     "--tokens", multiple=True, metavar="IDS", help="A prompt as token ids; the output is also printed as ids."
 )
-@click.option("--start", metavar="TOKEN", help="The decoder's first token, for a model with an encoder.")
+@click.option(
+    "--start",
+    metavar="TOKEN",
+    help="The decoder's first token, for a model with an encoder.  [default: as the weights define it]",
+)
 @click.option("--output", metavar="NAME", help="The output to choose tokens from.  [default: the first]")
 @options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
 @click.option(
@@ -83,7 +88,12 @@ TITLE = 40
     metavar="X",
     help="Above 1, fewer repetitions.",
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="A text or special token to stop at; repeatable.")
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="A text or special token to stop at; repeatable.  [default: the end of a text, as the weights define it]",
+)
 @options.count_option("--samples", "Continuations of each prompt.", default=1)
 @options.seed_option("Seed of the random numbers.")
 @options.device_option("cpu, cuda or mps.")
@@ -156,7 +166,8 @@ def _run(model: fx.GraphModule, job: Job, request: Request, live: Live | None) -
     import tfkit.decoding.generate as decoding
     from tfkit.decoding.text import Texts
 
-    texts = Texts(job.tokenizer, len(job.prompts) * request.samples, job.stop_texts, live or (lambda texts: None))
+    show = live or (lambda texts: None)
+    texts = Texts(job.tokenizer, len(job.prompts) * request.samples, job.stop_texts, show, ends=job.end_ids)
     begin = time.perf_counter()
     try:
         generated = decoding.generate(

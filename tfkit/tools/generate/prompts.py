@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,8 @@ class Job:
     inputs: dict[str, Any]
     max_new_tokens: int
     stop_ids: list[int]
+    end_ids: list[int]
+    """The ids among `stop_ids` that end a text and have no text."""
     stop_texts: list[str]
 
 
@@ -62,6 +65,7 @@ def job_of(request: Request, graph: Graph) -> Job:
     """Convert a request to a job. All errors are raised here, before the model is loaded."""
     from tfkit.graph.decode_split import returning, split_for_decoding
     from tfkit.graph.input_shapes import max_len
+    from tfkit.tools.common.companions import END, START, Companions
 
     try:
         full, graph = graph, returning(graph, request.output or graph.outputs[0])
@@ -79,21 +83,25 @@ def job_of(request: Request, graph: Graph) -> Job:
     check_vocabulary(tokenizer, graph, main)
     prompts = _prompts(request)
     rows = [tokenizer.encode(prompt) for prompt in prompts]
+    companions = Companions.read(request.weights, full.spec.family)
     tokens, inputs = rows, {}
     if once:
-        tokens, inputs = [[_start(request, graph, tokenizer)]] * len(rows), {once[0]: rows}
+        first = _start(request, graph, tokenizer, companions.ids(START))
+        tokens, inputs = [[first]] * len(rows), {once[0]: rows}
     elif request.start is not None:
         raise click.UsageError(f"--start has no effect: {graph.name} has no encoder, and continues the prompt")
     longest, limit = max(map(len, tokens)), max_len(graph)
     fit = MOST if limit is None else max(1, min(MOST, limit - longest))
     stops = {stop: tokenizer.special(stop) for stop in request.stop}
+    ends = [] if stops else companions.ids(END)
     return Job(
         prompts=prompts,
         tokenizer=tokenizer,
         tokens=tokens,
         inputs=inputs,
         max_new_tokens=request.max_new_tokens or fit,
-        stop_ids=[token for token in stops.values() if token is not None],
+        stop_ids=[*ends, *(token for token in stops.values() if token is not None)],
+        end_ids=[] if request.tokens else ends,
         stop_texts=[text for text, token in stops.items() if token is None],
     )
 
@@ -145,7 +153,9 @@ def _text(path: Path | None) -> str:
         raise SpecError(Diagnostic(f"cannot read {name}: it is not UTF-8")) from error
 
 
-def _start(request: Request, graph: Graph, tokenizer: Tokenizer) -> int:
+def _start(request: Request, graph: Graph, tokenizer: Tokenizer, default: Sequence[int]) -> int:
+    if request.start is None and default:
+        return default[0]
     if request.start is None:
         message = f"{graph.name} has an encoder that reads the prompt: its decoder needs a first token"
         raise SpecError(Diagnostic(message, help="add --start, a special token or an id: T5 has 0, BART 2"))
