@@ -73,7 +73,7 @@ def open_data(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
     Without `follow`, the file must not be a link, as for files whose names tfkit chose.
     """
     try:
-        return open_regular(Path(path), follow=follow)
+        return open_regular(Path(shortest(Path(path))), follow=follow)
     except SpecError as error:
         raise Invalid("files", error.diagnostics[0].message) from error
 

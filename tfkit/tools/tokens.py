@@ -210,6 +210,8 @@ class _Encoder:
             for number, text in enumerate(chunk.texts, 1):
                 ids += self._encode(text)
                 ids += self._end if chunk.complete or number < len(chunk.texts) else []
+        except SpecError:  # names the tokenizer
+            raise
         except ValueError as error:
             raise SpecError(Diagnostic(f"cannot tokenize {quoted(str(chunk.path))}: {error}")) from error
         numbers = array(self._type, ids)
