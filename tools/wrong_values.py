@@ -3,8 +3,8 @@
     python tools/wrong_values.py                all commands
     python tools/wrong_values.py build tokens   some commands
 
-A command that fails must end with status 1 or 2, without a traceback, with errors only on stderr, and with the wrong
-value or its file in the text. Each command runs in a forked process, in a new folder, for at most `SECONDS`.
+A command that fails must end with status 1 or 2, without a traceback, with errors on stderr that name the wrong value,
+its file or its option. Each command runs in a forked process, in a new folder, for at most `SECONDS`.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ def calls_of(name: str) -> Iterator[tuple[str, list[str]]]:
                 yield f"{short}, {what}", [*rest, *([f"{short}={value}"] if short.startswith("--") else [short, value])]
 
 
-def fault_of(arguments: list[str], value: str) -> str | None:
+def fault_of(arguments: list[str], argument: str, value: str) -> str | None:
     """Run a command in a forked process, and return what is wrong with its error."""
     reader, writer = os.pipe()
     process = os.fork()
     if not process:
         os.close(reader)
         with os.fdopen(writer, "w", encoding="utf-8", errors="replace") as answer:
-            answer.write(_fault(arguments, value) or "")
+            answer.write(_fault(arguments, argument, value) or "")
         os._exit(0)
     os.close(writer)
     began = time.monotonic()
@@ -160,7 +160,7 @@ def fault_of(arguments: list[str], value: str) -> str | None:
         return answer.read() or None
 
 
-def _fault(arguments: list[str], value: str) -> str | None:
+def _fault(arguments: list[str], argument: str, value: str) -> str | None:
     out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):
@@ -176,7 +176,8 @@ def _fault(arguments: list[str], value: str) -> str | None:
     if "Traceback" in text or not re.search(r"^error: ", text, re.MULTILINE):
         return f"no error: {text[-300:]}"
     shown = printable(value)[:40]
-    if shown and shown not in text.replace("\n     ", " ") and len(value) < 50:
+    names_it = shown in text.replace("\n     ", " ") or argument in text
+    if not names_it and len(value) < 50:
         return f"the value is not named: {text[:300]}"
     return None
 
@@ -191,7 +192,7 @@ def run(names: list[str]) -> int:
         for name in names:
             for what, arguments in calls_of(name):
                 value = VALUES[what.partition(", ")[2]]
-                fault, count = fault_of([name, *arguments], value), count + 1
+                fault, count = fault_of([name, *arguments], what.partition(",")[0], value), count + 1
                 if fault:
                     faults += 1
                     print(f"{name}, {what}: {fault}", flush=True)
