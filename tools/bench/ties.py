@@ -9,13 +9,13 @@ for a token with a cache, and a mixture of experts.
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import tfkit_mla.indexed
-import tfkit_moe.router
 import torch
 from measure import compare_speeds, machine, seconds, take_turns
 from torch import Tensor
@@ -23,10 +23,10 @@ from torch import Tensor
 import tfkit
 from tfkit.nn import Cache, Context, choose_top
 
-WIDTH, KEEP = 1024, 1024
+WIDTH, RANK, D_HEAD, KEEP = 1024, 512, 128, 1024
 ROPE = {"kind": "rope", "style": "interleaved"}
-ATTENTION = {"kind": "mla_indexed", "n_heads": 8, "q_rank": 512, "kv_rank": 128, "d_nope": 64, "d_rope": 64, "d_v": 64}
-INDEX = {"n_heads": 32, "d_head": 128, "keep": KEEP}
+ATTENTION = {"kind": "mla_indexed", "n_heads": 8, "q_rank": RANK, "kv_rank": 128, "d_nope": 64, "d_rope": 64, "d_v": 64}
+INDEX = {"n_heads": 32, "d_head": D_HEAD, "keep": KEEP}
 EXPERTS = {"kind": "moe", "n_experts": 64, "n_experts_per_token": 8, "d_ff": 256}
 LENGTHS = (512, 1024, 2048, 4096)
 
@@ -40,7 +40,7 @@ def by_shape(scores: Tensor, k: int, positions: Tensor | None = None) -> Tensor:
 @contextmanager
 def choosing(function: Callable[..., Tensor]) -> Iterator[None]:
     """Choose keys and experts by a function within the context."""
-    modules: tuple[Any, ...] = (tfkit_mla.indexed, tfkit_moe.router)
+    modules: list[Any] = [importlib.import_module(name) for name in ("tfkit_mla.indexed", "tfkit_moe.router")]
     for module in modules:
         module.choose_top = function
     try:
@@ -59,27 +59,27 @@ def layer() -> Any:
     return tfkit.build(tfkit.load(spec), seed=1).eval().decoder.layers[0]
 
 
+def repeat(run: Callable[[], object], n: int = 20) -> None:
+    """Call a function several times."""
+    for _ in range(n):
+        run()
+
+
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the name and the call of each measured module."""
     module = layer()
     index, x = module.attention.index, torch.randn(1, LENGTHS[-1], WIDTH)
-    latent, table = torch.randn(1, LENGTHS[-1], ATTENTION["q_rank"]), torch.randn(2, 1, 1, LENGTHS[-1], 64)
+    latent, table = torch.randn(1, LENGTHS[-1], RANK), torch.randn(2, 1, 1, LENGTHS[-1], 64)
     for length in LENGTHS[:3]:
         mask = torch.full((1, 1, length, length), -math.inf).triu(1)
         context = Context(mask, table[:, :, :, :length], None)
-        yield (
-            f"index, {length} tokens",
-            lambda n=length, context=context: index(x[:, :n], latent[:, :n], context),
-        )
+        yield f"index, {length} tokens", partial(index, x[:, :length], latent[:, :length], context)
     for length in LENGTHS:
-        keys = torch.randn(1, 1, length + 1, INDEX["d_head"])
+        keys = torch.randn(1, 1, length + 1, D_HEAD)
         cache = Cache([keys, keys, keys], torch.tensor([length - 1]), 0, length)
         context = Context(None, table[:, :, :, :1], None, cache)
-        yield (
-            f"index, token {length}",
-            lambda context=context: [index(x[:, :1], latent[:, :1], context) for _ in range(20)],
-        )
-    yield "experts, 1024 tokens", lambda: module.ffn(x[:, :1024])
+        yield f"index, token {length}", partial(repeat, partial(index, x[:, :1], latent[:, :1], context))
+    yield "experts, 1024 tokens", partial(module.ffn, x[:, :1024])
 
 
 @torch.inference_mode()
