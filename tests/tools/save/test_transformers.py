@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 from torch import fx
@@ -32,6 +33,7 @@ from tfkit.tools.save.remote_code.folder import write_folder
 from tfkit.tools.save.remote_code.modeling import code_of
 from tfkit.tools.save.remote_code.parts import parts_of
 from tfkit.tools.save.remote_code.proof import Folders
+from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
 from tfkit.tools.save.save import save
 
 from ..conftest import DECODER
@@ -126,6 +128,40 @@ def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 1.5}\n{"step": 4, "lo')  # a killed run
     card = model_card(parts_of(tfkit.load("gpt2")), tmp_path)
     assert "| step | 2 |\n| loss | 1.5 |" in card
+
+
+def test_a_card_shows_names_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").touch()
+    metrics = {"val.x|<img src=a>": 2.5, "[a](b) `c` _d_ e_f": 3.5, "g\nh": 4.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+    graph = tfkit.loads(DECODER.replace("name: small", 'name: small\ndescription: "a <script> in\\n# words"'))
+    card = model_card(parts_of(graph), tmp_path)
+    for text in (
+        "| val.x\\|&lt;img src=a&gt; | 2.5 |",
+        "| \\[a\\](b) \\`c\\` \\_d\\_ e_f | 3.5 |",
+        "| g h | 4.5 |",
+        "a &lt;script&gt; in \\# words",
+    ):
+        assert f"{text}\n" in card
+
+
+def test_a_tokenizer_has_no_code_and_no_padding_that_ends_a_text(tmp_path: Path) -> None:
+    words = {"sheep": 0, "goats": 1, "<|endoftext|>": 2}
+    file = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab=words, unk_token="sheep"))
+    file.add_special_tokens(["<|endoftext|>"])
+    file.save(str(tmp_path / "tokenizer.json"))
+    assert complete_tokenizer(tmp_path, ["tokenizer.json"], 8) == {"eos_token_id": 2}
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["eos_token"] == "<|endoftext|>"
+    assert "pad_token" not in settings
+    further = {"auto_map": {"AutoTokenizer": ["other/code--tokens.Words", None]}, "pad_token": "goats"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | further))
+    for files, ids in (
+        (["tokenizer_config.json"], {}),
+        (["tokenizer.json", "tokenizer_config.json"], {"eos_token_id": 2}),
+    ):
+        assert complete_tokenizer(tmp_path, files, 8) == ids
+        assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == settings | {"pad_token": "goats"}
 
 
 @pytest.mark.slow

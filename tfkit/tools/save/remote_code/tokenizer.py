@@ -12,6 +12,8 @@ from tfkit.spec.folder import TOKENIZERS
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
+CODE = "auto_map"
+"""The field that names the code of a tokenizer. It would run, because the model card has `trust_remote_code=True`."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>")
 """Names of the end-of-text token, for tokenizers whose settings do not name it."""
 ROLES = ("bos_token", "eos_token", "pad_token")
@@ -25,6 +27,11 @@ def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) 
         files: their names. If tfkit cannot read any of them, nothing is added.
         max_len: the longest sequence of the model.
     """
+    settings: dict[str, Any] = {}
+    if SETTINGS in files:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        if settings.pop(CODE, None) is not None:
+            _write_settings(folder, settings)
     name = next((name for name in TOKENIZERS if name in files), None)
     if name is None:
         return {}
@@ -33,18 +40,21 @@ def complete_tokenizer(folder: Path, files: Sequence[str], max_len: int | None) 
         _write_characters(tokenizer, folder / FILE)
         tokenizer = load_tokenizer(folder / FILE)
     assert isinstance(tokenizer, FileTokenizer)
-    if SETTINGS in files:
-        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    else:
+    if SETTINGS not in files:
         end = next((text for text in ENDS if tokenizer.special(text) is not None), None)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        settings |= {} if end is None else {"eos_token": end, "pad_token": end}
+        # Without a `pad_token`: collators would hide the end of each text from the loss if it were the same token.
+        settings |= {} if end is None else {"eos_token": end}
         settings |= {} if max_len is None else {"model_max_length": max_len}
-        (folder / SETTINGS).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
+        _write_settings(folder, settings)
     tokens = {role: settings.get(role) for role in ROLES}
     texts = {role: token["content"] if isinstance(token, dict) else token for role, token in tokens.items()}
     ids = {f"{role}_id": tokenizer.special(text) for role, text in texts.items() if isinstance(text, str)}
     return {name: index for name, index in ids.items() if index is not None}
+
+
+def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / SETTINGS).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
 
 
 def _write_characters(tokenizer: CharacterTokenizer, path: Path) -> None:
